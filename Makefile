@@ -1,0 +1,115 @@
+# Headwater's commands; `make help` lists them. Every one runs the tools of .venv by absolute
+# path, so no shell has to be prepared, and nothing here needs a network once `make venv` has run.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+VENV := $(ROOT)/.venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+STAMP := $(VENV)/.installed
+
+# The interpreter that .venv is made from, and only that.
+BASE_PYTHON ?= python3
+# Two workers suit the two cores of CI; PYTEST_ARGS narrows a run: make test PYTEST_ARGS="-k isr".
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+ROUNDS ?= 20
+SEED ?=
+SEEDS ?=
+
+# Spark starts Python by name for its workers: it has to be this one, on the driver and in tasks.
+export PYSPARK_PYTHON := $(PYTHON)
+export PYSPARK_DRIVER_PYTHON := $(PYTHON)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## list the commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' \
+		$(ROOT)/Makefile
+
+.PHONY: venv
+venv: $(STAMP) ## make .venv from requirements.lock (every hash checked) and install Headwater in it
+
+# Satisfied requirements are left alone, so after an edit of pyproject.toml this takes seconds and
+# no network; a package that left the lock stays until `make clean`.
+$(STAMP): $(ROOT)/requirements.lock $(ROOT)/pyproject.toml
+	@cd $(ROOT)
+	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+.PHONY: demo
+demo: $(STAMP) ## run the guided tour on this machine, start to finish
+	@cd $(ROOT)
+	$(PYTHON) -m headwater.demo $(DEMO_ARGS)
+
+# Spark's tests share one JVM: tests/conftest.py puts them into one group, which `loadgroup` gives
+# to one worker, while the other worker goes on with the rest.
+.PHONY: test
+test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
+	@cd $(ROOT)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+.PHONY: check
+check: $(STAMP) ## lint, formatting, types, import contracts, spelling, project file, stubs
+	@cd $(ROOT)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/validate-pyproject pyproject.toml
+	$(PYTHON) tools/protos.py --check
+
+.PHONY: format
+format: $(STAMP) ## let ruff repair what it can and format the rest
+	@cd $(ROOT)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
+	@cd $(ROOT)
+	$(PYTHON) -m bench $(BENCH_ARGS)
+
+.PHONY: crash
+crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
+	@cd $(ROOT)
+	$(PYTHON) tests/crash/run.py --rounds $(ROUNDS)
+
+.PHONY: sim
+sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one)
+	@cd $(ROOT)
+	HEADWATER_SIM_SEED=$(SEED) HEADWATER_SIM_SEEDS=$(SEEDS) \
+		$(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim $(PYTEST_ARGS)
+
+.PHONY: protos
+protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire
+	@cd $(ROOT)
+	$(PYTHON) tools/protos.py
+
+# The resolver has a throw-away environment: neither tests nor the product need it.
+.PHONY: lock
+lock: ## resolve pyproject.toml again into requirements.lock (needs a network)
+	@cd $(ROOT)
+	test -x .lock-venv/bin/uv || $(BASE_PYTHON) -m venv .lock-venv
+	.lock-venv/bin/python -m pip install --quiet uv==0.13.8
+	.lock-venv/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --quiet \
+		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file requirements.lock
+
+.PHONY: clean
+clean: ## remove .venv, builds and caches; sources and data stay
+	@cd $(ROOT)
+	rm -rf .venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,157 @@
+"""``python -m bench``: measure ours and the peers side by side, keep every sample, print a table.
+
+One run, one machine, sides in turns, medians with their range. ``--scale 0.05`` is a quick trial
+whose figures mean nothing. ``--report FILE`` prints the table of an earlier run without measuring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import psutil
+
+from bench import machine
+from bench.kafka import Kafka
+from bench.peer_tools import find_tools
+from bench.processes import BenchError
+from bench.recorder import Recorder, load_figures
+from bench.rows import ROWS
+from bench.servers import settings
+from bench.session import Session
+from bench.stats import Summary
+from bench.table import BEGIN, render, replace_between
+from broker.errors import HeadwaterError
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_README: Final = _ROOT / "README.md"
+# What the world may do to a measure; anything else is a bug of the benchmark and ends the run.
+EXPECTED: Final = (
+    BenchError, HeadwaterError, AssertionError, OSError, ValueError, subprocess.SubprocessError,
+    psutil.Error,
+)  # fmt: skip
+MEASURES: Final = (
+    "publish", "ingest", "latency", "catch_up", "tiering", "spark", "memory",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; return 1 if a measure could not be finished."""
+    options = _options(arguments)
+    if options.report is not None:
+        _report(load_figures(options.report), write=options.write_readme)
+        return 0
+    signal.signal(signal.SIGTERM, _interrupt)
+    options.cache.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="run-", dir=options.cache))
+    try:
+        failed = _measure(options, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return 1 if failed else 0
+
+
+def _measure(options: argparse.Namespace, work: Path) -> bool:
+    tools = find_tools(options.cache / "bin")
+    print(f"peer tools: {tools.why}", flush=True)
+    kafka = Kafka.find(options.cache / "kafka") if options.kafka else None
+    facts = {
+        **machine.facts(work),
+        "settings": settings(),
+        "peer_tools": tools.why,
+        "kafka": "4.3.1" if kafka else "not run",
+        "scale": options.scale,
+        "repeat": options.repeat,
+        "disk_before": machine.sync_summary(work),
+    }
+    recorder = Recorder(options.out, facts)
+    session = Session(
+        work=work,
+        scale=options.scale,
+        repeat=options.repeat,
+        recorder=recorder,
+        tools=tools,
+        kafka=kafka,
+    )
+    failed = False
+    for name in options.only or MEASURES:
+        failed |= not _run_one(name, session)
+    recorder.fact("disk_after", machine.sync_summary(work))
+    recorder.save()
+    print(f"\nraw samples: {options.out}\n")
+    whole = options.scale >= 1 and not options.only and not failed
+    _report(recorder.figures(), write=whole or options.write_readme)
+    return failed
+
+
+def _run_one(name: str, session: Session) -> bool:
+    """Run one measure; what it finds is kept also when it fails later on."""
+    print(f"\n{name}", flush=True)
+    start = time.monotonic()
+    module = importlib.import_module(f"bench.measures.{name}")
+    try:
+        module.run(session)
+    except EXPECTED as error:
+        session.recorder.failed(name, error)
+        print(f"  {name} failed: {error}", file=sys.stderr, flush=True)
+        return False
+    finally:
+        session.recorder.save()
+    print(f"  {name} took {time.monotonic() - start:.0f} s", flush=True)
+    return True
+
+
+def _report(figures: dict[str, Summary], *, write: bool) -> None:
+    table = render(ROWS, figures)
+    print(table)
+    if not write:
+        return
+    text = _README.read_text(encoding="utf-8") if _README.exists() else ""
+    if BEGIN not in text:
+        print(f"\n{_README.name} has no line {BEGIN!r}: table not written", file=sys.stderr)
+        return
+    _README.write_text(replace_between(text, table), encoding="utf-8")
+    print(f"\ntable written to {_README.name}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    now = dt.datetime.now(dt.UTC)
+    add = parser.add_argument
+    add("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
+    add("--scale", type=float, default=1.0, help="multiply all record counts")
+    add("--repeat", type=int, default=3, help="turns per side (default 3)")
+    add("--kafka", action="store_true", help="run Kafka too (Java, Maven)")
+    default_out = _ROOT / "bench" / "results" / f"{now:%Y-%m-%dT%H%M%S}.json"
+    add("--out", type=Path, default=default_out, help="default: bench/results/<time>.json")
+    cache_help = "for built tools and the run's data; on the disk to measure"
+    add("--cache", type=Path, default=_ROOT / "out" / "bench", help=cache_help)
+    add("--report", type=Path, help="print the table of this result file, and end")
+    write_help = "write the table into README.md also after a partial run"
+    add("--write-readme", action="store_true", help=write_help)
+    options = parser.parse_args(arguments)
+    if not 0 < options.scale <= 100 or not 1 <= options.repeat <= 100:
+        parser.error("--scale is above 0 and at most 100, --repeat is 1 to 100")
+    options.cache = Path(Path(options.cache).resolve())
+    return options
+
+
+def _interrupt(number: int, frame: FrameType | None) -> Any:
+    """Let ``with`` blocks end the servers when the run is told to stop."""
+    del frame
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

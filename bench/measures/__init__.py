@@ -1,0 +1,1 @@
+"""What is measured, one module each; every one has ``run(session)``."""

@@ -1,0 +1,94 @@
+"""What a run found: samples as they came, facts about the machine, and both sides' settings.
+
+The JSON keeps every raw sample; summaries are computed from it, also when an old file is reported
+again. Times are UTC.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from bench.stats import Summary, summarise
+
+FORMAT_VERSION: Final = 1
+# JetStream's tools per case; its figure in the table is that of the fastest.
+_TOOLS: Final = ("async", "bench_async", "bench_batch")
+
+
+class Recorder:
+    """Collects samples; :meth:`save` writes them whole after each measure."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path = path
+        self._facts = dict(facts)
+        self._samples: list[dict[str, Any]] = []
+        self._failures: dict[str, str] = {}
+        self._started = dt.datetime.now(dt.UTC)
+
+    def add(self, figure: str, value: float, unit: str, **details: Any) -> None:
+        """Keep one sample and say so; ``details`` go into the file with it."""
+        load = os.getloadavg()[0]
+        at_s = (dt.datetime.now(dt.UTC) - self._started).total_seconds()
+        sample = {"figure": figure, "value": value, "unit": unit, "load1": round(load, 2)}
+        self._samples.append({**sample, "at_s": round(at_s, 1), **details})
+        print(f"  {figure:44s} {value:>14,.3f} {unit}", flush=True)
+
+    def fact(self, name: str, value: Any) -> None:
+        """Keep something that is not a sample: a setting, a version."""
+        self._facts[name] = value
+
+    def failed(self, measure: str, error: BaseException) -> None:
+        """Keep why a measure could not be finished."""
+        self._failures[measure] = f"{type(error).__name__}: {error}"
+
+    def figures(self) -> dict[str, Summary]:
+        """Return all figures so far, derived ones included."""
+        return figures_of(self._samples)
+
+    def save(self) -> None:
+        """Write the file, whole or not at all."""
+        body = {
+            "format": FORMAT_VERSION,
+            "started": self._started.isoformat(timespec="seconds"),
+            "facts": self._facts,
+            "failures": self._failures,
+            "figures": {name: asdict(one) for name, one in sorted(self.figures().items())},
+            "samples": self._samples,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.path)
+
+
+def load_figures(path: Path) -> dict[str, Summary]:
+    """Return the figures of a saved run, computed again from its samples.
+
+    Raises:
+        ValueError: not a file that :meth:`Recorder.save` wrote.
+    """
+    body = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(body, dict) or body.get("format") != FORMAT_VERSION:
+        raise ValueError(f"{path} is not a benchmark result of format {FORMAT_VERSION}")
+    return figures_of(body["samples"])
+
+
+def figures_of(samples: list[dict[str, Any]]) -> dict[str, Summary]:
+    """Summarise samples by figure, and add what the table calls just ``jetstream``."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        values.setdefault(sample["figure"], []).append(float(sample["value"]))
+    figures = {name: summarise(found) for name, found in values.items()}
+    for case in {name.rpartition("/")[0] for name in figures}:
+        for suffix in ("", "_synced"):
+            tools = [f"{case}/jetstream_{tool}{suffix}" for tool in _TOOLS]
+            known = [figures[name] for name in tools if name in figures]
+            if known:
+                figures[f"{case}/jetstream{suffix}"] = max(known, key=lambda one: one.median)
+    return figures

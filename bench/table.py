@@ -1,0 +1,177 @@
+"""From figures to the Markdown table: which rows there are, their bars, and whether they are met.
+
+A *figure* is a name like ``publish/100B/1p/flight`` with its samples. A row shows one or more of
+ours beside the peer's of the same run. A bar that needs a peer which did not run is neither met nor
+missed, and says so. Rows and bars are data, in rows.py. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bench.stats import Summary
+
+Figures = Mapping[str, Summary]
+
+BEGIN: Final = "<!-- bench:begin -->"
+END: Final = "<!-- bench:end -->"
+_NOTHING: Final = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Ours is at least, or (``at_most``) at most, ``factor`` times each of some peer figures."""
+
+    factor: float
+    peers: tuple[str, ...]
+    at_most: bool = False
+
+    def met(self, ours: Summary, figures: Figures) -> bool | None:
+        """Judge medians; None if one of the peers was not measured."""
+        if any(name not in figures for name in self.peers):
+            return None
+        limits = [self.factor * figures[name].median for name in self.peers]
+        if self.at_most:
+            return ours.median <= min(limits)
+        return ours.median >= max(limits)
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Ours is not below a fixed value."""
+
+    value: float
+
+    def met(self, ours: Summary, figures: Figures) -> bool | None:
+        """Judge the median."""
+        del figures
+        return ours.median >= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Ours is not above a fixed value."""
+
+    value: float
+
+    def met(self, ours: Summary, figures: Figures) -> bool | None:
+        """Judge the median."""
+        del figures
+        return ours.median <= self.value
+
+
+Bar = Times | AtLeast | AtMost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row: figures of ours and of the peer, in the same order, joined by a slash.
+
+    ``bars`` has one set of bars per figure of ours; all of them have to be met.
+    """
+
+    path: str
+    unit: str
+    ours: tuple[str, ...]
+    default: tuple[str, ...] = ()  # the peer with its default settings
+    synced: tuple[str, ...] = ()  # the peer, made to sync before it acknowledges
+    bar: str = ""
+    bars: tuple[tuple[Bar, ...], ...] = ()
+
+    def measured(self, figures: Figures) -> bool:
+        """Tell whether this run has all of our own figures."""
+        return all(name in figures for name in self.ours)
+
+
+def verdict(row: Row, figures: Figures) -> str:
+    """Return yes, no, which peer was missing, or nothing where there is no bar."""
+    answers = [
+        one.met(figures[name], figures)
+        for name, bars in zip(row.ours, row.bars, strict=False)
+        for one in bars
+    ]
+    if not answers:
+        return _NOTHING
+    if False in answers:
+        return "**no**"
+    if None not in answers:
+        return "yes"
+    kafka = any(
+        isinstance(one, Times)
+        and any("kafka" in name and name not in figures for name in one.peers)
+        for bars in row.bars
+        for one in bars
+    )
+    return "Kafka not run" if kafka else "peer not run"
+
+
+def render(rows: Sequence[Row], figures: Figures) -> str:
+    """Return the table; rows whose figures this run does not have are left out."""
+    lines = [
+        "| path | ours | peer, default | peer, synced | ours ÷ default | bar | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.measured(figures):
+            cells = [
+                row.path,
+                _cell(row.ours, row.unit, figures),
+                _cell(row.default, row.unit, figures),
+                _cell(row.synced, row.unit, figures),
+                _ratio(row, figures),
+                row.bar or _NOTHING,
+                verdict(row, figures),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def replace_between(text: str, table: str) -> str:
+    """Return ``text`` with everything between the two markers replaced.
+
+    Raises:
+        ValueError: the markers are not there, once each and in order.
+    """
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in tail:
+        raise ValueError(f"the text needs one {BEGIN!r} and, after it, one {END!r}")
+    return f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}"
+
+
+def _cell(names: Sequence[str], unit: str, figures: Figures) -> str:
+    found = [figures[name] for name in names if name in figures]
+    if not found:
+        return _NOTHING
+    medians = " / ".join(quantity(one.median, unit) for one in found)
+    ranges = " / ".join(f"{quantity(one.low, unit)}–{quantity(one.high, unit)}" for one in found)
+    if all(one.count == 1 for one in found):
+        return f"{medians} {unit}"
+    return f"{medians} {unit} ({ranges})"
+
+
+def _ratio(row: Row, figures: Figures) -> str:
+    pairs = [
+        (figures[ours].median, figures[peer].median)
+        for ours, peer in zip(row.ours, row.default, strict=False)
+        if peer in figures and figures[peer].median > 0
+    ]
+    return " / ".join(f"{ours / peer:.2f}×" for ours, peer in pairs) or _NOTHING
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return three significant digits; rates of records in k or M."""
+    if unit.endswith("/s") and "B" not in unit:
+        if value >= 999_500:
+            return f"{_digits(value / 1e6)} M"
+        if value >= 1000:
+            return f"{_digits(value / 1e3)} k"
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

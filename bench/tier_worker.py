@@ -1,0 +1,111 @@
+"""Ships one stream of a stopped broker's data directory, timed: ``python -m bench.tier_worker``.
+
+The tiering of the daemon, over the same local log, in a process that does nothing else, so that its
+CPU time is that of shipping: read and check the segments, write Parquet, put, read back, commit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk_files import DiskFiles
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.logging_setup import configure_logging
+from broker.arrow_without_pandas import keep_pandas_out
+from broker.model.ids import BrokerId
+from broker.model.stream import Stream
+from broker.ports import TierSource
+from broker.runtime.broker import Broker
+from broker.runtime.commit_scheduler import CommitScheduler
+from tiering.lake import Lake
+from tiering.location import StoreConfig
+from tiering.tiering import Tiering
+
+_TIMEOUT_MS = 1_800_000
+
+
+class OneStream:
+    """A ``TierCatalog`` of one stream, so that the others wait for their own turn."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker = broker
+        self._stream = broker.stream(name)
+
+    def streams(self) -> list[Stream]:
+        """Return the stream."""
+        return [self._stream]
+
+    def sources(self, stream: Stream) -> list[TierSource]:
+        """Return its partitions."""
+        return self._broker.sources(stream)
+
+    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
+        """Nothing is sealed here but by the flush."""
+
+
+def main(arguments: list[str]) -> int:
+    """Ship and print what it took."""
+    wanted = json.loads(arguments[0])
+    configure_logging(level="warning", format="json")
+    keep_pandas_out()
+    clock = SystemClock()
+    files = DiskFiles(Path(wanted["data_dir"]))
+    metadata = LocalMetadataLog(files)
+    scheduler = CommitScheduler(2, _crashed)
+    scheduler.start()
+    broker = Broker(
+        cluster="headwater",
+        broker_id=BrokerId("broker-0"),
+        namespace="default",
+        files=files,
+        metadata=metadata,
+        clock=clock,
+        scheduler=scheduler,
+    )
+    lake = Lake.open(StoreConfig.from_env(wanted["lake_uri"]), cluster="headwater")
+    lake.require_fence()
+    broker.start()
+    tiering = Tiering(lake, OneStream(broker, wanted["stream"]), clock)
+    broker.attach_remote(tiering)
+    print(json.dumps(_ship(broker, tiering, wanted["stream"])), flush=True)
+    tiering.stop()
+    broker.stop()
+    scheduler.stop()
+    metadata.close()
+    files.close()
+    return 0
+
+
+def _ship(broker: Broker, tiering: Tiering, name: str) -> dict[str, Any]:
+    stream = broker.stream(name)
+    segments = [one for source in broker.sources(stream) for one in source.segments()]
+    log_bytes = sum(one.size_bytes for one in segments)
+    start, start_cpu = time.perf_counter(), time.process_time()
+    tiering.start()
+    statuses = tiering.flush(stream, timeout_ms=_TIMEOUT_MS)
+    took_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    table = tiering.table_state(stream)
+    records = sum(len(status.cold) for status in statuses)
+    return {
+        "records": records,
+        "log_bytes": log_bytes,
+        "segments": len(segments),
+        "files": table.files_count,
+        "files_bytes": table.files_bytes,
+        "seconds": took_s,
+        "cpu_s": cpu_s,
+    }
+
+
+def _crashed(crash: BaseException) -> None:
+    sys.stderr.write(f"crashed: {crash!r}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""``python -m broker`` and ``headwater-broker``: parse the arguments, run the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from broker import config, daemon
+from broker.arrow_without_pandas import keep_pandas_out
+from broker.errors import InvalidConfigError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a broker until it is told to stop; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="headwater-broker",
+        description="Run one Headwater broker. Every key of the file can also be set as "
+        "HEADWATER_<SECTION>_<KEY> in the environment, which wins.",
+    )
+    parser.add_argument("--config", type=Path, help="TOML file; without it, defaults")
+    parsed = parser.parse_args(arguments)
+    keep_pandas_out()
+    path = parsed.config or (Path(found) if (found := os.environ.get("HEADWATER_CONFIG")) else None)
+    try:
+        loaded = config.load(path, os.environ)
+    except InvalidConfigError as error:
+        sys.stderr.write(f"headwater-broker: {error.message}\n")
+        return daemon.EXIT_CONFIG
+    return daemon.run(loaded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One file per outside world: NATS, Arrow Flight, disk, metrics."""

@@ -1,0 +1,146 @@
+"""``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, on the loopback unless told otherwise.
+
+``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
+reason while it recovers, closes, or a log has failed. Standard library only; connections, request
+sizes and times are bounded, nothing but GET and HEAD is taken, and no request is logged.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from broker.errors import InvalidConfigError
+
+_CONNECTIONS_MAX: Final = 32
+_REQUEST_TIMEOUT_S: Final = 5.0
+_TEXT: Final = "text/plain; charset=utf-8"
+
+Readiness = Callable[[], str | None]  # None: ready; else the reason why not
+
+
+class HealthServer:
+    """A small HTTP server in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        metrics: Callable[[], bytes],
+        metrics_content_type: str,
+        not_ready_reason: Readiness,
+    ) -> None:
+        """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
+
+        Raises:
+            InvalidConfigError: the address cannot be bound.
+        """
+        try:
+            self._server = _BoundedServer(
+                (host, port), _handler(metrics, metrics_content_type, not_ready_reason)
+            )
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"cannot listen on {host}:{port} for health and metrics: {cause.strerror}",
+                host=host,
+                port=port,
+            ) from cause
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="health-http", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """Port that it listens on."""
+        return self._server.server_port
+
+    def start(self) -> None:
+        """Begin to answer; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering and free the port. Blocks for at most half a second."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """Refuses connections beyond a limit instead of starting threads without end."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = _CONNECTIONS_MAX
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was started, so nobody else gives the slot back
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Forget a client that went away; the base class would print a traceback."""
+
+
+def _handler(
+    metrics: Callable[[], bytes], metrics_content_type: str, not_ready_reason: Readiness
+) -> type[BaseHTTPRequestHandler]:
+    """Return the request handler class that answers with these functions."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_TIMEOUT_S
+        server_version = "headwater"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            """Answer one of the three paths."""
+            match self.path.partition("?")[0]:
+                case "/metrics":
+                    self._answer(200, metrics_content_type, metrics())
+                case "/healthz":
+                    self._answer(200, _TEXT, b"ok\n")
+                case "/readyz":
+                    reason = not_ready_reason()
+                    if reason is None:
+                        self._answer(200, _TEXT, b"ready\n")
+                    else:
+                        self._answer(503, _TEXT, f"not ready: {reason}\n".encode())
+                case _:
+                    self._answer(404, _TEXT, b"there are /metrics, /healthz and /readyz\n")
+
+        do_HEAD = do_GET  # noqa: N815  # the base class calls it so
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Write nothing: probes come every few seconds for ever."""
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    return Handler

@@ -1,0 +1,196 @@
+"""The metadata log of one node: a journal of commands, synced before any answer.
+
+Files in ``metadata/``: ``snapshot`` (state as of an index) and ``journal`` (commands after it).
+
+    journal entry:  | length u32 | command crc u32 | index u64 | head crc u32 | command ... |
+    snapshot:       | crc u32 | index u64 | state as JSON ... |     little-endian, CRC-32C
+
+The head's CRC covers the 16 bytes before it, a snapshot's all that follows. A journal that ends
+inside an entry lost a command that nobody was told about: it is cut there. Any other damage stops
+the broker: metadata is never treated as empty and never repaired by deletion (pitfall D6).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.codec.checksum import crc32c
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import COMMAND_BYTES_MAX, decode
+from broker.core.metadata.state import MetadataState
+from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, MetadataCorruptError
+from broker.ports import File, Files
+
+_HEAD: Final = struct.Struct("<IIQ")
+_CRC: Final = struct.Struct("<I")
+_HEAD_SIZE: Final = _HEAD.size + _CRC.size
+_INDEX: Final = struct.Struct("<Q")
+_SNAPSHOT: Final = struct.Struct("<IQ")
+_SECTOR_SIZE: Final = 512  # a torn write leaves whole sectors unwritten, and those read as zeros
+_JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # then a snapshot starts a new journal
+_SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+class LocalMetadataLog:
+    """Implements ``MetadataLog`` for a cluster of one. Any thread; proposals take turns."""
+
+    def __init__(self, files: Files, folder: str = "metadata") -> None:
+        """Open and replay. Blocks.
+
+        Raises:
+            MetadataCorruptError: the snapshot or the journal is damaged.
+        """
+        self._files = files
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._failure: LogFailedError | None = None
+        files.make_folder(folder)
+        self.state, self._index = self._load_snapshot()
+        self._journal = self._open_journal()
+        self._position = self._replay()
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """See ``MetadataLog.propose``."""
+        if len(command) > COMMAND_BYTES_MAX:
+            raise InvalidRequestError(f"a metadata command of {len(command)} bytes is too large")
+        parsed = decode(command)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            state, reply = apply(self.state, parsed)
+            if isinstance(reply, Rejected):
+                raise reply.error  # on one node a refused command need not be kept
+            self._append(command)
+            self.state = state
+            if self._position > _JOURNAL_BYTES_MAX:
+                self._write_snapshot()
+            return reply
+
+    def close(self) -> None:
+        """Close the journal; everything in it is durable already."""
+        with self._lock:
+            self._journal.close()
+
+    def _append(self, command: bytes) -> None:
+        index = self._index + 1
+        head = _HEAD.pack(len(command), crc32c(command), index)
+        entry = [head, _CRC.pack(crc32c(head)), command]
+        try:
+            written = self._journal.write_at(self._position, entry)
+        except OSError as cause:
+            self._cut_back()
+            raise DiskFullError(f"metadata cannot be written: {cause}") from cause
+        self._sync()
+        self._position += written
+        self._index = index
+
+    def _sync(self) -> None:
+        try:
+            self._journal.datasync()
+        except OSError as cause:
+            self._failure = LogFailedError(f"fdatasync of the metadata journal failed: {cause}")
+            raise self._failure from cause
+
+    def _cut_back(self) -> None:
+        try:
+            self._journal.truncate(self._position)
+        except OSError as cause:
+            self._failure = LogFailedError(f"the metadata journal cannot be cut: {cause}")
+            raise self._failure from cause
+
+    def _load_snapshot(self) -> tuple[MetadataState, int]:
+        path = f"{self._folder}/snapshot"
+        if not self._files.exists(path):
+            return MetadataState(), 0
+        data = self._read_whole(path, _SNAPSHOT_BYTES_MAX)
+        if len(data) < _SNAPSHOT.size:
+            raise MetadataCorruptError(f"{path} is too short", path=path)
+        crc, index = _SNAPSHOT.unpack_from(data)
+        if crc32c(memoryview(data)[4:]) != crc:
+            raise MetadataCorruptError(f"{path} fails its checksum", path=path)
+        return MetadataState.from_json(data[_SNAPSHOT.size :].decode(errors="replace")), index
+
+    def _write_snapshot(self) -> None:
+        """Replace the snapshot, then start an empty journal; safe to crash between any two."""
+        body = _INDEX.pack(self._index) + self.state.to_json().encode()
+        self._write_whole("snapshot", _CRC.pack(crc32c(body)) + body)
+        self._journal.close()
+        self._write_whole("journal", b"")
+        self._journal = self._files.open(f"{self._folder}/journal")
+        self._position = 0
+
+    def _write_whole(self, name: str, data: bytes) -> None:
+        path = f"{self._folder}/{name}"
+        new = f"{path}.new"
+        if self._files.exists(new):
+            self._files.remove(new)
+        file = self._files.open(new, create=True)
+        file.write_at(0, [data])
+        file.datasync()
+        file.close()
+        self._files.replace(new, path)
+        self._files.sync_folder(self._folder)
+
+    def _open_journal(self) -> File:
+        path = f"{self._folder}/journal"
+        if not self._files.exists(path):
+            if self._index:
+                raise MetadataCorruptError(f"{path} is missing beside a snapshot", path=path)
+            self._write_whole("journal", b"")
+        return self._files.open(path)
+
+    def _read_whole(self, path: str, bytes_max: int) -> bytes:
+        file = self._files.open(path)
+        try:
+            size = file.size()
+            if size > bytes_max:
+                raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
+            return file.read_at(0, size)
+        finally:
+            file.close()
+
+    def _replay(self) -> int:
+        path = f"{self._folder}/journal"
+        data = self._journal.read_at(0, self._journal.size())
+        position = 0
+        while position < len(data):
+            entry = _next_entry(data, position, path)
+            if entry is None:
+                self._journal.truncate(position)
+                self._sync()
+                break
+            index, command, end = entry
+            if index > self._index:  # else it is in the snapshot already
+                if index != self._index + 1:
+                    raise MetadataCorruptError(f"{path} jumps to entry {index}", path=path)
+                self.state, _ = apply(self.state, decode(command))
+                self._index = index
+            position = end
+        return position
+
+
+def _next_entry(data: bytes, position: int, path: str) -> tuple[int, bytes, int] | None:
+    """Return (index, command, end) of the entry at ``position``; None for a torn last one."""
+    command_start = position + _HEAD_SIZE
+    if command_start > len(data):
+        return None
+    length, crc, index = _HEAD.unpack_from(data, position)
+    (head_crc,) = _CRC.unpack_from(data, position + _HEAD.size)
+    end = command_start + length
+    head_good = crc32c(memoryview(data)[position : position + _HEAD.size]) == head_crc
+    if head_good and end > len(data):
+        return None
+    if head_good and crc32c(memoryview(data)[command_start:end]) == crc:
+        return index, data[command_start:end], end
+    next_sector = (position // _SECTOR_SIZE + 1) * _SECTOR_SIZE
+    if next_sector < len(data) and not any(data[next_sector:]):
+        return None
+    raise MetadataCorruptError(
+        f"{path} is damaged at byte {position}; nothing was changed. Restore the metadata "
+        "folder from a copy, or rebuild the streams from their tables.",
+        path=path,
+        position=position,
+    )

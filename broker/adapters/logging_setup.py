@@ -1,0 +1,84 @@
+"""Logging, configured in one function at the start of a process.
+
+An event is a past-tense identifier (``segment_sealed``), its keys are words of the glossary. On a
+terminal it is a coloured line, elsewhere one JSON object per line, always on stderr: stdout belongs
+to commands. Values under a key that names a secret are never written.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, Literal, TextIO
+
+import structlog
+
+_SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorization", "creds")
+_REDACTED: Final = "***"
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+# Chatty libraries; what they report as a warning is worth a line, the rest is not.
+_FOREIGN_LEVEL: Final = logging.WARNING
+
+
+def configure_logging(
+    *,
+    level: str = "info",
+    format: Literal["auto", "console", "json"] = "auto",  # noqa: A002  # the configuration's key
+    stream: TextIO | None = None,
+) -> None:
+    """Configure structlog and the standard library's logging for the whole process.
+
+    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. May be called again.
+    """
+    sink = sys.stderr if stream is None else stream
+    console = format == "console" or (format == "auto" and sink.isatty())
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _redact,
+    ]
+    rendering: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=sink.isatty())]
+        if console
+        else [
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.WriteLoggerFactory(sink),
+        cache_logger_on_first_use=False,  # loggers made at import time follow this configuration
+    )
+    _route_standard_logging(sink, shared, rendering)
+
+
+def _route_standard_logging(sink: TextIO, shared: list[Any], rendering: list[Any]) -> None:
+    """Give what libraries log the same form, so that every line of a daemon parses alike."""
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+    )
+    handler = logging.StreamHandler(sink)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(_FOREIGN_LEVEL)
+
+
+def _redact(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Replace the value of every key that names a secret."""
+    for key in event:
+        if any(word in key.lower() for word in _SECRET_WORDS):
+            event[key] = _REDACTED
+    return event

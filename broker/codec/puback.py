@@ -1,0 +1,101 @@
+"""What a plain NATS publisher hears on its reply subject: JetStream's JSON, and facts of our own.
+
+A JetStream client reads ``stream``, ``seq`` (from 1) and ``duplicate``, or ``error`` with its code
+and number; the other fields are ours, those of an error stand under ``headwater``. Source:
+JetStream's PubAck and its error table (errors.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from broker.errors import (
+    CorruptDataError,
+    DiskFullError,
+    FencedError,
+    HeadwaterError,
+    InvalidRequestError,
+    LogFailedError,
+    RecordTooLargeError,
+    UnavailableError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+
+# Most specific first: (HTTP-like code, JetStream's error number).
+_CODES: Final[tuple[tuple[type[HeadwaterError], int, int], ...]] = (
+    (RecordTooLargeError, 400, 10054),  # message size exceeds maximum allowed
+    (DiskFullError, 500, 10047),  # insufficient storage resources available
+    (LogFailedError, 503, 10077),  # stream store failed
+    (InvalidRequestError, 400, 10003),  # bad request
+    (FencedError, 503, 10008),  # system temporarily unavailable
+    (UnavailableError, 503, 10023),  # insufficient resources
+    (CorruptDataError, 500, 10077),
+    (HeadwaterError, 500, 10077),
+)
+
+
+class PubAckEncoder:
+    """Acks of one partition; all but the numbers is encoded once for a leader epoch."""
+
+    __slots__ = ("_head", "_tail", "_tails")
+
+    def __init__(self, stream: Stream, partition: int) -> None:
+        """Encode what never changes."""
+        self._head = f'{{"stream":{json.dumps(stream.name)},"seq":'.encode()
+        self._tail = f',"partition":{partition},"stream_uuid":"{stream.uuid}"}}'.encode()
+        self._tails: dict[LeaderEpoch, bytes] = {}
+
+    def encode(self, offset: Offset, leader_epoch: LeaderEpoch, *, duplicate: bool) -> bytes:
+        """Return the ack of one record."""
+        tail = self._tails.get(leader_epoch)
+        if tail is None:
+            tail = b',"leader_epoch":%d%b' % (leader_epoch, self._tail)
+            self._tails = {leader_epoch: tail}
+        if duplicate:
+            tail = b',"duplicate":true' + tail
+        return b'%b%d,"offset":%d%b' % (self._head, offset + 1, offset, tail)
+
+
+def encode_error(error: HeadwaterError) -> bytes:
+    """Return the refusal of one record: JetStream's three fields, our class and its facts."""
+    code, number = next((code, number) for kind, code, number in _CODES if isinstance(error, kind))
+    body: dict[str, Any] = {
+        "error": {
+            "code": code,
+            "err_code": number,
+            "description": error.message,
+        },
+        # Beside it, not in it: JetStream clients refuse an error with fields they do not know.
+        "headwater": {
+            "type": type(error).__name__,
+            "retriable": error.retriable,
+            "facts": error.facts,
+        },
+    }
+    return json.dumps(body, sort_keys=True, default=str).encode()
+
+
+def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the NATS protocol bytes that publish each (subject, payload), for one write.
+
+    Subjects must have passed :func:`is_publish_subject`; whatever stands there is sent.
+    """
+    return b"".join(
+        [b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload) for subject, payload in messages]
+    )
+
+
+def is_publish_subject(subject: bytes) -> bool:
+    """Tell whether the bytes may follow ``PUB``: one to 1024 visible bytes, no wildcard token.
+
+    An AckInbox comes out of a publisher's payload; with a line end in it, it would be a command.
+    """
+    if not 0 < len(subject) <= 1024 or not subject.isascii():
+        return False
+    if min(subject) <= 0x20 or max(subject) >= 0x7F:
+        return False
+    return not any(token in {b"", b"*", b">"} for token in subject.split(b"."))

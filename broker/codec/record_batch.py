@@ -1,0 +1,418 @@
+"""The record batch, version 1: a fixed header, then an Arrow IPC record-batch message.
+
+The same bytes are on the leader's disk, on a follower's, and behind every reply. Little-endian:
+
+     0        4     5     6       8            16             24           32
+     | magic  | ver | len | flags | base offset | leader epoch | synced end | first timestamp ...
+    40               48            56              64            68            72
+     | max timestamp | producer id | base sequence | record count | offset span | body size ...
+    76          80        84           88
+     | body crc | columns | header crc | body: an encapsulated Arrow message, 8-byte aligned
+
+``synced end`` is the leader's synced log end when it wrote the batch. A later batch whose synced
+end is above a damaged one proves that the damage is rot, not a torn write (docs/decisions/0002).
+A batch from a newer version is refused by name, never guessed. Frozen by tests/golden.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.codec.checksum import crc32c
+from broker.codec.schema import (
+    COLUMNS_MASK,
+    OPTIONAL_COLUMNS,
+    PRODUCER_FIELDS,
+    ROW_SCHEMA,
+    TIMESTAMP_FIELD,
+    TIMESTAMP_TYPE,
+    body_schema,
+)
+from broker.errors import BatchCorruptError, RecordTooLargeError, SchemaMismatchError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
+from broker.model.offsets import OFFSET_MAX, Offset
+
+MAGIC: Final = b"HWRB"
+VERSION: Final = 1
+_HEADER: Final = struct.Struct("<4sBBHqqqqqqqIIIIII")
+HEADER_SIZE: Final = 88
+assert _HEADER.size == HEADER_SIZE  # the drawing, the struct and the document agree
+_HEADER_BODY: Final = struct.Struct("<4sBBHqqqqqqqIIIII")  # all but the header's own CRC
+_CRC: Final = struct.Struct("<I")
+_STAMP: Final = struct.Struct("<q")
+
+_CODEC_MASK: Final = 0b11
+_CODECS: Final = ("none", "lz4", "zstd")
+_SPARSE: Final = 1 << 2
+_KNOWN_FLAGS: Final = _CODEC_MASK | _SPARSE
+
+BODY_BYTES_MAX: Final = 256 * 1024 * 1024
+RECORDS_COUNT_MAX: Final = 4 * 1024 * 1024
+_END_OF_STREAM_SIZE: Final = 8  # Arrow IPC: continuation mark and a zero length
+_TIMESTAMP_US_MAX: Final = 253_402_300_800_000_000  # year 10000; Spark and Parquet go no further
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHeader:
+    """The header's facts. Offsets ``[base_offset, base_offset + offset_span)`` belong to it."""
+
+    base_offset: Offset
+    leader_epoch: LeaderEpoch
+    synced_end: Offset
+    first_timestamp_us: int
+    max_timestamp_us: int
+    producer_id: ProducerId
+    base_sequence: int
+    records_count: int
+    offset_span: int
+    body_size: int
+    body_crc: int
+    columns: int
+    codec: str
+    sparse: bool
+
+    @property
+    def end_offset(self) -> Offset:
+        """First offset after this batch."""
+        return Offset(self.base_offset + self.offset_span)
+
+    @property
+    def size(self) -> int:
+        """Bytes of header and body."""
+        return HEADER_SIZE + self.body_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """A batch that only lacks what its leader decides: offset, epoch, synced end."""
+
+    body: Any  # bytes-like, a multiple of 8 long
+    body_crc: int
+    records_count: int
+    first_timestamp_us: int
+    max_timestamp_us: int
+    columns: int
+    codec: str = "none"
+    producer_id: ProducerId = NO_PRODUCER
+    base_sequence: int = NO_SEQUENCE
+
+    @property
+    def size(self) -> int:
+        """Bytes that the batch takes in a segment."""
+        return HEADER_SIZE + len(self.body)
+
+
+class Preparer:
+    """Encodes batches of one schema; the schema is checked once. Any thread.
+
+    Raises:
+        SchemaMismatchError: a column is unknown, repeated or of another type.
+    """
+
+    def __init__(self, schema: pa.Schema, *, codec: str = "none") -> None:
+        names = schema.names
+        _check_columns(names, schema.types)
+        self._codec = codec
+        self._options = None if codec == "none" else pa.ipc.IpcWriteOptions(compression=codec)
+        self._timestamp = names.index("timestamp") if "timestamp" in names else None
+        self._optional = [
+            (bit, names.index(field.name)) for bit, field in OPTIONAL_COLUMNS if field.name in names
+        ]
+
+    def prepare(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        now_us: int,
+        producer_id: ProducerId = NO_PRODUCER,
+        base_sequence: int = NO_SEQUENCE,
+    ) -> PreparedBatch:
+        """Encode a batch of this schema as a body and checksum it; as :func:`prepare` does.
+
+        Raises:
+            SchemaMismatchError: a timestamp is out of bounds.
+            RecordTooLargeError: no rows, too many rows, or a body over the limit.
+        """
+        rows = batch.num_rows
+        if not 0 < rows <= RECORDS_COUNT_MAX:
+            raise RecordTooLargeError(
+                f"a batch holds 1 to {RECORDS_COUNT_MAX} records, not {rows}",
+                size_records=rows,
+                limit_records=RECORDS_COUNT_MAX,
+            )
+        stamps, first_us, max_us = self._stamps(batch, now_us)
+        columns = 0
+        arrays = [stamps]
+        for bit, index in self._optional:
+            column = batch.column(index)
+            if column.null_count < rows:
+                columns |= bit
+                arrays.append(column)
+        schema = body_schema(columns, sparse=False)
+        body = _serialize(pa.RecordBatch.from_arrays(arrays, schema=schema), self._options)
+        if len(body) > BODY_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"a batch body of {len(body)} bytes exceeds {BODY_BYTES_MAX}",
+                size_bytes=len(body),
+                limit_bytes=BODY_BYTES_MAX,
+            )
+        return PreparedBatch(
+            body=body,
+            body_crc=crc32c(body),
+            records_count=rows,
+            first_timestamp_us=first_us,
+            max_timestamp_us=max_us,
+            columns=columns,
+            codec=self._codec,
+            producer_id=producer_id,
+            base_sequence=base_sequence,
+        )
+
+    def _stamps(self, batch: pa.RecordBatch, now_us: int) -> tuple[pa.Array, int, int]:
+        """Return the timestamps, the first and the largest of them."""
+        if self._timestamp is None:
+            same = pa.py_buffer(_STAMP.pack(now_us) * batch.num_rows)
+            return pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, same]), now_us, now_us
+        stamps = batch.column(self._timestamp)
+        if stamps.null_count:
+            stamps = pc.fill_null(stamps, now_us)
+        values = np.asarray(stamps)
+        min_us, max_us = int(values.min()), int(values.max())
+        if min_us < 0 or max_us >= _TIMESTAMP_US_MAX:
+            raise SchemaMismatchError(
+                "timestamps are microseconds since 1970, before the year 10000",
+                column="timestamp",
+                got=min_us if min_us < 0 else max_us,
+            )
+        return stamps, int(values[0]), max_us
+
+
+def prepare(
+    batch: pa.RecordBatch,
+    *,
+    now_us: int,
+    codec: str = "none",
+    producer_id: ProducerId = NO_PRODUCER,
+    base_sequence: int = NO_SEQUENCE,
+) -> PreparedBatch:
+    """Encode producer columns (any subset of PRODUCER_FIELDS) as a body and checksum it.
+
+    Columns without a single value are left out. A batch without timestamps, or with a null one,
+    is stamped ``now_us``. Safe on any thread.
+
+    Raises:
+        SchemaMismatchError: unknown column, wrong type, repeated column.
+        RecordTooLargeError: no rows, too many rows, or a body over the limit.
+    """
+    preparer = Preparer(batch.schema, codec=codec)
+    return preparer.prepare(
+        batch, now_us=now_us, producer_id=producer_id, base_sequence=base_sequence
+    )
+
+
+def _check_columns(names: list[str], types: list[pa.DataType]) -> None:
+    if len(set(names)) != len(names):
+        raise SchemaMismatchError(f"a column occurs twice in {names}", columns=names)
+    for name, got in zip(names, types, strict=True):
+        expected = PRODUCER_FIELDS.get(name)
+        if expected is None or got != expected.type:
+            wanted = {known.name: str(known.type) for known in PRODUCER_FIELDS.values()}
+            raise SchemaMismatchError(
+                f"column {name!r} of type {got} is not one a record has; the columns are {wanted}",
+                column=name,
+                got=str(got),
+                columns=wanted,
+            )
+
+
+def _serialize(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None) -> pa.Buffer:
+    """Write the encapsulated message; a sliced batch is copied to its own rows by Arrow."""
+    if options is None:
+        return batch.serialize()
+    # Only a stream takes options: write one, and cut its schema message and its end mark away.
+    prefix = len(_stream(batch.schema, None, options)) - _END_OF_STREAM_SIZE
+    stream = _stream(batch.schema, batch, options)
+    return stream.slice(prefix, len(stream) - prefix - _END_OF_STREAM_SIZE)
+
+
+def _stream(
+    schema: pa.Schema, batch: pa.RecordBatch | None, options: pa.ipc.IpcWriteOptions
+) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        if batch is not None:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def encode_header(
+    batch: PreparedBatch, *, base_offset: int, leader_epoch: int, synced_end: int
+) -> bytes:
+    """Return the 88 header bytes of a prepared batch at its place in the log."""
+    flags = _CODECS.index(batch.codec)
+    head = _HEADER_BODY.pack(
+        MAGIC,
+        VERSION,
+        HEADER_SIZE,
+        flags,
+        base_offset,
+        leader_epoch,
+        synced_end,
+        batch.first_timestamp_us,
+        batch.max_timestamp_us,
+        batch.producer_id,
+        batch.base_sequence,
+        batch.records_count,
+        batch.records_count,
+        len(batch.body),
+        batch.body_crc,
+        batch.columns,
+    )
+    return head + _CRC.pack(crc32c(head))
+
+
+def encode_stored(header: BatchHeader) -> bytes:
+    """Return the bytes that :func:`decode_header` made ``header`` of."""
+    head = _HEADER_BODY.pack(
+        MAGIC,
+        VERSION,
+        HEADER_SIZE,
+        _CODECS.index(header.codec) | (_SPARSE if header.sparse else 0),
+        header.base_offset,
+        header.leader_epoch,
+        header.synced_end,
+        header.first_timestamp_us,
+        header.max_timestamp_us,
+        header.producer_id,
+        header.base_sequence,
+        header.records_count,
+        header.offset_span,
+        header.body_size,
+        header.body_crc,
+        header.columns,
+    )
+    return head + _CRC.pack(crc32c(head))
+
+
+def decode_header(data: Any, position: int = 0) -> BatchHeader:
+    """Parse and check the header at ``position``. Raises BatchCorruptError, nothing else."""
+    view = memoryview(data)[position : position + HEADER_SIZE]
+    if len(view) < HEADER_SIZE:
+        raise BatchCorruptError(f"{len(view)} bytes are too few for a header", position=position)
+    (
+        magic, version, size, flags, base_offset, leader_epoch, synced_end, first_us, max_us,
+        producer_id, base_sequence, count, span, body_size, body_crc, columns, header_crc,
+    ) = _HEADER.unpack(view)  # fmt: skip
+    if magic != MAGIC:
+        raise BatchCorruptError(f"no record batch here: {bytes(magic).hex()}", position=position)
+    if version != VERSION or size != HEADER_SIZE:
+        raise BatchCorruptError(
+            f"record batch version {version} (header of {size} bytes) is not known; "
+            f"this build reads version {VERSION}",
+            position=position,
+            version=version,
+        )
+    if crc32c(view[: HEADER_SIZE - 4]) != header_crc:
+        raise BatchCorruptError("header checksum mismatch", position=position)
+    codec_index = flags & _CODEC_MASK
+    sparse = bool(flags & _SPARSE)
+    sane = (
+        flags & ~_KNOWN_FLAGS == 0
+        and codec_index < len(_CODECS)
+        and columns & ~COLUMNS_MASK == 0
+        and 0 < count <= RECORDS_COUNT_MAX
+        and (span == count if not sparse else span >= count)
+        and 0 < body_size <= BODY_BYTES_MAX
+        and 0 <= base_offset <= OFFSET_MAX - span
+        and leader_epoch >= 0
+        and synced_end >= 0
+    )
+    if not sane:
+        raise BatchCorruptError("header values are out of bounds", position=position)
+    return BatchHeader(
+        base_offset=base_offset, leader_epoch=leader_epoch, synced_end=synced_end,
+        first_timestamp_us=first_us, max_timestamp_us=max_us, producer_id=producer_id,
+        base_sequence=base_sequence, records_count=count, offset_span=span, body_size=body_size,
+        body_crc=body_crc, columns=columns, codec=_CODECS[codec_index], sparse=sparse,
+    )  # fmt: skip
+
+
+def check_body(header: BatchHeader, body: Any) -> None:
+    """Compare a body with its header's size and checksum; raises BatchCorruptError."""
+    if len(body) != header.body_size or crc32c(body) != header.body_crc:
+        raise BatchCorruptError(
+            f"the body of the batch at offset {header.base_offset} fails its checksum",
+            offset=header.base_offset,
+        )
+
+
+def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
+    """Decode a checked body, zero-copy. Raises BatchCorruptError, nothing else."""
+    schema = body_schema(header.columns, sparse=header.sparse)
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+    except (pa.ArrowInvalid, OSError, pa.ArrowNotImplementedError) as cause:
+        raise BatchCorruptError(
+            f"the body at offset {header.base_offset} is not Arrow: {cause}",
+            offset=header.base_offset,
+        ) from cause
+    if batch.num_rows != header.records_count:
+        raise BatchCorruptError(
+            f"{batch.num_rows} rows where the header says {header.records_count}",
+            offset=header.base_offset,
+        )
+    return batch
+
+
+def to_rows(
+    header: BatchHeader,
+    body: pa.RecordBatch,
+    *,
+    partition: int,
+    subject: str,
+    schema: pa.Schema = ROW_SCHEMA,
+) -> pa.RecordBatch:
+    """Return the batch as rows of ``schema``, a subset of ROW_SCHEMA's fields in any order.
+
+    An absent ``subject`` column is the partition's own subject; other absent columns are null.
+    """
+    arrays = []
+    for name in schema.names:
+        if name == "partition":
+            array = pa.array(np.full(body.num_rows, partition, dtype=np.int32))
+        elif name == "subject":
+            array = _subjects(body, subject)
+        else:
+            array = _row_column(name, header, body)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _row_column(name: str, header: BatchHeader, body: pa.RecordBatch) -> pa.Array:
+    rows = body.num_rows
+    if name == "offset":
+        if header.sparse:
+            deltas = np.asarray(body.column("offset_delta")).astype(np.int64)
+            return pa.array(deltas + header.base_offset)
+        return pa.array(np.arange(header.base_offset, header.base_offset + rows, dtype=np.int64))
+    if name == "timestamp":
+        return body.column(TIMESTAMP_FIELD.name).view(TIMESTAMP_TYPE)
+    if name == "leader_epoch":
+        return pa.array(np.full(rows, header.leader_epoch, dtype=np.int64))
+    index = body.schema.get_field_index(name)
+    return pa.nulls(rows, ROW_SCHEMA.field(name).type) if index < 0 else body.column(index)
+
+
+def _subjects(body: pa.RecordBatch, partition_subject: str) -> pa.Array:
+    index = body.schema.get_field_index("subject")
+    if index < 0:
+        return pa.repeat(pa.scalar(partition_subject, pa.string()), body.num_rows)
+    column = body.column(index)
+    return pc.fill_null(column, partition_subject) if column.null_count else column

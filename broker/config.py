@@ -1,0 +1,205 @@
+"""The daemon's configuration: a TOML file, overridden by ``HEADWATER_<SECTION>_<KEY>``.
+
+Parsed once, at the edge, into frozen dataclasses; unknown keys are errors, relations are checked
+where they are declared. Secrets come from the environment or from files, never from here on the
+command line. S3 credentials follow the AWS conventions (see docs/operations.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from broker.errors import InvalidConfigError
+from broker.model.ids import is_stream_name
+
+_PREFIX: Final = "HEADWATER_"
+# Environment names of other parts of Headwater, so that a misspelt broker key is still refused.
+_FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_TEST_")
+_FOREIGN: Final = frozenset(
+    {"HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Who this broker is and where it keeps its log."""
+
+    id: str = "broker-0"
+    cluster: str = "headwater"
+    namespace: str = "default"  # the folder of the lake that this cluster's tables are in
+    data_dir: str = "headwater-data/broker"
+    commit_threads: int = 4  # partitions that may sync at the same time
+
+    def __post_init__(self) -> None:
+        for name in ("id", "cluster", "namespace"):
+            if not is_stream_name(getattr(self, name)):
+                raise InvalidConfigError(f"node.{name} must be 1 to 128 of A-Z a-z 0-9 _ -")
+        if not 1 <= self.commit_threads <= 64:
+            raise InvalidConfigError("node.commit_threads must be 1 to 64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsConfig:
+    """The NATS server that publishers use. An empty url runs without NATS."""
+
+    url: str = "nats://127.0.0.1:4222"
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    creds_file: str | None = None
+    nkey_seed_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    connect_timeout_ms: int = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightConfig:
+    """The Arrow Flight data plane."""
+
+    host: str = "127.0.0.1"
+    port: int = 7410  # 0 takes a free port
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+
+    def __post_init__(self) -> None:
+        _check_port("flight", self.port)
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise InvalidConfigError("flight needs both tls_cert_file and tls_key_file, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise InvalidConfigError(
+                "flight.tls_client_ca_file needs tls_cert_file and tls_key_file"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Metrics and health."""
+
+    host: str = "127.0.0.1"
+    port: int = 7411
+
+    def __post_init__(self) -> None:
+        _check_port("http", self.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeConfig:
+    """Where the tables are. An empty uri runs without tiering."""
+
+    uri: str = "headwater-data/lake"  # a folder, file:///..., or s3://bucket/prefix
+    single_writer: bool = False  # accept a store without conditional PUT; you promise one writer
+    check_interval_ms: int = 1_000  # how often tiering looks for work besides being woken
+    upload_timeout_ms: int = 120_000
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.check_interval_ms <= 3_600_000:
+            raise InvalidConfigError("lake.check_interval_ms must be 10 to 3600000")
+        if self.upload_timeout_ms < 1_000:
+            raise InvalidConfigError("lake.upload_timeout_ms must be at least 1000")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What the daemon prints."""
+
+    level: str = "info"
+    format: str = "auto"  # auto: console on a terminal, else json
+
+    def __post_init__(self) -> None:
+        if self.level not in ("debug", "info", "warning", "error"):
+            raise InvalidConfigError("log.level must be debug, info, warning or error")
+        if self.format not in ("auto", "console", "json"):
+            raise InvalidConfigError("log.format must be auto, console or json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything the daemon needs to know."""
+
+    node: NodeConfig = field(default_factory=NodeConfig)
+    nats: NatsConfig = field(default_factory=NatsConfig)
+    flight: FlightConfig = field(default_factory=FlightConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    lake: LakeConfig = field(default_factory=LakeConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> BrokerConfig:
+    """Read the file, apply the environment, check everything.
+
+    Raises:
+        InvalidConfigError: unreadable file, unknown key, wrong type, value out of bounds.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+            raise InvalidConfigError(f"cannot read {path}: {cause}") from cause
+    sections = {one.name: one for one in dataclasses.fields(BrokerConfig)}
+    for name, value in values.items():
+        if name not in sections or not isinstance(value, dict):
+            raise InvalidConfigError(
+                f"unknown section [{name}] in {path}; there are {', '.join(sections)}"
+            )
+    _apply_environment(values, environ)
+    hints = get_type_hints(BrokerConfig)
+    built = {name: _section(name, hints[name], values.get(name, {})) for name in sections}
+    return BrokerConfig(**built)
+
+
+def _apply_environment(values: dict[str, dict[str, Any]], environ: Mapping[str, str]) -> None:
+    hints = get_type_hints(BrokerConfig)
+    known = {
+        f"{_PREFIX}{section}_{one.name}".upper(): (section, one.name)
+        for section, kind in hints.items()
+        for one in dataclasses.fields(kind)
+    }
+    for name, text in environ.items():
+        if not name.startswith(_PREFIX) or name in _FOREIGN or name.startswith(_FOREIGN_PREFIXES):
+            continue
+        if name not in known:
+            raise InvalidConfigError(f"unknown environment variable {name}")
+        section, key = known[name]
+        values.setdefault(section, {})[key] = _from_text(name, hints[section], key, text)
+
+
+def _from_text(variable: str, section: type[Any], key: str, text: str) -> Any:
+    hint = str(get_type_hints(section)[key])
+    if "int" in hint:
+        try:
+            return int(text)
+        except ValueError as cause:
+            raise InvalidConfigError(f"{variable} must be a whole number, not {text!r}") from cause
+    if "bool" in hint:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise InvalidConfigError(f"{variable} must be true or false, not {text!r}")
+        return text.lower() in ("true", "1")
+    return text
+
+
+def _section(name: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key not in hints:
+            raise InvalidConfigError(f"unknown key {name}.{key}; there are {', '.join(hints)}")
+        hint = str(hints[key])
+        expected: type = int if "int" in hint else bool if "bool" in hint else str
+        if type(value) is not expected:
+            raise InvalidConfigError(
+                f"{name}.{key} must be of type {expected.__name__}, not {value!r}"
+            )
+    return kind(**values)
+
+
+def _check_port(section: str, port: int) -> None:
+    if not 0 <= port <= 65_535:
+        raise InvalidConfigError(f"{section}.port must be 0 to 65535")

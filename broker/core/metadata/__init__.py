@@ -1,0 +1,1 @@
+"""The metadata state machine: deterministic, total, compare-and-set."""

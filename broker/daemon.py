@@ -1,0 +1,301 @@
+"""The composition root: the only place that knows every concrete class.
+
+Starting order is the order of trust: lock the directory, know whose it is, replay the metadata,
+recover the logs, then tier, then listen. Stopping is the reverse, so that whatever was accepted is
+answered, synced and closed before the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk_files import DiskFiles
+from broker.adapters.flight_config import FlightConfig as FlightServiceConfig
+from broker.adapters.flight_service import FlightService
+from broker.adapters.health_http import HealthServer
+from broker.adapters.liftbridge_messages import decode_publish, encode_ack
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.logging_setup import configure_logging
+from broker.adapters.metrics import CONTENT_TYPE, BrokerMetrics
+from broker.adapters.nats_transport import NatsTransport
+from broker.config import BrokerConfig, FlightConfig
+from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.stream import Stream
+from broker.runtime.broker import Broker
+from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.identity import claim_directory
+from broker.runtime.nats_ingest import NatsIngest
+from broker.runtime.partition_driver import PartitionDriver
+from broker.samples import BrokerSamples
+from tiering.config import TieringConfig
+from tiering.lake import Lake
+from tiering.location import StoreConfig
+from tiering.tiering import Tiering
+
+_log = structlog.get_logger(__name__)
+
+VERSION: Final = "0.1.0"
+EXIT_OK: Final = 0
+EXIT_CONFIG: Final = 64  # what was asked for cannot work
+EXIT_CRASH: Final = 70  # a bug, or a disk that cannot be trusted any more
+_SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where a running broker can be reached."""
+
+    flight_port: int
+    http_port: int
+    nats_url: str
+    lake_uri: str
+
+
+def run(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[Addresses], None] | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Run a broker until SIGINT, SIGTERM or ``stop``; return the exit code. Blocks.
+
+    ``on_ready`` hears the addresses once everything serves. Signals are only watched when called
+    on the main thread.
+    """
+    if not __debug__:
+        raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
+    configure_logging(level=config.log.level, format=config.log.format)  # type: ignore[arg-type]
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        return asyncio.run(_Daemon(config, on_ready, stop).run())
+    except HeadwaterError as error:
+        _log.error("start_failed", error=type(error).__name__, reason=error.message, **error.facts)
+        return EXIT_CONFIG
+
+
+class _Daemon:
+    """One run of a broker. Owner: its event loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        on_ready: Callable[[Addresses], None] | None,
+        stop: threading.Event | None,
+    ) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._external_stop = stop
+        self._stopping = asyncio.Event()
+        self._exit_code = EXIT_OK
+        self._not_ready: str | None = "recovering"
+        self._metrics: BrokerMetrics | None = None
+        self._undo: list[Callable[[], object]] = []  # blocking, last first
+
+    async def run(self) -> int:
+        """Start, serve, stop."""
+        self._loop = asyncio.get_running_loop()
+        self._watch_signals()
+        try:
+            await self._start()
+            self._not_ready = None
+            await self._stopping.wait()
+        finally:
+            self._not_ready = "shutting down"
+            _log.info("broker_stopping")
+            for undo in reversed(self._undo):
+                await asyncio.to_thread(undo)
+            _log.info("broker_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    async def _start(self) -> None:
+        config = self._config
+        files = await asyncio.to_thread(_open_files, Path(config.node.data_dir))
+        self._undo.append(files.close)
+        directory = claim_directory(files, cluster=config.node.cluster, broker_id=config.node.id)
+        metadata = LocalMetadataLog(files)
+        self._undo.append(metadata.close)
+        scheduler = CommitScheduler(config.node.commit_threads, self._crashed)
+        scheduler.start()
+        self._undo.append(scheduler.stop)
+        clock = SystemClock()
+        broker = Broker(
+            cluster=config.node.cluster,
+            broker_id=BrokerId(config.node.id),
+            namespace=config.node.namespace,
+            files=files,
+            metadata=metadata,
+            clock=clock,
+            scheduler=scheduler,
+            on_commit=self._commit_done,
+        )
+        tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
+        self._undo.append(broker.stop)
+        samples = BrokerSamples(broker, tiering)
+        health = self._start_health(samples)
+        await asyncio.to_thread(broker.start)
+        if tiering is not None:
+            tiering.start()
+            self._undo.append(tiering.stop)
+        await self._start_ingest(broker, samples)
+        flight = FlightService(broker, clock, _flight_service_config(config.flight))
+        flight.start()
+        self._undo.append(flight.close)
+        addresses = Addresses(
+            flight_port=flight.port,
+            http_port=health.port,
+            nats_url=config.nats.url,
+            lake_uri=config.lake.uri,
+        )
+        _log.info(
+            "broker_started",
+            directory=directory,
+            flight_port=addresses.flight_port,
+            http_port=addresses.http_port,
+            streams_count=len(broker.streams()),
+        )
+        if self._on_ready is not None:
+            self._on_ready(addresses)
+
+    def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
+        lake_config = self._config.lake
+        if not lake_config.uri:
+            return None
+        location = StoreConfig.from_env(lake_config.uri, single_writer=lake_config.single_writer)
+        lake = Lake.open(location, cluster=self._config.node.cluster)
+        lake.require_fence()
+        tiering = Tiering(
+            lake,
+            broker.catalog(),
+            clock,
+            TieringConfig(
+                check_interval_ms=lake_config.check_interval_ms,
+                upload_timeout_ms=lake_config.upload_timeout_ms,
+            ),
+            observer=self._tier_event,
+        )
+        broker.attach_remote(tiering)
+        return tiering
+
+    def _start_health(self, samples: BrokerSamples) -> HealthServer:
+        metrics = BrokerMetrics(samples, broker_id=self._config.node.id, version=VERSION)
+        self._metrics = metrics
+        health = HealthServer(
+            host=self._config.http.host,
+            port=self._config.http.port,
+            metrics=metrics.render,
+            metrics_content_type=CONTENT_TYPE,
+            not_ready_reason=lambda: self._not_ready or samples.failure(),
+        )
+        health.start()
+        self._undo.append(health.stop)
+        return health
+
+    async def _start_ingest(self, broker: Broker, samples: BrokerSamples) -> None:
+        if not self._config.nats.url:
+            return
+        ingest = NatsIngest(
+            clock=SystemClock(), decode_publish=decode_publish, encode_ack=encode_ack
+        )
+        transport = NatsTransport(
+            self._config.nats,
+            client_name=f"headwater-{self._config.node.id}",
+            sink=ingest,
+            on_crash=self._crashed,
+        )
+        ingest.attach(transport)
+        await ingest.start()
+        samples.ingest = ingest
+        bridge = _IngestBridge(ingest, self._loop)
+        self._undo.append(bridge.stop)
+        broker.add_listener(bridge)
+        await asyncio.to_thread(broker.open_listeners)
+
+    def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log what tiering says of itself; any thread."""
+        _log.info(event, **facts)
+        if event == "segments_shipped" and self._metrics is not None:
+            self._metrics.observe_shipment(seconds=facts["elapsed_ms"] / 1000)
+
+    def _commit_done(self, seconds: float, records_count: int) -> None:
+        """Count one group commit; on a commit thread."""
+        if self._metrics is not None:
+            self._metrics.observe_commit(seconds=seconds, records_count=records_count)
+
+    def _watch_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._stopping.set)
+        external = self._external_stop
+        if external is not None:
+
+            def relay() -> None:
+                external.wait()
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+            threading.Thread(target=relay, name="stop-relay", daemon=True).start()
+
+    def _crashed(self, crash: BaseException) -> None:
+        """Hear of a bug on any thread: say it, stop everything, exit non-zero."""
+        _log.error("broker_crashed", exc_info=crash)
+        self._exit_code = EXIT_CRASH
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+
+class _IngestBridge:
+    """Lets the broker's threads start and stop subscriptions that live on the event loop."""
+
+    def __init__(self, ingest: NatsIngest, loop: asyncio.AbstractEventLoop) -> None:
+        self._ingest = ingest
+        self._loop = loop
+
+    def stream_opened(self, stream: Stream, partitions: list[PartitionDriver]) -> None:
+        """Subscribe; blocks until the subscriptions are active."""
+        handles = list(partitions)
+        coroutine = self._ingest.add_stream(stream, handles)
+        try:
+            asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except UnavailableError as error:  # it subscribes by itself once NATS is back
+            _log.warning("subscription_delayed", stream=stream.name, reason=error.message)
+
+    def stream_closing(self, stream: Stream) -> None:
+        """Unsubscribe; blocks."""
+        coroutine = self._ingest.remove_stream(StreamUuid(stream.uuid))
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""
+        asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
+
+
+def _open_files(data_dir: Path) -> DiskFiles:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    return DiskFiles(data_dir)
+
+
+def _flight_service_config(config: FlightConfig) -> FlightServiceConfig:
+    def pem(path: str | None) -> bytes | None:
+        if path is None:
+            return None
+        try:
+            return Path(path).read_bytes()
+        except OSError as cause:
+            raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
+
+    return FlightServiceConfig(
+        host=config.host,
+        port=config.port,
+        tls_cert=pem(config.tls_cert_file),
+        tls_key=pem(config.tls_key_file),
+        tls_client_ca=pem(config.tls_client_ca_file),
+    )

@@ -1,0 +1,62 @@
+"""A certificate: what a read proves about its rows, per partition."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from broker.model.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """A recorded range without records, and why. Anything unrecorded is a gap, and an error."""
+
+    start: Offset
+    end: Offset
+    reason: Literal["retention", "compaction", "erasure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCertificate:
+    """What is proved of one partition: ``[start, end)`` is complete, each offset once."""
+
+    partition: int
+    start: Offset
+    end: Offset
+    cold_count: int
+    hot_count: int
+    digest: str | None = None  # hex SHA-256 over [start, end); only in the full form
+    holes: tuple[Hole, ...] = ()
+
+    @property
+    def records_count(self) -> int:
+        """Records proved present, both tiers."""
+        return self.cold_count + self.hot_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The proof that comes with a read of one cut.
+
+    ``form`` is ``counts`` (file statistics, transactions, batch headers) or ``full`` (every byte
+    read again and compared with the ledger).
+    """
+
+    stream: str
+    stream_uuid: str
+    table_version: int | None
+    form: Literal["counts", "full"]
+    partitions: tuple[PartitionCertificate, ...]
+    files_count: int
+    files_bytes: int
+
+    @property
+    def records_count(self) -> int:
+        """Records proved present in all partitions."""
+        return sum(part.records_count for part in self.partitions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return dataclasses.asdict(self)

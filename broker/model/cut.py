@@ -1,0 +1,123 @@
+"""A cut: one consistent position in a stream, and its saved form.
+
+A cut names, at one instant, the table version ``v``, and for each partition the cold end ``C`` in
+that version and the hot end ``H`` (the high watermark). The rows of the cut are exactly those of
+``[start, C)`` in the table at ``v`` and those of ``[C, H)`` in the log. The lease holds both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import InvalidCutError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import LeaseId, StreamUuid, is_uuid
+from broker.model.offsets import OFFSET_MAX, Offset
+
+_FORMAT_VERSION: Final = 1
+_PREFIX: Final = "hwcut1."
+_TEXT_BYTES_MAX: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCut:
+    """The part of a cut in one partition: ``start <= cold_end <= hot_end``."""
+
+    partition: int
+    start: Offset  # first offset that the table still holds
+    cold_end: Offset  # first offset not in the table version
+    hot_end: Offset  # first offset not committed when the cut was taken
+    leader_epoch: LeaderEpoch
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
+            raise InvalidCutError(
+                f"partition {self.partition}: start {self.start}, cold end {self.cold_end} and "
+                f"hot end {self.hot_end} are not in order"
+            )
+
+    @property
+    def records_count(self) -> int:
+        """Number of offsets that the cut covers in this partition."""
+        return self.hot_end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The time-bounded right of a reader that nothing it needs is deleted."""
+
+    lease_id: LeaseId
+    expires_us: int  # broker's wall clock; renew well before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A serialisable position; the same cut gives the same rows for as long as its lease holds."""
+
+    cluster: str
+    stream: str
+    stream_uuid: StreamUuid
+    subject: str
+    table_uri: str
+    table_version: int | None  # None: the stream has no table yet, everything is hot
+    partitions: tuple[PartitionCut, ...]  # one per partition, by number
+    taken_us: int
+    lease: Lease
+
+    def __post_init__(self) -> None:
+        if [part.partition for part in self.partitions] != list(range(len(self.partitions))):
+            raise InvalidCutError("a cut must name every partition once, in order")
+        if not is_uuid(self.stream_uuid):
+            raise InvalidCutError(f"not a stream uuid: {self.stream_uuid!r}")
+        if self.table_version is None and any(
+            part.cold_end > part.start for part in self.partitions
+        ):
+            raise InvalidCutError("a cut with cold records must name a table version")
+
+    @property
+    def records_count(self) -> int:
+        """Number of offsets that the cut covers in all partitions."""
+        return sum(part.records_count for part in self.partitions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return {"v": _FORMAT_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cut:
+        """Rebuild a cut; raises InvalidCutError for anything that is not one."""
+        try:
+            body = dict(values)
+            if body.pop("v") != _FORMAT_VERSION:
+                raise InvalidCutError(f"cut format {values['v']!r} is not {_FORMAT_VERSION}")
+            body["partitions"] = tuple(PartitionCut(**part) for part in body["partitions"])
+            body["lease"] = Lease(**body["lease"])
+            return cls(**body)
+        except (KeyError, TypeError, AttributeError) as cause:
+            raise InvalidCutError(f"not a cut: {cause}") from cause
+
+    def save(self) -> str:
+        """Return one line of text that :meth:`load` turns back into this cut."""
+        body = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return f"{_PREFIX}{hashlib.sha256(body.encode()).hexdigest()[:16]}.{body}"
+
+    @classmethod
+    def load(cls, text: str) -> Cut:
+        """Parse :meth:`save`; raises InvalidCutError for damaged or foreign text."""
+        text = text.strip()
+        if not text.startswith(_PREFIX) or len(text) > _TEXT_BYTES_MAX:
+            raise InvalidCutError("not a saved cut (it begins with hwcut1.)")
+        digest, _, body = text[len(_PREFIX) :].partition(".")
+        if hashlib.sha256(body.encode()).hexdigest()[:16] != digest:
+            raise InvalidCutError("the saved cut is damaged: its checksum does not match")
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError) as cause:
+            raise InvalidCutError("the saved cut is not JSON") from cause
+        if not isinstance(values, dict):
+            raise InvalidCutError("the saved cut is not an object")
+        return cls.from_dict(values)

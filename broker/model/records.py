@@ -1,0 +1,45 @@
+"""A single record, and what a publisher may ask about its acknowledgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+
+Headers = tuple[tuple[str, bytes], ...]  # order kept; a name may occur more than once
+
+
+class AckPolicy(Enum):
+    """When a publisher hears back. Source: Liftbridge's AckPolicy."""
+
+    NONE = "none"  # never
+    LEADER = "leader"  # the leader's log has it on disk
+    ALL = "all"  # every in-sync replica has it on disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record as a person reads it; bulk paths use Arrow batches instead."""
+
+    partition: int
+    offset: Offset
+    timestamp_us: int  # UTC, since 1970
+    key: bytes | None
+    value: bytes | None  # None is a tombstone
+    headers: Headers
+    subject: str
+    reply_subject: str | None = None
+    correlation_id: str | None = None
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where a durable batch stands in its partition."""
+
+    base_offset: Offset
+    records_count: int
+    leader_epoch: LeaderEpoch
+    duplicate: bool = False  # a retry: these are the offsets of the first time

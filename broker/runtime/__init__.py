@@ -1,0 +1,1 @@
+"""Shells: threads and tasks that drive the cores and carry out their effects."""

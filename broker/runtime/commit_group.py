@@ -1,0 +1,164 @@
+"""Planning one group commit: which batches to write, what every submitter will hear.
+
+Pure but for the tables it updates: offsets are predicted from the log end, which is safe because
+one thread writes a partition. If the write fails, :meth:`CommitGroup.roll_back` takes the
+predictions out of the tables again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.codec.record_batch import PreparedBatch
+from broker.core.dedup import MessageIdWindow, ProducerTable, Repeats, find_repeats
+from broker.errors import HeadwaterError, SequenceGapError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import NO_PRODUCER, ProducerId
+from broker.model.offsets import Offset
+from broker.model.records import AppendResult
+from broker.ports import RecordsOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesWrite:
+    """A :meth:`PartitionHandle.submit` call waiting for its group."""
+
+    batches: Sequence[PreparedBatch]
+    done: Callable[[Sequence[AppendResult | HeadwaterError]], None]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsWrite:
+    """A :meth:`PartitionHandle.submit_records` call waiting for its group."""
+
+    batch: pa.RecordBatch
+    prepared: PreparedBatch  # of the whole batch, used when no row is a repeat
+    message_ids: Sequence[str | None] | None
+    done: Callable[[RecordsOutcome | HeadwaterError], None]
+    size_bytes: int
+
+
+Write = BatchesWrite | RecordsWrite
+
+
+@dataclass(slots=True)
+class CommitGroup:
+    """One group: the batches to append, and the answers once they are durable."""
+
+    producers: ProducerTable
+    window: MessageIdWindow
+    start: Offset
+    leader_epoch: LeaderEpoch
+    now_us: int
+    encode: Callable[[pa.RecordBatch], PreparedBatch]
+    batches: list[PreparedBatch] = field(default_factory=list)
+    _end: int = -1
+    _answers: list[tuple[Write, Any]] = field(default_factory=list)
+    _touched_producers: set[ProducerId] = field(default_factory=set)
+    _added_ids: list[str] = field(default_factory=list)
+    duplicates_count: int = 0
+
+    def __post_init__(self) -> None:
+        self._end = self.start
+
+    @property
+    def end(self) -> Offset:
+        """The log end once the group is written."""
+        return Offset(self._end)
+
+    def add(self, write: Write) -> None:
+        """Take one call into the group."""
+        match write:
+            case BatchesWrite():
+                self._answers.append((write, [self._add_batch(one) for one in write.batches]))
+            case RecordsWrite():
+                self._answers.append((write, self._add_records(write)))
+
+    def answer(self, failure: HeadwaterError | None) -> None:
+        """Tell every caller its outcome; with ``failure``, to all that needed this write."""
+        for write, outcome in self._answers:
+            match write:
+                case BatchesWrite():
+                    write.done([self._settled(one, failure) for one in outcome])
+                case RecordsWrite():
+                    write.done(failure if failure is not None else outcome)
+
+    def roll_back(self) -> None:
+        """Forget what was predicted, after a write that did not happen."""
+        for producer in self._touched_producers:
+            self.producers.forget_from(producer, self.start)
+        for message_id in self._added_ids:
+            self.window.discard(message_id)
+
+    def _settled(
+        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError | None
+    ) -> AppendResult | HeadwaterError:
+        needed_write = isinstance(outcome, AppendResult) and outcome.base_offset >= self.start
+        return failure if failure is not None and needed_write else outcome
+
+    def _place(self, batch: PreparedBatch) -> Offset:
+        base = Offset(self._end)
+        self.batches.append(batch)
+        self._end += batch.records_count
+        return base
+
+    def _add_batch(self, batch: PreparedBatch) -> AppendResult | HeadwaterError:
+        known: Offset | None = None
+        if batch.producer_id != NO_PRODUCER:
+            try:
+                known = self.producers.find(
+                    batch.producer_id, batch.base_sequence, batch.records_count
+                )
+            except SequenceGapError as error:
+                return error
+        if known is not None:
+            self.duplicates_count += batch.records_count
+            return AppendResult(known, batch.records_count, self.leader_epoch, duplicate=True)
+        base = self._place(batch)
+        if batch.producer_id != NO_PRODUCER:
+            self._touched_producers.add(batch.producer_id)
+            self.producers.add(batch.producer_id, batch.base_sequence, batch.records_count, base)
+        return AppendResult(base, batch.records_count, self.leader_epoch)
+
+    def _add_records(self, write: RecordsWrite) -> RecordsOutcome:
+        rows = write.batch.num_rows
+        ids = write.message_ids
+        if ids is None:
+            base = self._place(write.prepared)
+            return RecordsOutcome(_offsets(base, rows), frozenset(), self.leader_epoch)
+        repeats = find_repeats(self.window, ids, self.now_us)
+        if not repeats:
+            base = self._place(write.prepared)
+            offsets: Sequence[Offset] = _offsets(base, rows)
+        else:
+            offsets = self._place_rest(write.batch, repeats)
+        duplicates = frozenset(repeats.stored) | frozenset(repeats.inside)
+        self.duplicates_count += len(duplicates)
+        for row, message_id in enumerate(ids):
+            if message_id is not None and row not in duplicates:
+                self.window.add(message_id, offsets[row], self.now_us)
+                self._added_ids.append(message_id)
+        return RecordsOutcome(offsets, duplicates, self.leader_epoch)
+
+    def _place_rest(self, batch: pa.RecordBatch, repeats: Repeats) -> list[Offset]:
+        keep = np.ones(batch.num_rows, dtype=bool)
+        keep[[*repeats.stored, *repeats.inside]] = False
+        base = Offset(self._end)
+        if keep.any():
+            self._place(self.encode(batch.filter(pa.array(keep))))
+        offsets = [Offset(int(one)) for one in base + np.cumsum(keep) - 1]
+        for row, offset in repeats.stored.items():
+            offsets[row] = offset
+        for row, first_row in repeats.inside.items():
+            offsets[row] = offsets[first_row]
+        return offsets
+
+
+def _offsets(base: Offset, count: int) -> Sequence[Offset]:
+    return range(base, base + count)  # type: ignore[return-value]  # a range of offsets, unboxed

@@ -1,0 +1,70 @@
+"""A few threads that run partitions' commit turns, so that many partitions share few threads.
+
+A partition with work is queued once and runs on one thread at a time: it is an actor. Group commit
+follows by itself: whatever arrives during one turn's fdatasync is the next turn's group.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+_STOP: Final = None
+
+
+class Turn(Protocol):
+    """Something that takes turns on the scheduler's threads."""
+
+    def run_turn(self) -> None:
+        """Do one bounded piece of work; must not raise."""
+
+
+class CommitScheduler:
+    """Runs turns on ``threads_count`` daemon threads, first come first served."""
+
+    def __init__(self, threads_count: int, on_crash: Callable[[BaseException], None]) -> None:
+        """Prepare the threads; ``on_crash`` hears of a turn that raised, which is a bug."""
+        self._ready: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._on_crash = on_crash
+        self._threads = [
+            threading.Thread(target=self._work, name=f"commit-{index}", daemon=True)
+            for index in range(threads_count)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def schedule(self, turn: Turn) -> None:
+        """Queue one turn. Any thread; the caller sees to it that a turn is queued only once."""
+        self._ready.put(turn)
+
+    def run_here(self, turn: Turn) -> None:
+        """Run one turn on the caller's thread, which spares it two changes of thread. Blocks.
+
+        The caller sees to it that the turn is not queued meanwhile.
+        """
+        self._run(turn)
+
+    def stop(self) -> None:
+        """Let queued turns finish, then end the threads. Blocks."""
+        for _ in self._threads:
+            self._ready.put(_STOP)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (turn := self._ready.get()) is not _STOP:
+            if not self._run(turn):
+                return
+
+    def _run(self, turn: Turn) -> bool:
+        try:
+            turn.run_turn()
+        except BaseException as crash:  # noqa: BLE001 - the supervisor ends the process
+            self._on_crash(crash)
+            return False
+        return True

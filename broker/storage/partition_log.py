@@ -1,0 +1,476 @@
+"""The local log of one partition: append, sync, read, roll, free. No policy.
+
+One thread at a time writes (the caller sees to it); any number read meanwhile. Nothing is durable
+before :meth:`PartitionLog.sync` returns. A failed fsync ends the log for good, a full disk only
+refuses what does not fit. Damage is reported by name and never repaired by deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from broker.codec.log_state_format import encode_epochs
+from broker.codec.record_batch import PreparedBatch
+from broker.codec.segment_format import SEGMENT_HEADER_SIZE
+from broker.errors import DiskFullError, LogFailedError, StaleLeaderEpochError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.ports import Files, SegmentInfo, StoredBatch
+from broker.storage.active_segment import ActiveSegment
+from broker.storage.damage import RecoveryReport
+from broker.storage.epoch_history import EpochHistory
+from broker.storage.handle_pool import HandlePool
+from broker.storage.index import SegmentIndex
+from broker.storage.log_folder import EPOCHS_NAME, LogFolder, is_full
+from broker.storage.log_reader import LogReader, LogState
+from broker.storage.producer_state import read_producer_state, write_producer_state
+from broker.storage.recovery import RecoveredLog, recover
+from broker.storage.segment import Segment, write_index
+from broker.storage.truncation import truncate_files
+
+_MIB: Final = 1024 * 1024
+_IDLE_HANDLES_MAX: Final = 2  # beside the active segment; descriptors are few, partitions many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How a log is cut into segments and how much of it a restart has to scan."""
+
+    segment_bytes_max: int = 128 * _MIB
+    segment_age_ms_max: int = 600_000  # counted from the first batch of the segment
+    index_interval_bytes: int = 64 * 1024
+    preallocate_bytes: int = 8 * _MIB  # disk is reserved in steps of this, or a segment if smaller
+    checkpoint_bytes: int = 32 * _MIB  # a restart scans, and writes again, about this much at most
+    checkpoint_ms: int = 10_000  # and soon after the last write everything is vouched for
+
+    def __post_init__(self) -> None:
+        assert self.segment_bytes_max > SEGMENT_HEADER_SIZE, "a segment holds more than its header"
+        assert self.segment_age_ms_max > 0, "a segment lives for a while"
+        assert self.index_interval_bytes > 0, "an interval is positive"
+        assert self.preallocate_bytes > 0, "disk is reserved in positive steps"
+        assert self.checkpoint_bytes > 0, "checkpoints lie apart"
+        assert self.checkpoint_ms > 0, "checkpoints lie apart"
+
+
+class PartitionLog:
+    """Segments, epochs and recovery point of one partition below one folder."""
+
+    def __init__(self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog) -> None:
+        """Take over what recovery found; use :meth:`open`."""
+        self._folder = folder
+        self._config = config
+        self._point = recovered.point
+        self._epochs = recovered.epochs
+        self._handles = HandlePool(folder.files, _IDLE_HANDLES_MAX)
+        self._state = LogState(
+            tuple(recovered.segments),
+            recovered.log_start,
+            recovered.log_end,
+            tuple(recovered.report.damaged_ranges),
+        )
+        self._reader = LogReader(
+            folder, self._handles, self._state, index_interval_bytes=config.index_interval_bytes
+        )
+        self._synced_end = recovered.log_end
+        self._checkpoint_size = 0  # bytes of the active segment at the last checkpoint
+        self._checkpoint_us = 0  # the tick that looked for one
+        self._failure: str | None = None
+        self._active: ActiveSegment | None = None
+        if not recovered.report.damaged_ranges:
+            self._active = self._open_active(recovered.segments[-1])
+            self._checkpoint_size = recovered.segments[-1].size_bytes
+        self.recovery: RecoveryReport = recovered.report
+        self.sealed_count = 0  # segments sealed since the log was opened
+
+    @classmethod
+    def open(
+        cls, files: Files, folder: str, partition_id: PartitionId, config: LogConfig
+    ) -> PartitionLog:
+        """Open the log in ``folder``, after any end of the last process; create it when absent.
+
+        A log with rot opens too: what is healthy is readable, ``recovery.damaged`` names the rest,
+        and writes raise LogFailedError. Blocks: reads what follows the last checkpoint.
+
+        Raises:
+            MetadataCorruptError: the folder is another partition's, or its files are not legible.
+            DiskFullError: a new log has no room, or a recovered one cannot be made durable.
+            LogFailedError: the disk failed.
+        """
+        place = LogFolder(files, folder, partition_id)
+        try:
+            recovered = recover(place, index_interval_bytes=config.index_interval_bytes)
+            return cls(place, config, recovered)
+        except OSError as cause:
+            if is_full(cause):
+                raise DiskFullError(f"no room to open {folder}: {cause}", path=folder) from cause
+            raise LogFailedError(f"{folder} cannot be opened: {cause}", path=folder) from cause
+
+    # ------------------------------------------------------------------ facts, any thread
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset that is still here."""
+        return self._state.log_start
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset that is not written."""
+        return self._state.log_end
+
+    @property
+    def synced_end(self) -> Offset:
+        """First offset that is not known to be durable."""
+        return self._synced_end
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Which leader epoch wrote what."""
+        return self._epochs
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return all segments, oldest first; the last is the active one."""
+        return [segment.info() for segment in self._state.segments]
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """Return checked batches that overlap ``[start, end)``; see ``PartitionReader.read``."""
+        return self._reader.read(start, end, bytes_max=bytes_max)
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """Return the first offset whose batch reaches ``timestamp_us``, else the log end."""
+        return self._reader.offset_at(timestamp_us)
+
+    # ------------------------------------------------------------------ writing, owner thread
+
+    def append(
+        self, batches: Sequence[PreparedBatch], *, leader_epoch: LeaderEpoch, now_us: int
+    ) -> list[Offset]:
+        """Write a group at the log's end, rolling where it is due; return the base offsets.
+
+        All of it or, on an error, nothing. Not durable before :meth:`sync`.
+
+        Raises:
+            DiskFullError: there is no room; nothing was written.
+            LogFailedError: the log takes no more writes.
+            StaleLeaderEpochError: the log already has a newer epoch.
+        """
+        active = self._writable()
+        if leader_epoch != self._epochs.latest:
+            self._begin_epoch(leader_epoch)
+        start, offsets, first = self.log_end, list[Offset](), 0
+        try:
+            while first < len(batches):
+                active = self._roll_when_full(active, batches[first].size, now_us)
+                count = self._fitting(active, [batch.size for batch in batches[first:]])
+                with self._errors("append"):
+                    offsets += active.write(
+                        batches[first : first + count],
+                        leader_epoch=leader_epoch,
+                        synced_end=self._synced_end,
+                        now_us=now_us,
+                    )
+                self._state.log_end = active.segment.end_offset
+                first += count
+        except DiskFullError:
+            if self.log_end > start:
+                self.truncate(start)  # the group began in an earlier segment
+            raise
+        return offsets
+
+    def append_stored(self, batches: Sequence[StoredBatch], *, now_us: int = 0) -> Offset:
+        """Write batches as their leader stored them; they must continue this log.
+
+        Returns:
+            The new log end; not durable before :meth:`sync`.
+
+        Raises:
+            DiskFullError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
+        """
+        for batch in batches:
+            header = batch.header
+            assert header.base_offset == self.log_end, f"{header.base_offset} leaves a gap"
+            active = self._writable()
+            if header.leader_epoch != self._epochs.latest:
+                self._begin_epoch(header.leader_epoch)
+            active = self._roll_when_full(active, header.size, now_us)
+            with self._errors("append"):
+                active.write_stored([batch], now_us=now_us)
+            self._state.log_end = active.segment.end_offset
+        return self.log_end
+
+    def sync(self) -> Offset:
+        """Make everything written durable; return the new synced end. Blocks.
+
+        Raises:
+            LogFailedError: the disk did not confirm; what is unsynced may or may not survive, and
+                the log takes no more writes until it is opened again.
+        """
+        active = self._writable()
+        end = self.log_end
+        if active.dirty:
+            with self._errors("fsync", fatal=True):
+                active.datasync()
+        self._synced_end = end
+        if active.segment.size_bytes - self._checkpoint_size >= self._config.checkpoint_bytes:
+            with suppress(DiskFullError):  # what was asked for is done
+                self.checkpoint()
+        return end
+
+    def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - the port of the driver
+        """Seal the active segment and start the next; False when it holds no record."""
+        active = self._writable()
+        if active.segment.empty:
+            return False
+        self._roll(active)
+        return True
+
+    def roll_if_due(self, now_us: int) -> bool:
+        """Seal the active segment if it is older than the configuration allows.
+
+        To be called now and then, also without writes: it moves the recovery point, too.
+        """
+        segment = self._writable().segment
+        if not segment.empty and self._is_aged(segment, now_us):
+            return self.seal_active(now_us)
+        waited_us = now_us - self._checkpoint_us
+        if not 0 <= waited_us < self._config.checkpoint_ms * 1000:  # a clock may go back
+            self._checkpoint_us = now_us
+            if segment.size_bytes != self._checkpoint_size:
+                self.checkpoint()
+        return False
+
+    def free(self, base_offsets: Sequence[Offset]) -> None:
+        """Remove whole sealed segments: the oldest ones, without a gap. The log start moves first.
+
+        Raises:
+            LogFailedError: the disk failed.
+        """
+        active = self._writable()
+        segments = self._state.segments
+        count = len(base_offsets)
+        bases = [segment.base_offset for segment in segments[:count]]
+        assert list(base_offsets) == bases, f"{list(base_offsets)} are not the oldest: {bases}"
+        assert all(one.sealed for one in segments[:count]), "the active segment is not to be freed"
+        if not count:
+            return
+        start = segments[count].base_offset
+        with self._errors("free"):
+            self._point.write(
+                self._folder,
+                at=(active.segment.base_offset, active.synced_bytes),
+                log=(start, self._synced_end),
+            )
+            self._state.log_start = start
+            self._state.segments = segments[count:]
+            self._state.generation += 1
+            for base in bases:
+                for kind in ("log", "index"):
+                    path = self._folder.segment_file(base, kind)
+                    self._folder.remove_if_there(path)
+                    self._handles.drop(path)
+            self._folder.sync()
+
+    def truncate(self, end: Offset) -> None:
+        """Drop the batches from ``end`` on, durably; ``end`` is where a batch begins, or the end.
+
+        What it may drop is the caller's policy. On a damaged log it is the operator's way out:
+        cutting at or below the first damage makes the log writable again.
+
+        Raises:
+            DiskFullError: the epoch history has to be cut and there is no room; nothing changed.
+            LogFailedError: the disk failed.
+        """
+        assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
+        if self._failure is not None:
+            raise LogFailedError(self._failure)
+        # First, while nothing is changed: it is the only step that may need room on the disk.
+        self._write_epochs(self._epochs.cut(end))
+        with self._errors("truncate", fatal=True):
+            if self._active is not None and self._active.dirty:
+                self._active.datasync()
+            self._state.log_end = end  # readers of what goes look again, and find it gone
+            self._state.generation += 1
+            truncate_files(
+                self._folder,
+                self._point,
+                self._state.segments,
+                log_start=self.log_start,
+                end=end,
+            )
+            self._reload()
+
+    def checkpoint(self) -> None:
+        """Move the recovery point to the synced end, so that a restart scans from there."""
+        active = self._writable()
+        if active.dirty:
+            with self._errors("fsync", fatal=True):
+                active.datasync()
+            self._synced_end = self.log_end
+        self._checkpoint_size = active.segment.size_bytes
+        with self._errors("checkpoint"):
+            if not active.segment.empty:
+                with _ignoring_full_disk():  # a cache: the restart scans a little more
+                    write_index(self._folder, active.segment)
+            self._write_point(active)
+
+    def write_producer_state(self, state: bytes) -> bool:
+        """Store the producers' state as of the log end, replacing older ones; a cache.
+
+        Returns:
+            False when the disk is full: the older state stays.
+        """
+        self.sync()
+        with self._errors("producer state"):
+            return write_producer_state(self._folder, self.log_end, state)
+
+    def read_producer_state(self) -> tuple[bytes, Offset] | None:
+        """Return the newest valid state and the offset up to which it holds."""
+        return read_producer_state(self._folder, self.log_end)
+
+    def close(self) -> None:
+        """Sync, move the recovery point to the end, close the files. A failed log only closes."""
+        try:
+            if self._failure is None and self._active is not None:
+                with self._errors("close"):
+                    self._active.trim()
+                self.sync()
+                self.checkpoint()
+        finally:
+            self._active = None
+            self._failure = self._failure or f"{self._folder.path} is closed"
+            self._handles.close()
+            self._point.close()
+
+    # ------------------------------------------------------------------ helpers, owner thread
+
+    def _writable(self) -> ActiveSegment:
+        if self._failure is not None:
+            raise LogFailedError(self._failure, path=self._folder.path)
+        if self._active is None:
+            damage = self._state.damaged[0].error()
+            raise LogFailedError(
+                f"{self._folder.path} takes no writes, for it is damaged: {damage.message}",
+                **damage.facts,
+            ) from damage
+        return self._active
+
+    @contextmanager
+    def _errors(self, what: str, *, fatal: bool = False) -> Iterator[None]:
+        """Translate what the disk says; everything but a full disk ends the log."""
+        try:
+            yield
+        except OSError as cause:
+            path = self._folder.path
+            if is_full(cause) and not fatal:
+                raise DiskFullError(f"{what} of {path}: {cause}", path=path) from cause
+            self._failure = f"{what} of {path} failed: {cause}"
+            raise LogFailedError(self._failure, path=path) from cause
+
+    def _open_active(self, segment: Segment) -> ActiveSegment:
+        step = min(self._config.preallocate_bytes, self._config.segment_bytes_max)
+        return ActiveSegment(self._folder, self._handles, segment, preallocate_bytes=step)
+
+    def _begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Record a new leader epoch durably before anything is written under it."""
+        if leader_epoch < self._epochs.latest:
+            raise StaleLeaderEpochError(
+                f"the log already has epoch {self._epochs.latest}, above {leader_epoch}",
+                got=leader_epoch,
+                current=self._epochs.latest,
+            )
+        self._write_epochs(self._epochs.begun(leader_epoch, self.log_end))
+
+    def _write_epochs(self, history: EpochHistory) -> None:
+        if history == self._epochs:
+            return
+        with self._errors("epoch history"):
+            data = encode_epochs(self._folder.partition_id, history.starts)
+            self._folder.replace(self._folder.file(EPOCHS_NAME), data)
+            self._folder.sync()
+        self._epochs = history
+
+    def _roll_when_full(self, active: ActiveSegment, size: int, now_us: int) -> ActiveSegment:
+        segment = active.segment
+        full = segment.size_bytes + size > self._config.segment_bytes_max
+        due = full or self._is_aged(segment, now_us)
+        return self._roll(active) if due and not segment.empty else active
+
+    def _is_aged(self, segment: Segment, now_us: int) -> bool:
+        return now_us - segment.created_us >= self._config.segment_age_ms_max * 1000
+
+    def _fitting(self, active: ActiveSegment, sizes: Sequence[int]) -> int:
+        """Return how many of the batches the segment takes; at least one."""
+        room = self._config.segment_bytes_max - max(active.segment.size_bytes, SEGMENT_HEADER_SIZE)
+        count = 0
+        for size in sizes:
+            room -= size
+            if count and room < 0:
+                break
+            count += 1
+        return count
+
+    def _roll(self, active: ActiveSegment) -> ActiveSegment:
+        """Seal the active segment and start its successor, durably.
+
+        The order matters: the sealed bytes are durable before the successor's name can be, so a
+        segment that has a successor is whole; its index, a cache, may be missing.
+        """
+        sealed = active.segment
+        base = sealed.end_offset
+        with self._errors("fsync", fatal=True):
+            active.trim()
+            if active.dirty:
+                active.datasync()
+        self._synced_end = base
+        with self._errors("roll"):
+            self._folder.create_segment(base)
+        sealed.sealed = True
+        with self._errors("roll", fatal=True):
+            with _ignoring_full_disk():
+                write_index(self._folder, sealed)
+            self._folder.sync()
+            segment = Segment(base, SegmentIndex(self._config.index_interval_bytes))
+            successor = self._open_active(segment)
+            self._active = successor
+            self._state.segments = (*self._state.segments, segment)
+            active.close()
+            self._checkpoint_size = 0
+            self.sealed_count += 1
+            with _ignoring_full_disk():
+                self._write_point(successor)
+        return successor
+
+    def _write_point(self, active: ActiveSegment) -> None:
+        at = (active.segment.base_offset, active.synced_bytes)
+        self._point.write(self._folder, at=at, log=(self.log_start, self._synced_end))
+
+    def _reload(self) -> None:
+        """Take over what recovery finds after the files were cut."""
+        if self._active is not None:
+            self._active.close()
+        self._point.close()
+        for segment in self._state.segments:
+            self._handles.drop(self._folder.segment_file(segment.base_offset, "log"))
+        found = recover(self._folder, index_interval_bytes=self._config.index_interval_bytes)
+        self._point, self._epochs, self.recovery = found.point, found.epochs, found.report
+        self._synced_end = found.log_end
+        self._checkpoint_size = found.segments[-1].size_bytes if found.segments else 0
+        state = self._state
+        state.segments, state.damaged = tuple(found.segments), tuple(found.report.damaged_ranges)
+        state.log_start, state.log_end = found.log_start, found.log_end
+        state.generation += 1
+        self._reader.forget_places()
+        healthy = not found.report.damaged_ranges
+        self._active = self._open_active(found.segments[-1]) if healthy else None
+
+
+@contextmanager
+def _ignoring_full_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise

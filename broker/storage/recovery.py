@@ -1,0 +1,497 @@
+"""Open a log after any end: clean, killed, power lost, or with damage. docs/decisions/0002.
+
+Sealed segments are believed by their index. The rest is scanned, and damage in it is one of two
+things. A *torn tail* was being written when the power went: it was never acknowledged and is cut.
+*Rot* was durable and changed afterwards: it is never cut, the log keeps it by name and takes no
+more writes. Damage is rot when any of these shows that its bytes had been written whole:
+
+    a. it lies below the recovery point, or below what an index covers, or in a sealed segment;
+    b. a later valid batch was written when the log was already synced beyond it;
+    c. none of its sectors is missing, and a torn write always leaves one.
+
+What is kept is made durable again before anybody sees it: bytes above the recovery point are
+written once more, for after a failed fsync the kernel may hold them as clean, yet not on disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from broker.codec.index_format import IndexFile
+from broker.codec.log_state_format import RecoveryPoint, decode_epochs, encode_epochs
+from broker.codec.segment_format import (
+    SEGMENT_HEADER_SIZE,
+    decode_segment_header,
+    parse_segment_name,
+)
+from broker.errors import (
+    CorruptDataError,
+    IndexCorruptError,
+    MetadataCorruptError,
+    SegmentCorruptError,
+)
+from broker.model.epochs import EpochStart
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports import File
+from broker.storage.damage import DamagedRange, RecoveryReport, RotProof, TornTail, proof_of_rot
+from broker.storage.epoch_history import EpochHistory
+from broker.storage.index import SegmentIndex
+from broker.storage.log_folder import (
+    EPOCHS_NAME,
+    RECOVERY_NAME,
+    TEMPORARY_SUFFIX,
+    LogFolder,
+    RecoveryPointFile,
+    is_full,
+)
+from broker.storage.scan import (
+    WINDOW_SIZE,
+    DamagedStretch,
+    ValidBatch,
+    Window,
+    has_missing_sector,
+    scan,
+)
+from broker.storage.segment import Segment, read_index, write_index
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """What :func:`recover` hands to the log."""
+
+    segments: list[Segment]
+    log_start: Offset
+    log_end: Offset
+    epochs: EpochHistory
+    point: RecoveryPointFile
+    report: RecoveryReport
+
+
+def recover(folder: LogFolder, *, index_interval_bytes: int) -> RecoveredLog:
+    """Bring the folder into a state that can be served and written; create it when absent.
+
+    Raises:
+        MetadataCorruptError: the folder belongs to another partition, or nothing in it is legible.
+        OSError: the disk refused.
+    """
+    return _Recovery(folder, index_interval_bytes).run()
+
+
+class _Recovery:
+    def __init__(self, folder: LogFolder, index_interval_bytes: int) -> None:
+        self._folder = folder
+        self._files = folder.files
+        self._interval_bytes = index_interval_bytes
+        self._report = RecoveryReport()
+        self._segments: list[Segment] = []
+        self._indexes_to_write: list[Segment] = []
+
+    def run(self) -> RecoveredLog:
+        """Do the steps in order; each leaves a state from which all can be done again."""
+        self._files.make_folder(self._folder.path)
+        with ExitStack() as stack:
+            point_file, point = self._open_point()
+            stack.callback(point_file.close)
+            found = self._run(point_file, point)
+            stack.pop_all()
+        return found
+
+    def _run(self, point_file: RecoveryPointFile, point: RecoveryPoint | None) -> RecoveredLog:
+        bases = self._tidy_names(point)
+        log_start = self._log_start(bases, point)
+        if not bases and not self._report.damaged_ranges:
+            bases = [self._create_segment(log_start)]
+        for base, following in itertools.pairwise(bases):
+            self._load_sealed(base, following)
+        if bases:
+            self._load_last(bases[-1], point)
+        log_end = self._check_end(point, log_start)
+        epochs = self._load_epochs(log_end)
+        self._write_caches(epochs)
+        if not self._report.damaged_ranges and self._segments[-1].sealed:
+            base = self._create_segment(log_end)  # the roll was torn after its first half
+            self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
+        self._folder.sync()
+        if not self._report.damaged_ranges:
+            last = self._segments[-1]
+            point_file.write(
+                self._folder, at=(last.base_offset, last.size_bytes), log=(log_start, log_end)
+            )
+        return RecoveredLog(self._segments, log_start, log_end, epochs, point_file, self._report)
+
+    def _write_caches(self, epochs: EpochHistory) -> None:
+        """Write again what had to be rebuilt; on a full disk the next opening does it."""
+        path = self._folder.file(EPOCHS_NAME)
+        try:
+            for segment in self._indexes_to_write:
+                write_index(self._folder, segment)
+            if path in self._report.rebuilt:
+                self._folder.replace(path, encode_epochs(self._folder.partition_id, epochs.starts))
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+    # ------------------------------------------------------------------ names and the point
+
+    def _open_point(self) -> tuple[RecoveryPointFile, RecoveryPoint | None]:
+        path = self._folder.file(RECOVERY_NAME)
+        if not self._files.exists(path):
+            if self._segment_bases():
+                self._report.rebuilt.append(path)
+            return RecoveryPointFile.create(self._folder), None
+        point_file, point, damaged = RecoveryPointFile.open(self._folder)
+        if point is not None and point.partition_id != self._folder.partition_id:
+            raise MetadataCorruptError(
+                f"{self._folder.path} holds the log of {point.partition_id}, "
+                f"not of {self._folder.partition_id}",
+                path=path,
+                expected=str(self._folder.partition_id),
+                found=str(point.partition_id),
+            )
+        if damaged or (point is None and self._segment_bases()):
+            self._report.rebuilt.append(path)
+        if damaged and point is None and not self._segment_bases():
+            raise MetadataCorruptError(
+                f"{path} is damaged and there is no segment: {damaged[0]}", path=path
+            ) from damaged[0]
+        return point_file, point
+
+    def _segment_bases(self) -> list[Offset]:
+        names = map(parse_segment_name, self._files.list(self._folder.path))
+        return sorted(name[0] for name in names if name is not None and name[1] == "log")
+
+    def _tidy_names(self, point: RecoveryPoint | None) -> list[Offset]:
+        """Finish what a crash left half done: temporary files, segments freed below the start."""
+        for name in self._files.list(self._folder.path):
+            if name.endswith(TEMPORARY_SUFFIX):
+                self._files.remove(self._folder.file(name))
+        bases = self._segment_bases()
+        if point is not None:
+            # The log starts at the base of a segment, so whatever begins below it was freed.
+            for name in self._files.list(self._folder.path):
+                parsed = parse_segment_name(name)
+                if parsed and parsed[1] in ("log", "index") and parsed[0] < point.log_start:
+                    self._files.remove(self._folder.file(name))
+            bases = [base for base in bases if base >= point.log_start]
+        return bases
+
+    def _log_start(self, bases: Sequence[Offset], point: RecoveryPoint | None) -> Offset:
+        if point is None:
+            return bases[0] if bases else Offset(0)
+        point_damaged = self._folder.file(RECOVERY_NAME) in self._report.rebuilt
+        if point_damaged and bases:
+            # The newest point was lost, and with it perhaps the freeing of the first segments.
+            return max(point.log_start, bases[0])
+        if not bases:  # the first segment's name is durable before any point is written
+            self._add_missing(point.log_start, point.log_end)
+        elif bases[0] > point.log_start:
+            self._add_missing(point.log_start, bases[0])
+        return point.log_start
+
+    def _add_missing(self, start: Offset, end: Offset) -> None:
+        self._report.damaged_ranges.append(
+            DamagedRange(
+                path=self._folder.segment_file(start, "log"),
+                position=0,
+                offsets=OffsetRange(start, end),
+                reason="the segment is missing",
+                proof=RotProof.MISSING,
+            )
+        )
+
+    def _create_segment(self, base: Offset) -> Offset:
+        if not self._files.exists(self._folder.segment_file(base, "log")):
+            self._folder.create_segment(base)
+        return base
+
+    # ------------------------------------------------------------------ sealed segments
+
+    def _load_sealed(self, base: Offset, following: Offset) -> None:
+        """Load a segment that has a successor: all of it was durable before that was made."""
+        index = self._index_of(base)
+        file = self._files.open(self._folder.segment_file(base, "log"))
+        try:
+            size = file.size()
+            trusted = (
+                index is not None
+                and index.summary.sealed
+                and index.summary.end_offset == following
+                and index.summary.covered == size
+            )
+            if trusted and index is not None:
+                segment = self._from_index(index, load_entries=False)
+                self._check_header(file, segment, durable=True)
+            else:
+                segment = Segment(base, SegmentIndex(self._interval_bytes))
+                self._rebuild_sealed(file, segment, size, following)
+        finally:
+            file.close()
+        segment.sealed = True
+        self._segments.append(segment)
+
+    def _rebuild_sealed(self, file: File, segment: Segment, size: int, following: Offset) -> None:
+        """Scan a segment whose index cannot be used."""
+        window = Window(file, size)
+        self._check_header(file, segment, durable=True)
+        before = len(self._report.damaged_ranges)
+        found = list(scan(window, position=SEGMENT_HEADER_SIZE, offset=segment.base_offset))
+        self._report.scanned_bytes += window.bytes_read
+        self._take(segment, found)
+        for stretch in found:
+            if isinstance(stretch, DamagedStretch):
+                reaches_end = stretch.end_position == size
+                end = following if reaches_end else min(stretch.end_offset, following)
+                self._add_rot(segment, stretch, RotProof.SEALED, end)
+        if segment.end_offset != following and len(self._report.damaged_ranges) == before:
+            stretch = DamagedStretch(
+                position=segment.size_bytes, end_position=size, offset=segment.end_offset,
+                end_offset=following, sector_missing=True,
+                reason=f"the segment ends at {segment.end_offset}, the next begins at {following}",
+            )  # fmt: skip
+            self._add_rot(segment, stretch, RotProof.SEALED, following)
+        segment.sealed = True
+        segment.end_offset = following
+        self._report.rebuilt.append(self._folder.segment_file(segment.base_offset, "index"))
+        if len(self._report.damaged_ranges) == before:
+            self._indexes_to_write.append(segment)
+
+    def _index_of(self, base: Offset) -> IndexFile | None:
+        try:
+            return read_index(self._folder, base)
+        except IndexCorruptError:
+            return None
+
+    def _from_index(self, index: IndexFile, *, load_entries: bool) -> Segment:
+        summary = index.summary
+        loaded = SegmentIndex(self._interval_bytes, index.entries) if load_entries else None
+        segment = Segment(summary.base_offset, loaded)
+        segment.size_bytes = summary.covered
+        segment.max_timestamp_us = summary.max_timestamp_us
+        segment.created_us = summary.created_us
+        segment.epochs = index.epochs
+        segment.sealed = summary.sealed
+        segment.end_offset = summary.end_offset
+        return segment
+
+    def _check_header(self, file: File, segment: Segment, *, durable: bool) -> bool:
+        """Check the segment's own header; False when it was never written (or torn)."""
+        data = file.read_at(0, SEGMENT_HEADER_SIZE)
+        try:
+            header = decode_segment_header(data)
+            if (
+                header.partition_id != self._folder.partition_id
+                or header.base_offset != segment.base_offset
+            ):
+                raise SegmentCorruptError(
+                    f"it is the segment {header.base_offset} of {header.partition_id}"
+                )
+        except SegmentCorruptError as error:
+            if not durable and (
+                len(data) < SEGMENT_HEADER_SIZE
+                or has_missing_sector(Window(file, file.size()), 0, SEGMENT_HEADER_SIZE)
+            ):
+                return False
+            self._report.damaged_ranges.append(
+                DamagedRange(
+                    path=self._folder.segment_file(segment.base_offset, "log"),
+                    position=0,
+                    offsets=OffsetRange(segment.base_offset, segment.base_offset),
+                    reason=f"segment header: {error}",
+                    proof=RotProof.NO_SECTOR_MISSING if not durable else RotProof.SEALED,
+                )
+            )
+            return True
+        segment.created_us = header.created_us
+        return True
+
+    # ------------------------------------------------------------------ the last segment
+
+    def _load_last(self, base: Offset, point: RecoveryPoint | None) -> None:
+        """Load the segment that was being written, classify damage in it, cut a torn tail."""
+        path = self._folder.segment_file(base, "log")
+        file = self._files.open(path)
+        try:
+            size = file.size()
+            segment, durable = self._start_of_last(base, size, point)
+            self._segments.append(segment)
+            if segment.sealed:
+                self._check_header(file, segment, durable=True)
+                return
+            found = self._scan_last(file, segment, size, durable)
+            self._settle(file, path, segment, found, durable)
+        finally:
+            file.close()
+
+    def _start_of_last(
+        self, base: Offset, size: int, point: RecoveryPoint | None
+    ) -> tuple[Segment, int]:
+        """Return the last segment as its index knows it, and below which position is durable."""
+        durable = point.position if point is not None and point.segment_base == base else 0
+        index = self._index_of(base)
+        if index is None or index.summary.covered > size:
+            if index is not None or durable > 0:
+                self._report.rebuilt.append(self._folder.segment_file(base, "index"))
+            covered = index.summary.covered if index is not None else 0
+            return Segment(base, SegmentIndex(self._interval_bytes)), max(durable, covered)
+        segment = self._from_index(index, load_entries=True)
+        if segment.sealed and segment.size_bytes != size:
+            segment = Segment(base, SegmentIndex(self._interval_bytes))
+        return segment, max(durable, index.summary.covered)
+
+    def _scan_last(
+        self, file: File, segment: Segment, size: int, durable: int
+    ) -> list[ValidBatch | DamagedStretch]:
+        window = Window(file, size)
+        if durable == 0 and window.zero_from(0):
+            self._report.scanned_bytes += window.bytes_read
+            return []
+        has_header = self._check_header(file, segment, durable=durable > 0)
+        position = max(segment.size_bytes, SEGMENT_HEADER_SIZE)
+        found = list(scan(window, position=position, offset=segment.end_offset))
+        self._report.scanned_bytes += window.bytes_read
+        if not has_header:
+            missing = DamagedStretch(
+                position=0, end_position=SEGMENT_HEADER_SIZE, offset=segment.base_offset,
+                end_offset=segment.base_offset, sector_missing=True,
+                reason="the segment header was not written",
+            )  # fmt: skip
+            found.insert(0, missing)
+        return found
+
+    def _settle(
+        self,
+        file: File,
+        path: str,
+        segment: Segment,
+        found: list[ValidBatch | DamagedStretch],
+        durable: int,
+    ) -> None:
+        """Tell rot from a torn tail, keep what is valid, make it durable."""
+        rot = bool(self._report.damaged_ranges)
+        for at, stretch in enumerate(found):
+            if isinstance(stretch, ValidBatch):
+                continue
+            proof = proof_of_rot(stretch, found[at + 1 :], durable)
+            if proof is not None:
+                rot = True
+                self._add_rot(segment, stretch, proof, stretch.end_offset)
+                continue
+            self._cut(file, path, stretch, keep=rot)
+            found = found[:at]
+            break
+        self._take(segment, found)
+        if segment.size_bytes < durable and not rot:
+            stretch = DamagedStretch(
+                position=segment.size_bytes, end_position=durable, offset=segment.end_offset,
+                end_offset=segment.end_offset, sector_missing=True, reason="the segment ends early",
+            )  # fmt: skip
+            self._add_rot(segment, stretch, RotProof.BELOW_RECOVERY_POINT, stretch.offset)
+            rot = True
+        self._write_again(file, segment.size_bytes if rot else durable, segment.size_bytes)
+
+    def _cut(self, file: File, path: str, stretch: DamagedStretch, *, keep: bool) -> None:
+        """Cut a torn tail, durably, unless the file also holds rot: then nothing is touched."""
+        size = file.size()
+        tail = Window(file, size)
+        last = stretch.position
+        at = stretch.position
+        while at < size:
+            piece = tail.at(at, min(WINDOW_SIZE, size - at)).tobytes()
+            stripped = len(piece.rstrip(b"\0"))
+            last = at + stripped if stripped else last
+            at += len(piece)
+        self._report.torn = TornTail(
+            path=path, position=stretch.position, offset=stretch.offset,
+            bytes_cut=last - stretch.position, reason=stretch.reason, kept=keep,
+        )  # fmt: skip
+        if not keep:
+            file.truncate(stretch.position)
+            file.datasync()
+
+    def _write_again(self, file: File, start: int, end: int) -> None:
+        """Write valid bytes that no recovery point vouches for once more, and sync them."""
+        while start < end:
+            piece = file.read_at(start, min(WINDOW_SIZE, end - start))
+            file.write_at(start, [piece])
+            start += len(piece)
+            self._report.rewritten_bytes += len(piece)
+        file.datasync()
+
+    # ------------------------------------------------------------------ both kinds
+
+    def _take(self, segment: Segment, found: Sequence[ValidBatch | DamagedStretch]) -> None:
+        after_damage = False
+        for one in found:
+            if isinstance(one, ValidBatch):
+                segment.note_batch(one.header, one.position, force=after_damage)
+                after_damage = False
+            else:
+                after_damage = True
+                segment.end_offset = max(segment.end_offset, one.end_offset)
+
+    def _add_rot(
+        self, segment: Segment, stretch: DamagedStretch, proof: RotProof, end: Offset
+    ) -> None:
+        self._report.damaged_ranges.append(
+            DamagedRange(
+                path=self._folder.segment_file(segment.base_offset, "log"),
+                position=stretch.position,
+                offsets=OffsetRange(min(stretch.offset, end), end),
+                reason=stretch.reason,
+                proof=proof,
+            )
+        )
+
+    def _check_end(self, point: RecoveryPoint | None, log_start: Offset) -> Offset:
+        """Return the log's end; records that the recovery point knew must be there."""
+        end = self._segments[-1].end_offset if self._segments else log_start
+        if point is None:
+            return max(end, log_start)
+        last_base = self._segments[-1].base_offset if self._segments else None
+        if end < point.log_end or (last_base is not None and last_base < point.segment_base):
+            if not self._segments:
+                return point.log_end
+            self._report.damaged_ranges.append(
+                DamagedRange(
+                    path=self._folder.segment_file(point.segment_base, "log"),
+                    position=0
+                    if last_base != point.segment_base
+                    else self._segments[-1].size_bytes,
+                    offsets=OffsetRange(end, max(end, point.log_end)),
+                    reason="records below the recovery point are missing",
+                    proof=RotProof.MISSING,
+                )
+            )
+        return max(end, point.log_end)
+
+    def _load_epochs(self, log_end: Offset) -> EpochHistory:
+        path = self._folder.file(EPOCHS_NAME)
+        scanned = _epochs_of(self._segments)
+        try:
+            owner, starts = decode_epochs(self._folder.read(path))
+            if owner != self._folder.partition_id:
+                raise MetadataCorruptError(f"{path} is the epoch history of {owner}", path=path)
+        except FileNotFoundError:
+            if scanned.starts:
+                self._report.rebuilt.append(path)
+            return scanned
+        except (CorruptDataError, OSError):
+            self._report.rebuilt.append(path)
+            return scanned
+        history = EpochHistory(starts)
+        if scanned.latest > history.latest:  # an older copy of the file was put back
+            self._report.rebuilt.append(path)
+            return scanned
+        return history.cut(log_end)
+
+
+def _epochs_of(segments: Sequence[Segment]) -> EpochHistory:
+    starts: list[EpochStart] = []
+    for segment in segments:
+        for start in segment.epochs:
+            if not starts or start.leader_epoch > starts[-1].leader_epoch:
+                starts.append(start)
+    return EpochHistory(tuple(starts))

@@ -1,0 +1,1 @@
+"""Protobuf stubs generated from ``proto/`` by ``make protos``; no hand-written code lives here."""

@@ -1,0 +1,1 @@
+"""Stubs of Liftbridge's client API, whose protobuf package is ``proto``."""

@@ -1,0 +1,48 @@
+"""The public face of Headwater: the client, the read helpers and the ``headwater`` command.
+
+Names are loaded when they are first used, so that ``import headwater`` costs nothing and works
+where pyarrow or Spark are not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.client import Client, Fetched, Producer
+    from headwater.reading import certificate, cut, cut_of, read, release, release_all, session
+
+__all__ = [
+    "Client",
+    "Fetched",
+    "Producer",
+    "certificate",
+    "cut",
+    "cut_of",
+    "read",
+    "release",
+    "release_all",
+    "session",
+]
+
+_HOMES = {
+    "Client": "headwater.client",
+    "Fetched": "headwater.client",
+    "Producer": "headwater.client",
+    "certificate": "headwater.reading",
+    "cut": "headwater.reading",
+    "cut_of": "headwater.reading",
+    "read": "headwater.reading",
+    "release": "headwater.reading",
+    "release_all": "headwater.reading",
+    "session": "headwater.reading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that defines ``name`` and return it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,114 @@
+"""Where output goes. Results go to stdout, everything said about them to stderr.
+
+Commands ask for a table, a list of facts, JSON or plain lines; whether stdout is a terminal is
+decided by rich. This module and typer's help are the only users of rich.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+# A console looks its stream up at each write, so that tests and redirections see the output.
+_OUT = Console(soft_wrap=True, highlight=False)
+_ERR = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def line(text: str) -> None:
+    """Write one line to stdout exactly as it is."""
+    sys.stdout.write(text + "\n")
+
+
+def flush() -> None:
+    """Push lines out now; a reader of a pipe waits for them."""
+    sys.stdout.flush()
+
+
+def json_line(value: Any) -> None:
+    """Write a value as one line of JSON to stdout."""
+    line(json.dumps(value, sort_keys=False, default=str, ensure_ascii=False))
+
+
+def say(markup: str) -> None:
+    """Write a line for people to stdout; rich markup is honoured."""
+    _OUT.print(markup)
+
+
+def note(markup: str) -> None:
+    """Write a remark to stderr; rich markup is honoured."""
+    _ERR.print(markup)
+
+
+def plain(text: str) -> str:
+    """Return text with rich markup made harmless, for names and values from outside."""
+    return escape(text)
+
+
+def panel(title: str, body: str) -> None:
+    """Show a framed text on stdout."""
+    _OUT.print(Panel(body, title=title, title_align="left", expand=False, padding=(0, 1)))
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+) -> None:
+    """Show rows on stdout; numbers stand on the right, values from outside are escaped."""
+    built = Table(title=title, title_justify="left", header_style="bold")
+    body = [list(row) for row in rows]
+    for index, name in enumerate(columns):
+        numeric = bool(body) and all(isinstance(row[index], int | float) for row in body)
+        built.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in body:
+        built.add_row(*(_cell(value) for value in row))
+    _OUT.print(built)
+
+
+def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None:
+    """Show names with their values on stdout, one per line."""
+    built = Table.grid(padding=(0, 2))
+    built.add_column(style="dim")
+    built.add_column(overflow="fold")
+    for name, value in pairs:
+        built.add_row(name, _cell(value))
+    if title:
+        _OUT.print(f"[bold]{escape(title)}[/bold]")
+    _OUT.print(built)
+
+
+def progress(*, total: int | None, what: str) -> Progress:
+    """Return a progress display on stderr; it stays silent where stderr is no terminal."""
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
+    counts = [MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
+    shown = Progress(*columns, *counts, console=_ERR, transient=True, disable=not _ERR.is_terminal)
+    shown.add_task(what, total=total, rate="")
+    return shown
+
+
+def is_terminal() -> bool:
+    """Tell whether stdout is a terminal."""
+    return _OUT.is_terminal
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return escape(str(value))

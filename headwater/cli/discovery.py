@@ -1,0 +1,100 @@
+"""Which server a command talks to, decided the same way everywhere.
+
+Order: ``--server`` (or HEADWATER_SERVER), then ``./headwater-data/headwater.json`` as ``headwater
+up`` writes it, then the default ports on this machine. ``--server`` takes a Flight URL, a
+``host:port``, a data directory or a runtime file.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import InvalidConfigError, UnavailableError
+from headwater import embedded, runtime_file
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+DEFAULT_FLIGHT_PORT: Final = 7410
+DEFAULT_HTTP_PORT: Final = 7411
+DEFAULT_NATS_PORT: Final = 4222
+DEFAULT_FLIGHT: Final = f"grpc://{embedded.LOOPBACK}:{DEFAULT_FLIGHT_PORT}"
+DEFAULT_NATS: Final = f"nats://{embedded.LOOPBACK}:{DEFAULT_NATS_PORT}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Addresses that a command uses, and where they are from."""
+
+    flight: str
+    nats: str
+    source: str  # for messages: "--server", a file's path, "default"
+    moto: str | None = None
+
+
+def find_server(given: str | None, *, nats: str | None = None) -> Server:
+    """Return the server to talk to; reads at most one small file, connects to nothing.
+
+    Raises:
+        InvalidConfigError: the given text is no address, or the runtime file is damaged.
+        UnavailableError: the runtime file belongs to a server that has ended.
+    """
+    if given is not None:
+        path = Path(given)
+        if path.exists():
+            return _from_file(path, nats)
+        return Server(flight=_flight_url(given), nats=nats or DEFAULT_NATS, source="--server")
+    local = Path(runtime_file.DEFAULT_DATA_DIR)
+    with suppress(FileNotFoundError):
+        return _from_file(local, nats)
+    return Server(flight=DEFAULT_FLIGHT, nats=nats or DEFAULT_NATS, source="default")
+
+
+def connect(server: Server) -> Client:
+    """Return a client of the server; the connection is made by its first request."""
+    from headwater.client import Client
+
+    return Client(server.flight)
+
+
+def use_lake_of(server: Server) -> None:
+    """Let S3 clients of this process reach the server's moto, if that is its lake.
+
+    Variables that are set already win: whoever sets them knows better.
+    """
+    if server.moto is not None:
+        for name, value in embedded.moto_environment(server.moto).items():
+            os.environ.setdefault(name, value)
+
+
+def _from_file(path: Path, nats: str | None) -> Server:
+    try:
+        found = runtime_file.RuntimeFile.read(path)
+    except FileNotFoundError as cause:
+        if path == Path(runtime_file.DEFAULT_DATA_DIR):
+            raise
+        raise UnavailableError(
+            f"no server runs in {path}; start it with `headwater up --data {path}`"
+        ) from cause
+    if not found.running():
+        raise UnavailableError(
+            f"{path} is from a server that has ended (process {found.pid}); start it again with "
+            f"`headwater up`"
+        )
+    return Server(flight=found.flight, nats=nats or found.nats, source=str(path), moto=found.moto)
+
+
+def _flight_url(text: str) -> str:
+    if "://" in text:
+        return text
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidConfigError(
+            f"--server {text!r} is neither an address (host:port or grpc://host:port) nor a file "
+            "or folder that exists"
+        )
+    return f"grpc://{text}"

@@ -1,0 +1,95 @@
+"""One place where an error becomes a message, a hint and an exit code.
+
+Exit codes: 1 data is damaged, 2 the request or the configuration is wrong, 3 try again later,
+130 interrupted. Anything else that reaches the top is a defect of ours and says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from broker.errors import (
+    CorruptDataError,
+    FencedError,
+    HeadwaterError,
+    InvalidConfigError,
+    InvalidRequestError,
+    UnavailableError,
+)
+
+EXIT_DAMAGED: Final = 1
+EXIT_WRONG_REQUEST: Final = 2
+EXIT_TRY_LATER: Final = 3
+EXIT_INTERRUPTED: Final = 130
+
+# What to do about an error, by the name of its class; the nearest base class decides otherwise.
+_HINTS: Final = {
+    "UnknownStreamError": "List what exists with `headwater stream list`, or make the stream with "
+    "`headwater stream create NAME --subject SUBJECT`.",
+    "StreamExistsError": "Look at it with `headwater stream describe NAME`; choose another name, "
+    "or delete it first.",
+    "UnknownPartitionError": "`headwater stream describe NAME` shows the partitions.",
+    "OffsetOutOfRangeError": "Start with `--from earliest`, or at an offset within the range.",
+    "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
+    "message carries at most 8 MiB here.",
+    "UnknownLeaseError": "Take a new cut: `headwater cut STREAM`.",
+    "InvalidCutError": "Give the text that `headwater cut STREAM` printed, whole, or a file with "
+    "it as `--as-of @FILE`.",
+    "InvalidConfigError": "`headwater COMMAND --help` lists what is accepted.",
+    "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
+    "MinIO or a local directory.",
+    "FencedError": "What this client knew is out of date. Run the command again.",
+    "DiskFullError": "Free disk space; the broker takes writes again by itself.",
+    "LogFailedError": "A write to the log failed and it takes no more. See the broker's log and "
+    "the disk, then restart the broker.",
+    "RemoteTierUnavailableError": "The object store does not answer. Nothing is lost: the broker "
+    "goes on and ships later. Check endpoint, credentials and network.",
+    "UnavailableError": "Is the server running? `headwater up` starts one; `--server` or "
+    "HEADWATER_SERVER names another.",
+    "CorruptDataError": "Nothing was deleted or repaired. `headwater verify STREAM` checks every "
+    "byte; docs/operations.md says what to do next.",
+}
+_CODES: Final[tuple[tuple[type[HeadwaterError], int], ...]] = (
+    (CorruptDataError, EXIT_DAMAGED),
+    (InvalidRequestError, EXIT_WRONG_REQUEST),
+    (InvalidConfigError, EXIT_WRONG_REQUEST),
+    (FencedError, EXIT_TRY_LATER),
+    (UnavailableError, EXIT_TRY_LATER),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How an error is told to a person and to a script."""
+
+    name: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+def explain(error: BaseException) -> Failure | None:
+    """Return how to tell ``error``; None when it is nobody's mistake but ours."""
+    if isinstance(error, HeadwaterError):
+        hints = (_HINTS.get(kind.__name__) for kind in type(error).__mro__)
+        hint = next((text for text in hints if text is not None), None)
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), EXIT_DAMAGED)
+        return Failure(type(error).__name__, error.message, hint, code)
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return Failure("OSError", _os_error(error), None, EXIT_WRONG_REQUEST)
+    if isinstance(error, ModuleNotFoundError):
+        extra = "spark" if error.name in ("pyspark", "delta") else "demo"
+        message = f"the Python package {error.name!r} is not installed"
+        return Failure("MissingPackage", message, _install_hint(extra), EXIT_WRONG_REQUEST)
+    return None
+
+
+def _os_error(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def _install_hint(extra: str) -> str:
+    return f"Install it into this environment: {sys.executable} -m pip install 'headwater[{extra}]'"

@@ -1,0 +1,132 @@
+"""The ``headwater`` command: puts the groups together and catches what they let through.
+
+Commands raise HeadwaterError and nothing else on purpose. It becomes a message, a hint and an
+exit code here; ``--debug`` shows the traceback instead. Rooms are imported by the command that
+needs them, so that ``headwater --help`` and completion stay quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from headwater.cli import console, failures
+from headwater.cli.publish import publish
+from headwater.cli.query import query
+from headwater.cli.read import cut, read
+from headwater.cli.server import broker, up
+from headwater.cli.stream import app as stream_app
+from headwater.cli.subscribe import subscribe
+from headwater.cli.tier import app as tier_app
+from headwater.cli.verify import verify
+
+_EXIT_BROKEN_PIPE: Final = 141  # what a shell reports for a program ended by SIGPIPE
+
+
+class ErrorGroup(TyperGroup):
+    """A group that turns every error into one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command."""
+        try:
+            result = super().invoke(ctx)
+            console.flush()  # a reader that is gone shows up here, not after us
+        except (typer.Exit, typer.Abort, typer.TyperException):
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(failures.EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            _forget_stdout()
+            raise typer.Exit(_EXIT_BROKEN_PIPE) from None
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            raise typer.Exit(_report(error)) from error
+        return result
+
+
+app = typer.Typer(
+    cls=ErrorGroup,
+    name="headwater",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        console.line(f"headwater {version('headwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, to report it.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Durable NATS subjects whose whole history is a Delta table.
+
+    Start a server with [bold]headwater up[/bold]. In another terminal, in the same folder:
+
+      headwater stream create orders --subject orders --puback
+      echo 'hello' | headwater publish orders
+      headwater subscribe orders --follow
+      headwater query 'select count(*) from orders'
+    """
+
+
+app.command()(up)
+app.command()(broker)
+app.add_typer(stream_app, name="stream")
+app.command()(publish)
+app.command()(subscribe)
+app.command()(read)
+app.command()(cut)
+app.add_typer(tier_app, name="tier")
+app.command()(query)
+app.command()(verify)
+
+
+def main() -> None:
+    """Run the command line and exit the process."""
+    app(prog_name="headwater")
+
+
+def _report(error: Exception) -> int:
+    """Tell a person what went wrong and what to do; return the exit code."""
+    failure = failures.explain(error)
+    if failure is None:
+        console.note(
+            f"[bold red]Internal error[/bold red] {type(error).__name__}: "
+            f"{console.plain(str(error))}\n"
+            "This is a defect of Headwater. `headwater --debug …` shows where."
+        )
+        return 70  # EX_SOFTWARE of sysexits.h
+    console.note(f"[bold red]{failure.name}[/bold red]: {console.plain(failure.message)}")
+    if failure.hint:
+        console.note(f"[dim]{console.plain(failure.hint)}[/dim]")
+    return failure.exit_code
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""``headwater publish``: lines, JSON lines or a whole file become durable records."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Protocol
+
+import typer
+
+from broker.codec.checksum import crc32c
+from broker.errors import InvalidRequestError, RecordTooLargeError, UnknownPartitionError
+from broker.model.stream import Stream
+from headwater.cli import console
+from headwater.cli.discovery import Server, connect, find_server
+from headwater.cli.options import JsonOption, NatsOption, ServerOption, StreamArgument
+from headwater.cli.parsing import expand_subject, parse_header
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+_READ_BYTES: Final = 256 * 1024
+_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+_WINDOW_DEFAULT: Final = 8192
+_FIELD_PLACE: Final = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A record on its way: where to, and what."""
+
+    partition: int
+    subject: str
+    key: bytes | None
+    value: bytes
+
+
+class Sink(Protocol):
+    """A way to the broker."""
+
+    def send(self, records: list[Outgoing]) -> None:
+        """Send in order; blocks while too much is unanswered."""
+
+    def finish(self) -> None:
+        """Block until everything is answered."""
+
+    @property
+    def acked(self) -> int:
+        """Records known to be durable."""
+
+
+FileArgument = Annotated[str, typer.Argument(metavar="[FILE|-]", help="File to read; - is stdin.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", "-k", help="Key of every record.", show_default=False)
+]
+KeyFieldOption = Annotated[
+    str | None,
+    typer.Option(help="Lines are JSON objects; this field is the key.", show_default=False),
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", help="'Name: value' for every record; may be repeated."),
+]
+SubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Subject to publish on, for a stream with a wildcard. {field} is taken from "
+        "each JSON line.",
+        show_default=False,
+    ),
+]
+PartitionOption = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", min=0, help="Partition; by default by key, else in turn."),
+]
+RawOption = Annotated[bool, typer.Option("--raw", help="The whole input is one record.")]
+ViaOption = Annotated[
+    str, typer.Option(help="nats: as any NATS client; flight: Arrow batches, fastest.")
+]
+NoAckOption = Annotated[
+    bool,
+    typer.Option("--no-ack", help="NATS only: do not ask whether records were stored."),
+]
+WindowOption = Annotated[
+    int, typer.Option(min=1, help="Records that may wait for their answer (NATS).")
+]
+
+
+def publish(
+    stream: StreamArgument,
+    file: FileArgument = "-",
+    *,
+    key: KeyOption = None,
+    key_field: KeyFieldOption = None,
+    header: HeaderOption = None,
+    subject: SubjectOption = None,
+    partition: PartitionOption = None,
+    raw: RawOption = False,
+    via: ViaOption = "nats",
+    no_ack: NoAckOption = False,
+    window: WindowOption = _WINDOW_DEFAULT,
+    server: ServerOption = None,
+    nats: NatsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Publish each line of a file, or of stdin, as one record.
+
+    The command ends once every record is on the broker's disk, and tells how many.
+
+    [bold]Examples[/bold]
+
+      echo 'hello' | headwater publish orders
+      headwater publish orders orders.jsonl --key-field order_id
+      headwater publish flights flights.jsonl --key-field tailnum --subject 'flights.{origin}'
+      headwater publish images photo.png --raw -k photo.png -H 'Type: image/png' --via flight
+    """
+    if via not in ("nats", "flight"):
+        raise typer.BadParameter("choose nats or flight", param_hint="--via")
+    if key is not None and key_field is not None:
+        raise typer.BadParameter("give --key or --key-field, not both", param_hint="--key")
+    headers = _headers(header or [])
+    target = find_server(server, nats=nats)
+    with ExitStack() as stack:
+        client = stack.enter_context(connect(target))
+        found = client.stream(stream)
+        router = Router(
+            stream=found,
+            subject=subject,
+            partition=partition,
+            key=None if key is None else key.encode(),
+            key_field=key_field,
+        )
+        source = stack.enter_context(_opened(file))
+        sink = stack.enter_context(
+            _nats_sink(target, found, headers, window, acks=not no_ack)
+            if via == "nats"
+            else _flight_sink(client, found, headers)
+        )
+        sent, seconds = _run(router, _values(source, raw), sink)
+    acked = sink.acked
+    if json:
+        console.json_line({"sent": sent, "acked": acked, "seconds": round(seconds, 3)})
+    else:
+        rate = sent / seconds if seconds > 0 else 0
+        told = "not asked whether they were stored" if no_ack else f"{acked:,} on disk"
+        console.note(f"{sent:,} records sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+
+
+class Router:
+    """Decides subject, partition and key of each value. Holds no connection."""
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        subject: str | None,
+        partition: int | None,
+        key: bytes | None,
+        key_field: str | None,
+    ) -> None:
+        """Check the choices against the stream.
+
+        Raises:
+            UnknownPartitionError: no such partition.
+            InvalidRequestError: a wildcard needs a subject, or subject and partition are given.
+        """
+        config = stream.config
+        if partition is not None and partition >= config.partitions:
+            raise UnknownPartitionError(
+                f"stream {stream.name!r} has partitions 0 to {config.partitions - 1}",
+                stream=stream.name,
+                partition=partition,
+            )
+        wildcard = any(token in ("*", ">") for token in config.subject.split("."))
+        if wildcard and subject is None:
+            raise InvalidRequestError(
+                f"stream {stream.name!r} records {config.subject!r}: say with --subject which "
+                "subject to publish on"
+            )
+        self._config = config
+        self._subject = subject
+        self._partition = partition
+        self._key = key
+        self._key_field = key_field
+        self._parse = key_field is not None or bool(_FIELD_PLACE.search(subject or ""))
+        self._turn = 0
+
+    def route(self, value: bytes) -> Outgoing:
+        """Return where a value goes.
+
+        Raises:
+            InvalidRequestError: it is not a JSON object, or lacks a field that is needed.
+        """
+        fields = _fields(value) if self._parse else {}
+        key = self._key if self._key_field is None else _key(fields, self._key_field)
+        partition = self._choose_partition(key)
+        if self._subject is None:
+            return Outgoing(partition, self._config.partition_subject(partition), key, value)
+        try:
+            return Outgoing(partition, expand_subject(self._subject, fields), key, value)
+        except ValueError as cause:
+            raise InvalidRequestError(str(cause)) from cause
+
+    def _choose_partition(self, key: bytes | None) -> int:
+        count = self._config.partitions
+        if self._partition is not None:
+            return self._partition
+        if count == 1:
+            return 0
+        if key is not None:
+            return crc32c(key) % count  # equal keys share a partition, so they keep their order
+        turn, self._turn = self._turn, self._turn + 1
+        return turn % count
+
+
+def _fields(value: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(value)
+    except ValueError as cause:
+        raise InvalidRequestError(f"this line is not JSON: {value[:80]!r}") from cause
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(f"this line is not a JSON object: {value[:80]!r}")
+    return fields
+
+
+def _key(fields: dict[str, Any], name: str) -> bytes | None:
+    if name not in fields:
+        raise InvalidRequestError(f"a record has no field {name!r} for its key", field=name)
+    found = fields[name]
+    if found is None:
+        return None
+    return (found if isinstance(found, str) else json.dumps(found)).encode()
+
+
+def _headers(texts: list[str]) -> list[tuple[str, str]]:
+    try:
+        return [parse_header(text) for text in texts]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--header") from error
+
+
+def _opened(file: str) -> BinaryIO:
+    return sys.stdin.buffer if file == "-" else Path(file).open("rb")
+
+
+def _values(source: BinaryIO, raw: bool) -> Iterator[list[bytes]]:
+    """Yield values in groups as they arrive, so that a slow pipe is published without delay."""
+    if raw:
+        data = source.read(_RECORD_BYTES_MAX + 1)
+        _refuse_too_large(len(data))
+        yield [data]
+        return
+    rest = b""
+    while chunk := _read_some(source):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        _refuse_too_large(len(rest))
+        yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+def _read_some(source: BinaryIO) -> bytes:
+    read1 = getattr(source, "read1", None)  # returns what is there instead of waiting for all
+    chunk: bytes = read1(_READ_BYTES) if read1 else source.read(_READ_BYTES)
+    return chunk
+
+
+def _refuse_too_large(size: int) -> None:
+    if size > _RECORD_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"a record of more than {_RECORD_BYTES_MAX} bytes",
+            size_bytes=size,
+            limit_bytes=_RECORD_BYTES_MAX,
+        )
+
+
+def _run(router: Router, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int, float]:
+    """Send everything, show how far it is; return the number of records and the seconds."""
+    started, sent = time.monotonic(), 0
+    try:
+        with console.progress(total=None, what="publishing") as shown:
+            for group in groups:
+                records = [router.route(value) for value in group if value]
+                if not records:
+                    continue
+                sink.send(records)
+                sent += len(records)
+                rate = f"{sent / (time.monotonic() - started):,.0f}/s, {sink.acked:,} on disk"
+                shown.update(shown.task_ids[0], completed=sent, rate=rate)
+            sink.finish()
+    except BaseException:
+        console.note(
+            f"Stopped after {sent:,} records sent; {sink.acked:,} are known to be on disk."
+        )
+        raise
+    return sent, time.monotonic() - started
+
+
+def _nats_sink(
+    server: Server, stream: Stream, headers: list[tuple[str, str]], window: int, *, acks: bool
+) -> Any:
+    from headwater.cli.publish_sinks import NatsSink
+
+    if acks and not stream.config.puback:
+        raise InvalidRequestError(
+            f"stream {stream.name!r} does not answer NATS publishers (puback is off), so nobody "
+            "would know whether records are stored: use --via flight, or --no-ack"
+        )
+    return NatsSink(server.nats, stream, headers, window=window, acks=acks)
+
+
+def _flight_sink(client: Client, stream: Stream, headers: list[tuple[str, str]]) -> Any:
+    from headwater.cli.publish_sinks import FlightSink
+
+    return FlightSink(client, stream, headers)

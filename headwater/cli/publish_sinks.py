@@ -1,0 +1,159 @@
+"""The two ways of ``headwater publish`` to a broker: NATS messages, or Arrow batches by Flight."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from broker.codec.schema import HEADERS_TYPE
+from broker.errors import InvalidRequestError
+from broker.model.records import AppendResult
+from broker.model.stream import Stream
+from headwater.cli.publish import Outgoing
+from headwater.nats_publisher import NatsMessage, NatsPublisher
+
+if TYPE_CHECKING:
+    from headwater.client import Client, Producer
+
+
+class NatsSink:
+    """Publishes as any NATS client does; each record is answered once it is durable."""
+
+    def __init__(
+        self,
+        url: str,
+        stream: Stream,
+        headers: list[tuple[str, str]],
+        *,
+        window: int,
+        acks: bool,
+    ) -> None:
+        """Prepare; connects on entering.
+
+        Raises:
+            InvalidRequestError: a header is given twice, which this client cannot send by NATS.
+        """
+        names = [name for name, _ in headers]
+        if len(set(names)) != len(names):
+            raise InvalidRequestError("a header given twice can only be sent with --via flight")
+        self._headers = dict(headers)
+        self._key_header = stream.config.key_header
+        self._publisher = NatsPublisher(url, window=window, acks=acks)
+
+    @property
+    def acked(self) -> int:
+        """Records known to be durable."""
+        return self._publisher.counts.acked
+
+    def send(self, records: list[Outgoing]) -> None:
+        """Send in order; blocks while the window is full."""
+        self._publisher.publish([self._message(record) for record in records])
+
+    def finish(self) -> None:
+        """Block until everything is answered."""
+        self._publisher.finish()
+
+    def _message(self, record: Outgoing) -> NatsMessage:
+        if record.key is None:
+            return NatsMessage(record.subject, record.value, self._headers or None)
+        try:
+            key = record.key.decode()
+        except UnicodeDecodeError as cause:
+            raise InvalidRequestError(
+                f"key {record.key!r} is not text, which a NATS header must be: use --via flight"
+            ) from cause
+        if key != key.strip() or "\n" in key or "\r" in key:
+            raise InvalidRequestError(
+                f"key {key!r} cannot be a NATS header as it is: use --via flight"
+            )
+        return NatsMessage(record.subject, record.value, {**self._headers, self._key_header: key})
+
+    def __enter__(self) -> Self:
+        self._publisher.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._publisher.__exit__(kind, error, trace)
+
+
+class FlightSink:
+    """Sends Arrow batches, one producer per partition; a retry is stored once."""
+
+    def __init__(self, client: Client, stream: Stream, headers: list[tuple[str, str]]) -> None:
+        """Prepare; a producer is opened with its partition's first record."""
+        self._client = client
+        self._stream = stream
+        entries = [{"key": name, "value": value.encode()} for name, value in headers]
+        self._headers = pa.scalar(entries or None, HEADERS_TYPE)
+        self._producers: dict[int, Producer] = {}
+        self._stack = ExitStack()
+        self._unanswered: deque[Future[AppendResult]] = deque()
+        self._acked = 0
+
+    @property
+    def acked(self) -> int:
+        """Records known to be durable."""
+        return self._acked
+
+    def send(self, records: list[Outgoing]) -> None:
+        """Send a batch per partition; blocks while a window is full."""
+        by_partition: defaultdict[int, list[Outgoing]] = defaultdict(list)
+        for record in records:
+            by_partition[record.partition].append(record)
+        for partition, group in by_partition.items():
+            future = self._producer(partition).send(self._batch(partition, group))
+            self._unanswered.append(future)
+        while self._unanswered and self._unanswered[0].done():
+            self._count_next()
+
+    def finish(self) -> None:
+        """Block until everything is answered."""
+        for producer in self._producers.values():
+            producer.flush()
+        while self._unanswered:
+            self._count_next()
+
+    def _producer(self, partition: int) -> Producer:
+        found = self._producers.get(partition)
+        if found is None:
+            opened = self._client.producer(self._stream.name, partition=partition)
+            found = self._producers[partition] = self._stack.enter_context(opened)
+        return found
+
+    def _batch(self, partition: int, records: list[Outgoing]) -> pa.RecordBatch:
+        own = self._stream.config.partition_subject(partition)
+        subjects = [None if record.subject == own else record.subject for record in records]
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([record.key for record in records], pa.binary()),
+                pa.array([record.value for record in records], pa.binary()),
+                pa.repeat(self._headers, len(records)),
+                pa.array(subjects, pa.string()),
+            ],
+            names=["key", "value", "headers", "subject"],
+        )
+
+    def _count_next(self) -> None:
+        """Count the oldest batch; waits for its answer and raises what the broker refused."""
+        self._acked += self._unanswered.popleft().result().records_count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)

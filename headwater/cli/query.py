@@ -1,0 +1,154 @@
+"""``headwater query``: Spark SQL in which every stream is a view of its full history."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from broker.errors import HeadwaterError, InvalidRequestError
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server, use_lake_of
+from headwater.cli.options import ServerOption
+
+_TABLE_ROWS: Final = 100
+_T = TypeVar("_T")
+
+
+def query(
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="One statement, or @FILE; - reads stdin.")
+    ],
+    *,
+    format: Annotated[  # noqa: A002  # the option's name
+        str | None,
+        typer.Option(
+            "--format",
+            help="table, json (one object per line) or csv. Default: table on a terminal, json "
+            "in a pipe.",
+            show_default=False,
+        ),
+    ] = None,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
+    server: ServerOption = None,
+) -> None:
+    """Run a Spark SQL statement over streams, up to the last committed record.
+
+    Columns: partition, offset, timestamp, key, value, headers, subject, leader_epoch,
+    reply_subject, correlation_id. Keys and values are binary: CAST(value AS STRING).
+
+    [bold]Examples[/bold]
+
+      headwater query 'select count(*) from orders'
+      headwater query 'select cast(key as string) k, count(*) n from orders group by k'
+      headwater query "select get_json_object(cast(value as string), '$.dest') d from flights"
+      headwater query @report.sql --format csv > report.csv
+    """
+    form = format or ("table" if console.is_terminal() else "json")
+    if form not in ("table", "json", "csv"):
+        raise typer.BadParameter("choose table, json or csv", param_hint="--format")
+    statement = _statement(sql)
+    target = find_server(server)
+    use_lake_of(target)
+    import headwater
+    from spark_jobs.sql import query as run
+
+    with connect(target) as client, tempfile.TemporaryDirectory() as scratch:
+        client.streams()  # a server that is not there is told before Spark takes its seconds
+        conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes a folder where we stand
+        spark = headwater.session("headwater-query", master, conf=conf)
+        try:
+            result = _translated(lambda: run(spark, statement, client))
+            rows = _translated(lambda: result.toLocalIterator(prefetchPartitions=True))
+            _write(form, list(result.columns), _rows(rows))
+        finally:
+            headwater.release_all()
+            spark.stop()
+
+
+def _statement(sql: str) -> str:
+    if sql == "-":
+        return sys.stdin.read()
+    return Path(sql[1:]).read_text(encoding="utf-8") if sql.startswith("@") else sql
+
+
+def _rows(rows: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+    while True:
+        row = _translated(lambda: next(rows, None))
+        if row is None:
+            return
+        yield tuple(row)
+
+
+def _translated(work: Callable[[], _T]) -> _T:
+    """Run a piece of Spark's work; what it raises becomes one of our errors.
+
+    Raises:
+        HeadwaterError: our own error that Spark carried, or InvalidRequestError with Spark's words
+            for a statement that it cannot run.
+    """
+    from spark_jobs.failures import typed
+
+    try:
+        return work()
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        ours = typed(error)
+        if ours is not None:
+            raise ours from error
+        if not type(error).__module__.startswith("pyspark.errors"):
+            raise
+        text = str(error).partition("\n\nJVM stacktrace")[0].strip()
+        raise InvalidRequestError(f"Spark: {text[:2000]}") from error
+
+
+def _write(form: str, names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
+    if form == "table":
+        head = [tuple(_cell(value) for value in row) for row in islice(rows, _TABLE_ROWS)]
+        console.table(names, head)
+        if next(rows, None) is not None:
+            console.note(f"The first {_TABLE_ROWS} rows; --format csv or json gives all.")
+        return
+    if form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        return
+    for row in rows:
+        console.json_line(dict(zip(names, map(_plain, row), strict=True)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a Spark value as JSON knows it; bytes are text where they are UTF-8."""
+    match value:
+        case bytes() | bytearray():
+            try:
+                return bytes(value).decode()
+            except UnicodeDecodeError:
+                return f"base64:{base64.b64encode(value).decode()}"
+        case datetime() | date():
+            return value.isoformat()
+        case Decimal() | timedelta():
+            return str(value)
+        case dict():
+            return {str(_plain(key)): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            as_dict = getattr(value, "asDict", None)
+            return _plain(as_dict()) if as_dict else [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def _cell(value: Any) -> Any:
+    plain = _plain(value)
+    return str(plain) if isinstance(plain, dict | list) else plain

@@ -1,0 +1,193 @@
+"""``headwater read`` and ``headwater cut``: a stream's full history at one exact position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from broker.errors import InvalidCutError
+from broker.model.certificate import Certificate
+from broker.model.cut import Cut
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server, use_lake_of
+from headwater.cli.leases import held_cut
+from headwater.cli.options import JsonOption, LeaseOption, ServerOption, StreamArgument
+from headwater.cli.parsing import format_bytes, format_time_us
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+    from headwater.history import History
+
+_FORMATS: Final = ("table", "jsonl", "csv", "parquet")
+_TABLE_ROWS: Final = 50
+
+
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="table, jsonl, csv or parquet. Default: by the suffix of --output, else table "
+        "on a terminal and jsonl in a pipe.",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout."),
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(help="Columns, separated by commas; default: all.", show_default=False),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", "-n", min=1, help="End after this many rows; then nothing is certified."
+    ),
+]
+BinaryOption = Annotated[
+    str,
+    typer.Option("--bytes", help="csv: write keys and values as text (must be UTF-8) or base64."),
+]
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CUT",
+        help="Read a saved cut again (text of `headwater cut`, or @FILE) instead of now.",
+        show_default=False,
+    ),
+]
+
+
+def read(
+    stream: StreamArgument,
+    *,
+    format: FormatOption = None,  # noqa: A002  # the option's name
+    output: OutputOption = None,
+    columns: ColumnsOption = None,
+    limit: LimitOption = None,
+    binary: BinaryOption = "text",
+    as_of: AsOfOption = None,
+    server: ServerOption = None,
+) -> None:
+    """Read everything: the Delta table and the records not yet in it, each exactly once.
+
+    The certificate on stderr says what was proved. A read that cannot be exact fails. A file
+    given with -o appears only when it is complete.
+
+    [bold]Examples[/bold]
+
+      headwater read orders
+      headwater read orders -o orders.parquet
+      headwater read orders --columns offset,key,value --format csv > orders.csv
+      headwater cut orders > monday.cut && headwater read orders --as-of @monday.cut
+    """
+    from headwater.cli.row_files import head, write
+
+    form = _format(format, output)
+    if binary not in ("text", "base64"):
+        raise typer.BadParameter("choose text or base64", param_hint="--bytes")
+    target = find_server(server)
+    use_lake_of(target)
+    with ExitStack() as stack:
+        client = stack.enter_context(connect(target))
+        history = stack.enter_context(_history(client, stream, as_of))
+        wanted = None if columns is None else [name.strip() for name in columns.split(",")]
+        shown = _TABLE_ROWS if form == "table" and limit is None else limit
+        rows = history.batches(wanted)
+        written = write(form, rows if shown is None else head(rows, shown), output, binary)
+        if shown is None or history.complete:
+            _print_certificate(history.certificate(), history.cut)
+        else:
+            console.note(
+                f"The first {written:,} of {history.cut.records_count:,} records; "
+                "-o FILE, or another --format, reads all of them."
+            )
+
+
+def cut(
+    stream: StreamArgument,
+    *,
+    lease: LeaseOption = "1h",  # type: ignore[assignment]  # typer parses defaults too
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print a saved cut: one line that names an exact position in both tiers.
+
+    Reading it again gives the same rows, for as long as its lease holds, and after that for as
+    long as retention has removed nothing.
+
+    [bold]Examples[/bold]
+
+      headwater cut orders > monday.cut
+      headwater cut orders --lease 1d
+      headwater read orders --as-of @monday.cut -o monday.parquet
+    """
+    with connect(find_server(server)) as client:
+        taken = client.cut(stream, ttl_ms=lease)
+    if json:
+        console.json_line(taken.to_dict())
+    else:
+        console.line(taken.save())
+    console.note(
+        f"{taken.records_count:,} records, table version "
+        f"{'none' if taken.table_version is None else taken.table_version}, held until "
+        f"{format_time_us(taken.lease.expires_us)}"
+    )
+
+
+@contextmanager
+def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History]:
+    """Open a read under a lease that is renewed until the read is over."""
+    from headwater.history import History
+
+    if as_of is None:
+        with held_cut(client, stream) as taken:
+            yield History(client, taken)
+        return
+    saved = _saved_cut(as_of)
+    if saved.stream != stream:
+        raise InvalidCutError(f"the cut is of stream {saved.stream!r}, not of {stream!r}")
+    yield History(client, saved)
+
+
+def _saved_cut(text: str) -> Cut:
+    return Cut.load(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+
+
+def _format(given: str | None, output: Path | None) -> str:
+    if given is None:
+        by_suffix = output.suffix.lstrip(".") if output is not None else ""
+        given = by_suffix if by_suffix in _FORMATS else ""
+        if not given and output is not None:
+            raise typer.BadParameter(
+                f"{output} has no suffix of {', '.join(_FORMATS)}: give --format",
+                param_hint="--format",
+            )
+        given = given or ("table" if console.is_terminal() else "jsonl")
+    if given not in _FORMATS:
+        raise typer.BadParameter(f"choose one of {', '.join(_FORMATS)}", param_hint="--format")
+    if given == "parquet" and output is None:
+        raise typer.BadParameter("parquet needs a file: -o FILE", param_hint="--format")
+    if given == "table" and output is not None:
+        raise typer.BadParameter("a table goes to the terminal", param_hint="--format")
+    return given
+
+
+def _print_certificate(certificate: Certificate, taken: Cut) -> None:
+    version = certificate.table_version
+    console.note(
+        f"[green]Exact:[/green] {certificate.records_count:,} records, each once, of "
+        f"[bold]{console.plain(taken.stream)}[/bold] as of {format_time_us(taken.taken_us)}; "
+        f"table version {'none' if version is None else version}, "
+        f"{certificate.files_count:,} files, {format_bytes(certificate.files_bytes)}"
+    )
+    for part in certificate.partitions:
+        console.note(
+            f"  partition {part.partition}: [{part.start}, {part.end})  "
+            f"{part.cold_count:,} cold + {part.hot_count:,} hot"
+        )

@@ -1,0 +1,300 @@
+"""``headwater up`` and ``headwater broker``: start servers and end them cleanly."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from broker.errors import InvalidConfigError
+from headwater import embedded
+from headwater.cli import console
+from headwater.cli.discovery import (
+    DEFAULT_FLIGHT_PORT,
+    DEFAULT_HTTP_PORT,
+    DEFAULT_NATS_PORT,
+)
+from headwater.cli.failures import EXIT_TRY_LATER
+from headwater.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+
+_MOTO_BUCKET: Final = "headwater"
+_WATCH_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    nats: int
+    flight: int
+    http: int
+
+
+DataOption = Annotated[
+    Path, typer.Option(help="Everything is kept in this directory.", metavar="DIR")
+]
+S3Option = Annotated[
+    str | None,
+    typer.Option(
+        metavar="moto|s3://BUCKET/PREFIX",
+        help="Keep the tables in S3: 'moto' starts a throw-away S3 that forgets when it ends; "
+        "a URL uses a real store, with credentials as the AWS tools find them. "
+        "Default: a local directory.",
+        show_default=False,
+    ),
+]
+NatsUrlOption = Annotated[
+    str | None,
+    typer.Option(help="Use this NATS server instead of starting one.", show_default=False),
+]
+NatsPortOption = Annotated[
+    int | None, typer.Option(help=f"NATS {DEFAULT_NATS_PORT} by default; 0: a free one.")
+]
+FlightPortOption = Annotated[
+    int | None,
+    typer.Option(help=f"Arrow Flight {DEFAULT_FLIGHT_PORT} by default; 0: a free one."),
+]
+HttpPortOption = Annotated[
+    int | None, typer.Option(help=f"Metrics {DEFAULT_HTTP_PORT} by default; 0: a free one.")
+]
+LogLevelOption = Annotated[
+    str, typer.Option(help="debug, info, warning or error; logs go to stderr.")
+]
+
+
+def up(
+    *,
+    data: DataOption = Path(DEFAULT_DATA_DIR),
+    s3: S3Option = None,
+    nats_url: NatsUrlOption = None,
+    nats_port: NatsPortOption = None,
+    flight_port: FlightPortOption = None,
+    http_port: HttpPortOption = None,
+    log_level: LogLevelOption = "warning",
+) -> None:
+    """Run everything on this machine: NATS, the broker, tiering. Ctrl-C ends it.
+
+    A restart with the same --data finds every stream and record again.
+
+    [bold]Examples[/bold]
+
+      headwater up
+      headwater up --data /var/lib/headwater --log-level info
+      headwater up --s3 s3://my-bucket/headwater
+      headwater up --s3 moto --nats-port 0 --flight-port 0 --http-port 0
+    """
+    from broker import config as broker_config
+
+    data.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(_only_one(data))
+        ports = _choose_ports(nats_port, flight_port, http_port, own_nats=nats_url is None)
+        base = broker_config.load(None, os.environ)
+        children: list[embedded.EmbeddedServer] = []
+        if nats_url is None:
+            nats = stack.enter_context(embedded.start_nats(data / "nats", port=ports.nats))
+            children.append(nats)
+            nats_url = nats.address
+        moto = None
+        if s3 == "moto":
+            moto = stack.enter_context(embedded.start_moto(data / "moto", bucket=_MOTO_BUCKET))
+            children.append(moto)
+            embedded.use_moto(moto.address, os.environ)
+        config = _broker_config(
+            base, data=data, nats_url=nats_url, lake=_lake(s3, data), ports=ports, level=log_level
+        )
+        stack.callback((data / FILE_NAME).unlink, missing_ok=True)
+        stopping, all_alive = threading.Event(), threading.Event()
+        all_alive.set()
+        stack.callback(stopping.set)
+        watch = partial(_watch, children, stopping, all_alive)
+        threading.Thread(target=watch, name="watch-children", daemon=True).start()
+        code = _run_broker(config, data, moto.address if moto else None)
+    if code == 0:
+        console.note("Stopped. Everything is on disk." if moto is None else _MOTO_FAREWELL)
+    raise typer.Exit(code if all_alive.is_set() else EXIT_TRY_LATER)
+
+
+_MOTO_FAREWELL: Final = (
+    "Stopped. The throw-away S3 has forgotten its tables: a stream with shipped records cannot be "
+    "read in full any more."
+)
+
+
+def broker(
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            envvar="HEADWATER_CONFIG",
+            help="TOML file; HEADWATER_<SECTION>_<KEY> overrides it.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the configuration, start nothing.")
+    ] = False,
+) -> None:
+    """Run a broker as a daemon, from a configuration file and the environment.
+
+    Unknown keys are refused. docs/operations.md lists all of them with their defaults.
+
+    [bold]Examples[/bold]
+
+      headwater broker --config /etc/headwater/broker.toml
+      HEADWATER_LAKE_URI=s3://my-bucket/headwater headwater broker
+      headwater broker --config broker.toml --check
+    """
+    from broker import config as broker_config
+
+    loaded = broker_config.load(config, os.environ)
+    if check:
+        console.note("The configuration is good.")
+        return
+    from broker import daemon
+    from broker.arrow_without_pandas import keep_pandas_out
+
+    keep_pandas_out()
+    raise typer.Exit(daemon.run(loaded))
+
+
+def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
+    from broker import daemon
+    from broker.arrow_without_pandas import keep_pandas_out
+
+    keep_pandas_out()
+
+    def ready(addresses: daemon.Addresses) -> None:
+        found = RuntimeFile(
+            pid=os.getpid(),
+            flight=f"grpc://{embedded.LOOPBACK}:{addresses.flight_port}",
+            nats=addresses.nats_url,
+            http=f"http://{embedded.LOOPBACK}:{addresses.http_port}",
+            lake=addresses.lake_uri,
+            moto=moto,
+            started_us=time.time_ns() // 1000,
+        )
+        found.write(data)
+        _banner(found, data)
+
+    return daemon.run(config, on_ready=ready)
+
+
+@contextmanager
+def _only_one(data: Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel gives it back however this process ends."""
+    with (data / "up.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"another `headwater up` runs in {data}; use that one, or another --data"
+            ) from cause
+        yield
+
+
+def _choose_ports(
+    nats: int | None, flight: int | None, http: int | None, *, own_nats: bool
+) -> _Ports:
+    return _Ports(
+        nats=_port("--nats-port", nats, DEFAULT_NATS_PORT) if own_nats else 0,
+        flight=_port("--flight-port", flight, DEFAULT_FLIGHT_PORT),
+        http=_port("--http-port", http, DEFAULT_HTTP_PORT),
+    )
+
+
+def _port(option: str, given: int | None, default: int) -> int:
+    """Return the port to use: the given one or an error, the default one or a free one."""
+    port = default if given is None else given
+    if port == 0 or embedded.port_is_free(port):
+        return port
+    if given is not None:
+        raise InvalidConfigError(f"{option} {port} is taken on {embedded.LOOPBACK}; choose another")
+    console.note(f"Port {port} is taken; using a free one instead of it ({option}).")
+    return 0
+
+
+def _lake(s3: str | None, data: Path) -> str:
+    if s3 is None:
+        return str((data / "lake").absolute())
+    if s3 == "moto":
+        return f"s3://{_MOTO_BUCKET}/lake"
+    if not s3.startswith("s3://"):
+        raise InvalidConfigError(f"--s3 {s3!r} is neither moto nor s3://bucket/prefix")
+    return s3
+
+
+def _broker_config(
+    base: BrokerConfig, *, data: Path, nats_url: str, lake: str, ports: _Ports, level: str
+) -> BrokerConfig:
+    """Return the broker's configuration: the environment's, with what ``up`` decides itself."""
+    replace = dataclasses.replace
+    return replace(
+        base,
+        node=replace(base.node, data_dir=str((data / "broker").absolute())),
+        nats=replace(base.nats, url=nats_url),
+        flight=replace(base.flight, host=embedded.LOOPBACK, port=ports.flight),
+        http=replace(base.http, host=embedded.LOOPBACK, port=ports.http),
+        lake=replace(base.lake, uri=lake),
+        log=replace(base.log, level=level),
+    )
+
+
+def _watch(
+    children: list[embedded.EmbeddedServer],
+    stopping: threading.Event,
+    all_alive: threading.Event,
+) -> None:
+    """End the whole when a part of it has ended: half a server helps nobody."""
+    while not stopping.wait(_WATCH_S):
+        for child in children:
+            if not child.running():
+                all_alive.clear()
+                console.note(
+                    f"[bold red]{child.name} has ended[/bold red]; see {child.log_path}. Stopping."
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+def _banner(found: RuntimeFile, data: Path) -> None:
+    lines = [
+        f"[bold]NATS[/bold]     {found.nats}",
+        f"[bold]Flight[/bold]   {found.flight}",
+        f"[bold]Metrics[/bold]  {found.http}/metrics",
+        f"[bold]Tables[/bold]   {console.plain(found.lake)}",
+        f"[bold]Data[/bold]     {console.plain(str(data))}",
+    ]
+    if found.moto is not None:
+        lines.append(
+            f"[yellow]S3 is moto at {found.moto}: it forgets every table when this ends.[/yellow]"
+        )
+    server = "" if data == Path(DEFAULT_DATA_DIR) else f" --server {data}"
+    lines += [
+        "",
+        "In another terminal:",
+        f"  headwater stream create orders --puback{server}",
+        f"  echo hello | headwater publish orders{server}",
+        f"  headwater subscribe orders --follow{server}",
+        f"  headwater query 'select count(*) from orders'{server}",  # noqa: S608  # a hint
+        "",
+        "Ctrl-C ends it; the next start finds everything again."
+        if found.moto is None
+        else "Ctrl-C ends it. Use a new --data after that: these tables will be gone.",
+    ]
+    console.panel("Headwater is running", "\n".join(lines))
+    console.flush()

@@ -1,0 +1,317 @@
+"""``headwater stream``: create, list, describe and delete streams."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server
+from headwater.cli.options import (
+    JsonOption,
+    ServerOption,
+    StreamArgument,
+    duration_option,
+    size_option,
+)
+from headwater.cli.parsing import format_bytes, format_time_us
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list, describe and delete streams.",
+    rich_markup_mode="rich",
+)
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A-Z a-z 0-9 _ -, up to 128.")]
+SubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        help="NATS subject to record, wildcards allowed; partition n > 0 listens to "
+        "SUBJECT.n. Default: the stream's name.",
+        show_default=False,
+    ),
+]
+PartitionsOption = Annotated[
+    int | None, typer.Option(min=1, help="Number of partitions; 1 with a wildcard.")
+]
+PubackOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback/--no-puback",
+        help="Answer publishers on their reply subject once the record is on disk, "
+        "as JetStream does.",
+        show_default=False,
+    ),
+]
+KeyHeaderOption = Annotated[
+    str | None, typer.Option(help="NATS header that carries the key; default: Headwater-Key.")
+]
+QueueGroupOption = Annotated[
+    str | None, typer.Option(help="NATS queue group, for load-balanced ingest.")
+]
+DedupWindowOption = Annotated[
+    int | None,
+    duration_option(
+        "--dedup-window", help="How long a Nats-Msg-Id is remembered; 0s: off; default: 2m."
+    ),
+]
+DedupIdsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many ids are remembered at most; default: 1000000."),
+]
+RecordBytesOption = Annotated[
+    int | None, size_option("--record-bytes", help="Largest record; default: 8MiB.")
+]
+SegmentBytesOption = Annotated[
+    int | None,
+    size_option(
+        "--segment-bytes",
+        help="Size at which a segment is sealed and shipped; default: 128MiB.",
+    ),
+]
+SegmentAgeOption = Annotated[
+    int | None,
+    duration_option(
+        "--segment-age", help="Age at which it is, when traffic is thin; default: 10m."
+    ),
+]
+IndexIntervalOption = Annotated[
+    int | None,
+    size_option("--index-interval", help="Bytes between index entries; default: 64KiB."),
+]
+FlushOption = Annotated[
+    str | None,
+    typer.Option(
+        help="'always' syncs before every acknowledgement; 'interval' may lose the last "
+        "interval at a power loss; default: always."
+    ),
+]
+FlushIntervalOption = Annotated[
+    int | None,
+    duration_option("--flush-interval", help="That interval; default: 200ms."),
+]
+CompressionOption = Annotated[
+    str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
+]
+TieringOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--tiering/--no-tiering",
+        help="Keep the history in a Delta table; default: yes.",
+        show_default=False,
+    ),
+]
+LocalRetentionOption = Annotated[
+    int | None,
+    size_option(
+        "--local-retention", help="Keep this much shipped history on local disk; default: 1GiB."
+    ),
+]
+LocalRetentionAgeOption = Annotated[
+    int | None,
+    duration_option(
+        "--local-retention-age", help="... and not longer than this; default: no limit."
+    ),
+]
+UnshippedOption = Annotated[
+    int | None,
+    size_option(
+        "--unshipped",
+        help="Refuse writes beyond this much unshipped history; default: no limit.",
+    ),
+]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    *,
+    subject: SubjectOption = None,
+    partitions: PartitionsOption = None,
+    puback: PubackOption = None,
+    key_header: KeyHeaderOption = None,
+    queue_group: QueueGroupOption = None,
+    dedup_window: DedupWindowOption = None,
+    dedup_ids: DedupIdsOption = None,
+    record_bytes: RecordBytesOption = None,
+    segment_bytes: SegmentBytesOption = None,
+    segment_age: SegmentAgeOption = None,
+    index_interval: IndexIntervalOption = None,
+    flush: FlushOption = None,
+    flush_interval: FlushIntervalOption = None,
+    compression: CompressionOption = None,
+    tiering: TieringOption = None,
+    local_retention: LocalRetentionOption = None,
+    local_retention_age: LocalRetentionAgeOption = None,
+    unshipped: UnshippedOption = None,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create a stream; the same name with the same settings again changes nothing.
+
+    [bold]Examples[/bold]
+
+      headwater stream create orders --puback
+      headwater stream create flights --subject 'flights.>' --segment-bytes 8MiB
+      headwater stream create clicks --partitions 4 --dedup-window 10m
+    """
+    chosen: dict[str, Any] = {
+        "subject": subject or name,
+        "partitions": partitions,
+        "puback": puback,
+        "key_header": key_header,
+        "queue_group": queue_group,
+        "dedup_window_ms": dedup_window,
+        "dedup_ids_max": dedup_ids,
+        "record_bytes_max": record_bytes,
+        "segment_bytes_max": segment_bytes,
+        "segment_age_ms_max": segment_age,
+        "index_interval_bytes": index_interval,
+        "flush": flush,
+        "flush_interval_ms": flush_interval,
+        "compression": compression,
+        "tiering": tiering,
+        "local_retention_bytes": local_retention,
+        "local_retention_ms": local_retention_age,
+        "unshipped_bytes_max": unshipped,
+    }
+    given = {setting: value for setting, value in chosen.items() if value is not None}
+    with connect(find_server(server)) as client:
+        stream = client.create_stream(name, **given)
+    if json:
+        console.json_line(_as_dict(stream))
+        return
+    config = stream.config
+    console.say(
+        f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "
+        f"[bold]{console.plain(config.subject)}[/bold] in {config.partitions} partition(s)."
+    )
+
+
+@app.command("list")
+def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
+    """List the streams.
+
+    [bold]Examples[/bold]
+
+      headwater stream list
+      headwater stream list --json | jq .name
+    """
+    with connect(find_server(server)) as client:
+        streams = client.streams()
+    if json:
+        for stream in streams:
+            console.json_line(_as_dict(stream))
+        return
+    if not streams:
+        console.note("No streams yet. Make one: headwater stream create NAME --subject SUBJECT")
+        return
+    console.table(
+        ("stream", "subject", "partitions", "puback", "tiering", "created"),
+        (
+            (
+                stream.name,
+                stream.config.subject,
+                stream.config.partitions,
+                stream.config.puback,
+                stream.config.tiering,
+                format_time_us(stream.created_us),
+            )
+            for stream in streams
+        ),
+    )
+
+
+@app.command()
+def describe(
+    name: StreamArgument, *, server: ServerOption = None, json: JsonOption = False
+) -> None:
+    """Show a stream's settings and where each partition stands.
+
+    [bold]Examples[/bold]
+
+      headwater stream describe orders
+      headwater stream describe orders --json | jq '.partitions[0].high_watermark'
+    """
+    with connect(find_server(server)) as client:
+        description = client.describe(name)
+    if json:
+        console.json_line(
+            {
+                "stream": _as_dict(description.stream),
+                "partitions": [values_of(part) for part in description.partitions],
+            }
+        )
+        return
+    stream = description.stream
+    console.facts(
+        [
+            ("uuid", stream.uuid),
+            ("created", format_time_us(stream.created_us)),
+            ("table", f"{stream.namespace}/{stream.table_name}"),
+            *((key, _setting(key, value)) for key, value in stream.config.to_dict().items()),
+        ],
+        title=stream.name,
+    )
+    parts = [values_of(part) for part in description.partitions]
+    console.table(
+        tuple(name.replace("_", " ") for name in parts[0]), (tuple(p.values()) for p in parts)
+    )
+
+
+@app.command()
+def delete(
+    name: StreamArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete a stream's log. Its Delta table stays in the lake.
+
+    Records that are not yet in the table are gone for good; `headwater tier flush` ships them.
+
+    [bold]Examples[/bold]
+
+      headwater tier flush orders && headwater stream delete orders
+      headwater stream delete scratch --yes
+    """
+    with connect(find_server(server)) as client:
+        stream = client.stream(name)
+        if not yes:
+            typer.confirm(
+                f"Delete stream {stream.name} and every record that is not in its table?",
+                abort=True,
+                err=True,
+            )
+        deleted = client.delete_stream(name)
+    if json:
+        console.json_line(_as_dict(deleted))
+    else:
+        console.say(
+            f"Deleted [bold]{console.plain(name)}[/bold]. Its table "
+            f"{console.plain(deleted.namespace)}/{console.plain(deleted.table_name)} stays."
+        )
+
+
+def _as_dict(stream: Any) -> dict[str, Any]:
+    values = values_of(stream)
+    values["config"] = stream.config.to_dict()
+    return values
+
+
+def values_of(value: Any) -> dict[str, Any]:
+    """Return a dataclass, or a mapping, as JSON-ready values."""
+    return dict(value) if isinstance(value, dict) else dataclasses.asdict(value)
+
+
+def _setting(name: str, value: Any) -> Any:
+    """Return a setting as people read it: sizes and durations with their unit."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if "_bytes" in name:
+        return format_bytes(value)
+    return f"{value:,} ms" if "_ms" in name else value

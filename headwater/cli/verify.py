@@ -1,0 +1,114 @@
+"""``headwater verify``: read every byte of a stream again and compare."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.errors import CorruptDataError
+from headwater.cli import console, failures
+from headwater.cli.discovery import connect, find_server, use_lake_of
+from headwater.cli.leases import held_cut
+from headwater.cli.options import JsonOption, ServerOption
+from headwater.cli.parsing import format_bytes
+
+if TYPE_CHECKING:
+    from broker.model.certificate import Certificate
+    from broker.model.cut import Cut
+    from headwater.client import Client
+
+
+def verify(
+    streams: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STREAM]...", help="Streams; without any, all of them."),
+    ] = None,
+    *,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check streams from the outside: counts, contiguity and digests of every record.
+
+    Reads each object of the Delta table and the tail that only the broker has. Exit code 0: every
+    committed record is there once, as it was committed. 1: something is wrong, by the name of the
+    error. 3: a part could not be reached, so nothing is known.
+
+    [bold]Examples[/bold]
+
+      headwater verify orders
+      headwater verify --json | jq '.ok'
+    """
+    target = find_server(server)
+    use_lake_of(target)
+    damaged = False
+    with connect(target) as client:
+        names = streams or [stream.name for stream in client.streams()]
+        if not names:
+            console.note("There are no streams.")
+        for name in names:
+            damaged = not _verify_one(client, name, as_json=json) or damaged
+    if damaged:
+        raise typer.Exit(failures.EXIT_DAMAGED)
+
+
+def _verify_one(client: Client, name: str, *, as_json: bool) -> bool:
+    """Verify one stream and tell; damage does not keep the others from being verified."""
+    started = time.monotonic()
+    try:
+        with held_cut(client, name) as cut:
+            certificate = _verify_with_progress(client, cut)
+    except CorruptDataError as error:
+        failure = failures.explain(error)
+        assert failure is not None, "our own errors are explained"
+        if as_json:
+            console.json_line(
+                {"stream": name, "ok": False, "error": failure.name, "message": failure.message,
+                 "facts": error.facts}
+            )  # fmt: skip
+        else:
+            console.note(
+                f"[bold red]{failure.name}[/bold red] in {console.plain(name)}: "
+                f"{console.plain(failure.message)}"
+            )
+            console.note(f"[dim]{console.plain(failure.hint or '')}[/dim]")
+        return False
+    if as_json:
+        console.json_line({"stream": name, "ok": True, "certificate": certificate.to_dict()})
+    else:
+        _show(certificate, time.monotonic() - started)
+    return True
+
+
+def _verify_with_progress(client: Client, cut: Cut) -> Certificate:
+    from headwater.verification import verify_cut
+
+    done = 0
+    with console.progress(total=cut.records_count, what="verifying") as shown:
+
+        def progress(rows: int) -> None:
+            nonlocal done
+            done += rows
+            shown.update(shown.task_ids[0], completed=done)
+
+        return verify_cut(client, cut, progress=progress)
+
+
+def _show(certificate: Certificate, seconds: float) -> None:
+    console.say(
+        f"[green]Verified[/green] [bold]{console.plain(certificate.stream)}[/bold]: "
+        f"{certificate.records_count:,} records, each once, {certificate.files_count:,} files, "
+        f"{format_bytes(certificate.files_bytes)}, {seconds:.1f} s"
+    )
+    rows: list[tuple[Any, ...]] = [
+        (
+            part.partition,
+            f"[{part.start}, {part.end})",
+            part.cold_count,
+            part.hot_count,
+            (part.digest or "")[:16],
+        )
+        for part in certificate.partitions
+    ]
+    console.table(("partition", "offsets", "cold", "hot", "digest"), rows)

@@ -1,0 +1,89 @@
+"""Where the broker is and which certificates to show: arguments first, then the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from broker.errors import InvalidConfigError
+
+DEFAULT_URL: Final = "grpc://127.0.0.1:7410"
+DEFAULT_PORT: Final = 7410
+_SCHEMES: Final = {"grpc": False, "grpc+tcp": False, "grpc+tls": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A broker's Flight address, and the PEM texts for TLS."""
+
+    host: str
+    port: int
+    tls: bool
+    ca: bytes | None = None  # None: the system's authorities
+    cert: bytes | None = None  # the client's own, for mutual TLS
+    key: bytes | None = None
+
+    @property
+    def url(self) -> str:
+        """The address as Flight spells it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'grpc+tls' if self.tls else 'grpc'}://{host}:{self.port}"
+
+
+def resolve_address(
+    url: str | None = None,
+    *,
+    tls_ca_file: str | os.PathLike[str] | None = None,
+    tls_cert_file: str | os.PathLike[str] | None = None,
+    tls_key_file: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Address:
+    """Return the address of ``url``: ``grpc://host:port``, ``grpc+tls://host:port``, ``host:port``.
+
+    What is not given comes from HEADWATER_SERVER, HEADWATER_TLS_CA_FILE, HEADWATER_TLS_CERT_FILE
+    and HEADWATER_TLS_KEY_FILE, then from the defaults. A CA file makes ``host:port`` mean TLS.
+
+    Raises:
+        InvalidConfigError: not such an address, or a certificate file cannot be read.
+    """
+    env = os.environ if environment is None else environment
+    text = (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).strip()
+    ca = _pem(tls_ca_file or env.get("HEADWATER_TLS_CA_FILE"))
+    cert = _pem(tls_cert_file or env.get("HEADWATER_TLS_CERT_FILE"))
+    key = _pem(tls_key_file or env.get("HEADWATER_TLS_KEY_FILE"))
+    if (cert is None) != (key is None):
+        raise InvalidConfigError("a client certificate needs its key, and a key its certificate")
+    if "://" not in text:
+        text = f"{'grpc+tls' if ca else 'grpc'}://{text}"
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as cause:
+        raise InvalidConfigError(f"{url!r} is not a broker's address: {cause}") from cause
+    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if parts.scheme not in _SCHEMES or not host or extra:
+        raise InvalidConfigError(
+            f"{text!r} is not a broker's address; use grpc://host:port, grpc+tls://host:port or "
+            f"host:port"
+        )
+    return Address(
+        host=host,
+        port=DEFAULT_PORT if port is None else port,
+        tls=_SCHEMES[parts.scheme],
+        ca=ca,
+        cert=cert,
+        key=key,
+    )
+
+
+def _pem(path: str | os.PathLike[str] | None) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot read the certificate file {path}: {cause}") from cause

@@ -1,0 +1,296 @@
+"""The client: everything a program may ask of a broker, as plain calls.
+
+One Client holds one connection and may be used from any thread. Producers have connections of
+their own. Calls block; errors are those of broker/errors.py, with their facts.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from broker.codec.flight_protocol import (
+    BATCH_BYTES_DEFAULT,
+    AtTime,
+    ReadRequest,
+    StartAt,
+    StreamPath,
+)
+from broker.errors import EnvelopeError
+from broker.model.cut import Cut, Lease
+from broker.model.ids import LeaseId, ProducerId, StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
+from broker.ports import TierStatus
+from headwater.client.address import Address, resolve_address
+from headwater.client.fetch import Fetch
+from headwater.client.flight_connection import Connection
+from headwater.client.producer import Producer
+
+_LEASE_TTL_MS: int = 60_000
+_CUT_TIMEOUT_MS: int = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPosition:
+    """Where a partition's log stands: the table and the log together hold ``[start, HW)``."""
+
+    partition: int
+    subject: str
+    start: Offset  # first offset of either tier
+    log_start: Offset  # first offset on local disk
+    high_watermark: Offset
+    leader_epoch: int
+
+    @property
+    def records_count(self) -> int:
+        """Committed records that can be read."""
+        return self.high_watermark - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """A stream and the positions of its partitions, by number."""
+
+    cluster: str
+    stream: Stream
+    partitions: tuple[PartitionPosition, ...]
+
+    @property
+    def records_count(self) -> int:
+        """Committed records that can be read, in all partitions."""
+        return sum(part.records_count for part in self.partitions)
+
+
+class Client:
+    """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
+
+    Without ``url`` the address is HEADWATER_SERVER's, else grpc://127.0.0.1:7410. Connects with
+    the first call. For TLS against a private authority give its ``tls_ca_file``; for mutual TLS
+    also a certificate and its key (PEM files).
+
+    Raises:
+        InvalidConfigError: the address or a certificate file is not usable.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tls_ca_file: str | os.PathLike[str] | None = None,
+        tls_cert_file: str | os.PathLike[str] | None = None,
+        tls_key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._address = resolve_address(
+            url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+        )
+        self._connection = Connection(self._address)
+
+    @property
+    def address(self) -> Address:
+        """The broker's address, as resolved."""
+        return self._address
+
+    def close(self) -> None:
+        """Close the connection; running reads end with an error."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ streams
+
+    def create_stream(self, name: str, *, subject: str | None = None, **config: Any) -> Stream:
+        """Create a stream on ``subject`` (its own name by default); see StreamConfig for the rest.
+
+        The same name and configuration again returns the stream that is there.
+
+        Raises:
+            InvalidStreamError, StreamExistsError.
+        """
+        settings = {"subject": name if subject is None else subject, **config}
+        return _stream(self._one("create_stream", {"name": name, "config": settings}))
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream; raises UnknownStreamError. Works while the object store is away."""
+        values = self._one("describe_stream", {"name": name, "positions": False})
+        return _stream(values["stream"])
+
+    def streams(self) -> list[Stream]:
+        """Return all streams by name."""
+        return [_stream(values) for values in self._connection.action("list_streams", {})]
+
+    def describe(self, name: str) -> StreamDescription:
+        """Return a stream with the positions of its partitions; raises UnknownStreamError."""
+        values = self._one("describe_stream", {"name": name})
+        return StreamDescription(
+            cluster=values["cluster"],
+            stream=_stream(values["stream"]),
+            partitions=tuple(
+                PartitionPosition(
+                    partition=part["partition"],
+                    subject=part["subject"],
+                    start=Offset(part["start"]),
+                    log_start=Offset(part["log_start"]),
+                    high_watermark=Offset(part["high_watermark"]),
+                    leader_epoch=part["leader_epoch"],
+                )
+                for part in values["partitions"]
+            ),
+        )
+
+    def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
+        """Delete a stream's log and metadata; its table stays. Raises UnknownStreamError."""
+        return _stream(self._one("delete_stream", {"name": name, "stream_uuid": stream_uuid}))
+
+    # ------------------------------------------------------------------ records
+
+    def producer(
+        self,
+        stream: str,
+        partition: int = 0,
+        *,
+        window_batches: int = 64,
+        retry_ms_max: int = 30_000,
+        stream_uuid: StreamUuid | None = None,
+        producer_id: ProducerId | None = None,
+        sequence: int = 0,
+    ) -> Producer:
+        """Return a producer for one partition; it connects with its first batch.
+
+        Args:
+            stream: The stream's name.
+            partition: The partition's number.
+            window_batches: How many batches may be unacknowledged, 1 to 64.
+            retry_ms_max: After so long without success, unacknowledged batches fail with
+                CommitTimeoutError.
+            stream_uuid: Refuse to write to another incarnation of the stream; the default is the
+                incarnation that the name means now.
+            producer_id: 63 random bits by default. Whoever chooses one continues its numbers.
+            sequence: The sequence number of the first record that is sent.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError (with the first batch).
+        """
+        uuid = stream_uuid or self.stream(stream).uuid
+        return Producer(
+            lambda: Connection(self._address),
+            StreamPath(stream=stream, partition=partition, stream_uuid=uuid),
+            window_batches=window_batches,
+            retry_ms_max=retry_ms_max,
+            producer_id=producer_id,
+            sequence=sequence,
+        )
+
+    def fetch(
+        self,
+        stream: str,
+        partition: int = 0,
+        start: int | Literal["earliest", "latest"] | AtTime = "earliest",
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+        stream_uuid: str | None = None,
+        batch_bytes_max: int = BATCH_BYTES_DEFAULT,
+    ) -> Fetch:
+        """Read the committed rows of ``[start, end)`` of one partition, in offset order.
+
+        ``end`` None means the high watermark of now, or for ever with ``follow``. ``columns`` are
+        names of ROW_SCHEMA in the order wanted; None means all. Old rows come from the table, new
+        ones from the log; the result checks that no offset is missing or doubled.
+
+        Raises (with the first batch):
+            UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
+            OffsetOutOfRangeError: with the facts offset, start, end.
+            SchemaMismatchError: a column that rows do not have.
+        """
+        start_at: StartAt = start
+        request = ReadRequest(
+            stream=stream,
+            partition=partition,
+            start=start_at,
+            end=None if end is None else Offset(end),
+            follow=follow,
+            columns=None if columns is None else tuple(columns),
+            stream_uuid=None if stream_uuid is None else StreamUuid(stream_uuid),
+            batch_bytes_max=batch_bytes_max,
+        )
+        return Fetch(self._connection, request)
+
+    # ------------------------------------------------------------------ leases and cuts
+
+    def take_lease(
+        self, name: str, *, ttl_ms: int = _LEASE_TTL_MS, owner: str | None = None
+    ) -> Lease:
+        """Hold everything of a stream, in both tiers, until the lease ends."""
+        values = {"name": name, "owner": owner or default_owner(), "ttl_ms": ttl_ms}
+        return _lease(self._one("take_lease", values))
+
+    def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int = _LEASE_TTL_MS) -> Lease:
+        """Extend a lease; raises UnknownLeaseError once it has ended."""
+        return _lease(self._one("renew_lease", {"lease_id": lease_id, "ttl_ms": ttl_ms}))
+
+    def drop_lease(self, lease_id: LeaseId) -> None:
+        """End a lease; one that has ended is fine."""
+        self._connection.action("drop_lease", {"lease_id": lease_id})
+
+    def cut(self, name: str, ttl_ms: int = _LEASE_TTL_MS, owner: str | None = None) -> Cut:
+        """Take a cut of a stream, under a lease of its own that lasts ``ttl_ms``."""
+        values = {"name": name, "owner": owner or default_owner(), "ttl_ms": ttl_ms}
+        return Cut.from_dict(self._one("cut", values, timeout_ms=_CUT_TIMEOUT_MS))
+
+    # ------------------------------------------------------------------ tiering
+
+    def tier_status(self, name: str) -> list[TierStatus]:
+        """Return how far each partition's tiering is."""
+        return [
+            _status(values) for values in self._connection.action("tier_status", {"name": name})
+        ]
+
+    def tier_flush(self, name: str, *, timeout_ms: int = 300_000) -> list[TierStatus]:
+        """Ship every committed record into the table now; return when it is there."""
+        values = {"name": name, "timeout_ms": timeout_ms}
+        results = self._connection.action("tier_flush", values, timeout_ms=timeout_ms + 10_000)
+        return [_status(result) for result in results]
+
+    def _one(self, action: str, values: dict[str, Any], *, timeout_ms: int = 30_000) -> Any:
+        results = self._connection.action(action, values, timeout_ms=timeout_ms)
+        if len(results) != 1:
+            raise EnvelopeError(f"{action} gave {len(results)} results, not one")
+        return results[0]
+
+
+def default_owner() -> str:
+    """Return who we are to a person who looks at the leases: user, host, process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+def _stream(values: dict[str, Any]) -> Stream:
+    return Stream.from_dict(values)
+
+
+def _lease(values: dict[str, Any]) -> Lease:
+    return Lease(lease_id=LeaseId(values["lease_id"]), expires_us=values["expires_us"])
+
+
+def _status(values: dict[str, Any]) -> TierStatus:
+    start, end = values["cold"]
+    return TierStatus(**{**values, "cold": OffsetRange(Offset(start), Offset(end))})

@@ -1,0 +1,400 @@
+"""Sending batches: pipelined, in order, each stored once, also across broken connections.
+
+Callers write to the connection themselves (one outstanding record costs no hop to another
+thread); a thread per connection reads the answers, and when the connection ends before its
+batches are settled, that thread opens the next one. Decisions are in window.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+import pyarrow as pa
+
+from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    InvalidRequestError,
+    ShuttingDownError,
+    UnavailableError,
+)
+from broker.model.ids import ProducerId
+from broker.model.records import AppendResult
+from headwater.client.flight_connection import Connection
+from headwater.client.records import Records, to_batch
+from headwater.client.window import Entry, Window, worth_retrying
+
+WINDOW_BATCHES_MAX: Final = 64  # the broker recognises that many batches of a producer again
+_WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
+_BACKOFF_MS_MIN: Final = 20
+_BACKOFF_MS_MAX: Final = 1_000
+_ENDED: Final = UnavailableError("the broker ended the stream")
+
+
+class Producer:
+    """Sends batches to one partition. Any thread; batches keep the order of their ``send``.
+
+    Batches of one schema are pipelined; a change of the schema waits for those before it. Use it
+    in a ``with`` statement, or :meth:`close` it: what is not flushed is not known to be stored.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        path: StreamPath,
+        *,
+        window_batches: int,
+        retry_ms_max: int,
+        producer_id: ProducerId | None,
+        sequence: int,
+    ) -> None:
+        if not 1 <= window_batches <= WINDOW_BATCHES_MAX:
+            raise InvalidRequestError(f"window_batches must be 1 to {WINDOW_BATCHES_MAX}")
+        self._connect = connect
+        self._path = path
+        self._retry_ms_max = retry_ms_max
+        self._window = Window(
+            producer_id=new_producer_id() if producer_id is None else producer_id,
+            sequence=sequence,
+            batches_max=window_batches,
+            bytes_max=_WINDOW_BYTES_MAX,
+            new_producer_id=new_producer_id,
+        )
+        self._changed = threading.Condition()  # guards the window and the fields below
+        self._schema: pa.Schema | None = None
+        self._session: _Session | None = None
+        self._connecting = False  # one thread opens the next session
+        self._failed: HeadwaterError | None = None  # no further batch is taken
+        self._refused: HeadwaterError | None = None  # first batch that failed since the last flush
+        self._closed = False
+        self._struggling_since_ms: float | None = None  # since when nothing was stored
+        self._backoff_ms = _BACKOFF_MS_MIN
+        # Held while numbers are given and written, so that the broker sees them in order. Never
+        # taken while holding `_changed`; a write under it may block until answers are read.
+        self._write_lock = threading.Lock()
+
+    # ------------------------------------------------------------------ callers
+
+    def send(self, records: Records) -> Future[AppendResult]:
+        """Send records as one batch; the future has its offsets once it is durable.
+
+        Blocks while the window is full.
+
+        Raises:
+            InvalidRequestError, SchemaMismatchError: these are not records.
+            CommitTimeoutError: the producer has given up; see :attr:`error`.
+        """
+        batch = to_batch(records)
+        while True:
+            with self._write_lock:
+                entry, session = self._admit(batch)
+                if entry is not None and session is not None:
+                    session.write(entry)
+                    return entry.future
+            if entry is not None:
+                if self._must_connect():
+                    self._open_session(patient=False)
+                return entry.future
+            with self._changed:
+                self._changed.wait_for(lambda: self._failed or self._takes(batch.schema))
+
+    def flush(self, timeout_ms: int = 60_000) -> None:
+        """Wait until every batch sent before is settled.
+
+        Raises:
+            HeadwaterError: why the first batch that failed since the last flush did.
+            CommitTimeoutError: time is up.
+        """
+        with self._changed:
+            settled = self._changed.wait_for(lambda: not self._window, timeout_ms / 1000)
+            refused, self._refused = self._refused, None
+            left = len(self._window)
+        if refused is not None:
+            raise refused
+        if not settled:
+            raise CommitTimeoutError(f"{left} batches are not settled after {timeout_ms} ms")
+
+    def close(self, timeout_ms: int = 60_000) -> None:
+        """Flush, then end the connection; a second close is fine."""
+        with self._changed:
+            if self._closed:
+                return
+        try:
+            self.flush(timeout_ms)
+        finally:
+            with self._changed:
+                self._closed = True
+                self._failed = self._failed or ShuttingDownError("the producer is closed")
+                session = self._session
+            self._give_up(CommitTimeoutError("closed before it was known to be stored"))
+            if session is not None:
+                session.finish()
+                session.join(5_000)
+
+    @property
+    def producer_id(self) -> ProducerId:
+        """The id under which batches are sent now; 63 random bits unless the caller chose it."""
+        return self._window.producer_id
+
+    @property
+    def error(self) -> HeadwaterError | None:
+        """Why the producer takes no more batches, if so."""
+        return self._failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _takes(self, schema: pa.Schema) -> bool:
+        """Tell whether a batch of this schema may be added now."""
+        return self._window.has_room() and (not self._window or schema.equals(self._schema))
+
+    def _admit(self, batch: pa.RecordBatch) -> tuple[Entry | None, _Session | None]:
+        """Add a batch to the window; return it and the session that may take it now, if any."""
+        with self._changed:
+            if self._failed is not None:
+                raise self._failed
+            if not self._takes(batch.schema):
+                return None, None
+            if self._schema is None or not batch.schema.equals(self._schema):
+                self._schema = batch.schema
+                self._retire_session()
+            entry = self._window.add(batch, records_count=batch.num_rows, size_bytes=batch.nbytes)
+            if self._session is None:
+                return entry, None
+            due = self._window.next_to_send()
+            assert due is entry or due is None, "a batch before this one was not sent"
+            return entry, None if due is None else self._session
+
+    def _retire_session(self) -> None:
+        """Let the session end, with nothing unsettled on it: a do_put has one schema."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.finish()
+
+    def _must_connect(self) -> bool:
+        """Tell whether the caller has to open a session; nobody else will then."""
+        with self._changed:
+            if self._session is not None or self._connecting or not self._window:
+                return False
+            self._connecting = True
+            return True
+
+    # ------------------------------------------------------------------ connections
+
+    def _open_session(self, *, patient: bool) -> None:
+        """Connect and send everything unsettled; again until time is up, not on a caller's thread.
+
+        By whoever set ``_connecting``; others add to the window meanwhile. What goes wrong after
+        the connection stands is the business of the new session's thread.
+        """
+        session: _Session | None = None
+        while session is None:
+            try:
+                session = _Session(self._connect(), self._path, self._schema)
+            except HeadwaterError as error:
+                if not patient:
+                    threading.Thread(target=self._reopen, args=(error,), daemon=True).start()
+                    return
+                if not self._may_retry(error):
+                    return
+        with self._write_lock:
+            with self._changed:
+                self._window.connected()
+                self._session = session
+                self._connecting = False
+                closed = self._closed
+            session.start(self._answered, self._ended)
+            while (entry := self._next_to_send(session)) is not None:
+                session.write(entry)
+        if closed:
+            session.finish()
+
+    def _next_to_send(self, session: _Session) -> Entry | None:
+        """Return the next batch for a new session, once it may be sent; None: no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: session.over or not self._window.must_wait)
+            return None if session.over else self._window.next_to_send()
+
+    def _may_retry(self, error: HeadwaterError) -> bool:
+        """Wait a while and return True, or give up and return False."""
+        now_ms = time.monotonic() * 1000
+        if self._struggling_since_ms is None:
+            self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
+        late = now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms_max
+        if late or not worth_retrying(error):
+            self._give_up(error)
+            return False
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closed, self._backoff_ms / 1000):
+                return False
+        self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
+        return True
+
+    def _answered(self, session: _Session, answer: AppendResult | HeadwaterError | None) -> None:
+        """Apply one answer; on the session's thread."""
+        with self._changed:
+            if session is not self._session:
+                return  # retired: nothing is awaited on it
+            entry = None
+            if answer is None:
+                self._window.draining = True
+            else:
+                entry = self._window.answered(answer)
+            if entry is not None:
+                session.progressed = True
+                self._struggling_since_ms = None
+                if isinstance(answer, HeadwaterError):
+                    self._refused = self._refused or answer
+            elif isinstance(answer, HeadwaterError) and worth_retrying(answer):
+                session.refusal = answer  # says more than how the call ends afterwards
+            draining = self._window.draining
+            self._changed.notify_all()
+        if entry is not None and answer is not None:
+            _resolve(entry, answer)
+        if draining:
+            session.finish()
+
+    def _ended(self, session: _Session, cause: HeadwaterError | None) -> None:
+        """Replace a session that is over, unless nothing is left to do; on its thread."""
+        with self._changed:
+            session.over = True
+            self._changed.notify_all()
+            if session is not self._session:
+                return  # retired
+            self._session = None
+            self._window.ended()
+            if not self._window or self._closed:
+                return
+            self._connecting = True
+        if cause is None or worth_retrying(cause):
+            cause = session.refusal or cause or _ENDED
+        if session.progressed and worth_retrying(cause):
+            self._open_session(patient=True)
+        else:
+            self._reopen(cause)
+
+    def _reopen(self, cause: HeadwaterError) -> None:
+        """Open the next session after a failure, if it makes sense, after a while."""
+        if self._may_retry(cause):
+            self._open_session(patient=True)
+
+    def _give_up(self, cause: HeadwaterError) -> None:
+        """Settle everything that is left; no further batch is taken."""
+        error = cause
+        if worth_retrying(cause) and not self._closed:
+            error = CommitTimeoutError(
+                f"not known to be stored after {self._retry_ms_max} ms: {cause.message}",
+                timeout_ms=self._retry_ms_max,
+            )
+        with self._changed:
+            left = self._window.abandon()
+            self._failed = self._failed or error
+            self._refused = self._refused or error
+            self._changed.notify_all()
+        for entry in left:
+            _resolve(entry, error)
+
+
+class _Session:
+    """One connection with one do_put: written to by callers, read by a thread of its own."""
+
+    def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
+        self.over = False  # this and the next are set by the producer, under its lock
+        self.progressed = False  # a batch was settled
+        self.refusal: HeadwaterError | None = None  # the last answer that is worth a retry
+        self._connection = connection
+        self._call = connection.put(path, schema)
+        self._guard = threading.Lock()  # one write, finish or close at a time
+        self._finish_wanted = False
+        self._finished = False
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        answered: Callable[[_Session, AppendResult | HeadwaterError | None], None],
+        ended: Callable[[_Session, HeadwaterError | None], None],
+    ) -> None:
+        """Begin to read answers; ``ended`` is called last, once."""
+        self._thread = threading.Thread(
+            target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, entry: Entry) -> None:
+        """Send a batch; a broken connection is noticed by the reading thread."""
+        mark = encode_put_mark(entry.producer_id, entry.base_sequence)
+        with self._guard:
+            if not self._finished:
+                with suppress(HeadwaterError):
+                    self._call.write(entry.batch, mark)
+        if self._finish_wanted:
+            self._finish_if_wanted()
+
+    def finish(self) -> None:
+        """Tell the broker that nothing more comes. Never waits for a blocked write."""
+        self._finish_wanted = True
+        self._finish_if_wanted()
+
+    def join(self, timeout_ms: int) -> None:
+        """Wait for the reading thread."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_ms / 1000)
+
+    def _finish_if_wanted(self) -> None:
+        # Whoever holds the guard looks again after letting it go, so a wish is never lost.
+        while self._finish_wanted and not self._finished and self._guard.acquire(blocking=False):
+            try:
+                if not self._finished:
+                    self._finished = True
+                    with suppress(HeadwaterError):
+                        self._call.finish()
+            finally:
+                self._guard.release()
+
+    def _read(
+        self,
+        answered: Callable[[_Session, AppendResult | HeadwaterError | None], None],
+        ended: Callable[[_Session, HeadwaterError | None], None],
+    ) -> None:
+        cause: HeadwaterError | None = None
+        try:
+            while (frame := self._call.read()) is not None:
+                answered(self, decode_ack(frame))
+        except HeadwaterError as error:
+            cause = error
+        try:
+            with self._guard:
+                self._finished = True
+                self._call.close()
+        except HeadwaterError as error:
+            cause = cause or error
+        self._connection.close()
+        ended(self, cause)
+
+
+def new_producer_id() -> ProducerId:
+    """Return 63 random bits."""
+    return ProducerId(secrets.randbits(63))
+
+
+def _resolve(entry: Entry, answer: AppendResult | HeadwaterError) -> None:
+    if isinstance(answer, AppendResult):
+        entry.future.set_result(answer)
+    else:
+        entry.future.set_exception(answer)

@@ -1,0 +1,182 @@
+"""A producer's decisions, without a thread or a socket: what is sent, answered, to be sent again.
+
+The rules that keep every batch stored once, in order (Source: Kafka's idempotent producer, KIP-98):
+
+1. A batch keeps its producer id and sequence until the broker has said how it fared.
+2. After a broken connection, or an answer worth retrying, everything unanswered goes again, in
+   order, with the same numbers: the broker recognises what it has.
+3. A batch that is refused for what it is leaves a gap, so what was sent after it is refused too.
+   Once the broker has said so of every one of them, they go again under a new producer id.
+4. The first batch under a producer id travels alone. Until one batch is stored the broker cannot
+   tell a later batch from the first, so it would store it in the wrong place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.errors import (
+    EnvelopeError,
+    HeadwaterError,
+    InvalidRequestError,
+    SequenceGapError,
+    StreamRecreatedError,
+)
+from broker.model.ids import ProducerId
+from broker.model.records import AppendResult
+
+
+def worth_retrying(error: HeadwaterError) -> bool:
+    """Tell whether the same batches may succeed later, sent to the same stream."""
+    return error.retriable and not isinstance(error, StreamRecreatedError)
+
+
+def _running_future() -> Future[AppendResult]:
+    """Return a future that cannot be cancelled: the batch may be stored already."""
+    future: Future[AppendResult] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One batch on its way. ``future`` gets its AppendResult or its error."""
+
+    batch: Any  # pa.RecordBatch
+    records_count: int
+    size_bytes: int
+    producer_id: ProducerId
+    base_sequence: int
+    maybe_stored: bool = False  # sent under these numbers, and not refused as a sequence gap
+    future: Future[AppendResult] = field(default_factory=_running_future)
+
+
+class Window:
+    """The batches that are not settled yet, in order, and those sent on the current connection.
+
+    Not thread-safe. ``new_producer_id`` returns an id that nobody used before.
+    """
+
+    def __init__(
+        self,
+        *,
+        producer_id: ProducerId,
+        sequence: int,
+        batches_max: int,
+        bytes_max: int,
+        new_producer_id: Callable[[], ProducerId],
+    ) -> None:
+        self.producer_id = producer_id
+        self.next_sequence = sequence
+        self.confirmed = False  # a batch under this producer id is stored
+        self.draining = False  # send nothing more on this connection, let it end
+        self._new_producer_id = new_producer_id
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self._unsettled: deque[Entry] = deque()
+        self._to_send: deque[Entry] = deque()  # not sent on this connection
+        self._awaiting: deque[Entry] = deque()  # sent on this connection and not answered
+        self._bytes = 0
+        self._gap = False  # a batch of this producer id was refused for good
+
+    def __len__(self) -> int:
+        return len(self._unsettled)
+
+    def has_room(self) -> bool:
+        """Tell whether another batch may be added now."""
+        if not self._unsettled:
+            return True
+        limit = self._batches_max if self.confirmed else 1
+        return not self._gap and len(self._unsettled) < limit and self._bytes < self._bytes_max
+
+    def add(self, batch: Any, *, records_count: int, size_bytes: int) -> Entry:
+        """Give a batch its numbers and its place in the order."""
+        entry = Entry(batch, records_count, size_bytes, self.producer_id, self.next_sequence)
+        self.next_sequence += records_count
+        self._unsettled.append(entry)
+        self._to_send.append(entry)
+        self._bytes += size_bytes
+        return entry
+
+    def connected(self) -> None:
+        """Begin a new connection: everything unsettled has to be sent on it."""
+        self._awaiting.clear()
+        self._to_send = deque(self._unsettled)
+        self.draining = False
+
+    @property
+    def must_wait(self) -> bool:
+        """Tell whether the next batch may only be sent after an answer (rule 4)."""
+        return bool(self._to_send and self._awaiting) and not self.confirmed and not self.draining
+
+    def next_to_send(self) -> Entry | None:
+        """Return the batch to write to the connection now, if any; its answer is then awaited."""
+        if self.draining or self.must_wait or not self._to_send:
+            return None
+        entry = self._to_send.popleft()
+        entry.maybe_stored = True
+        self._awaiting.append(entry)
+        return entry
+
+    def answered(self, answer: AppendResult | HeadwaterError) -> Entry | None:
+        """Apply the answer to the oldest batch without one; return that batch if it is settled.
+
+        Raises:
+            EnvelopeError: the broker answered more than was sent.
+            HeadwaterError: the answer, where it says nothing of the batch: the producer is done.
+        """
+        if not self._awaiting:
+            raise EnvelopeError("the broker acknowledged a batch that was not sent")
+        entry = self._awaiting.popleft()
+        settled = True
+        if isinstance(answer, AppendResult):
+            self.confirmed = True
+        elif isinstance(answer, SequenceGapError) and (self.draining or self._gap):
+            entry.maybe_stored = settled = False
+        elif isinstance(answer, InvalidRequestError) and not isinstance(answer, SequenceGapError):
+            self._gap = True
+        elif worth_retrying(answer):
+            self.draining = True
+            settled = False
+        else:
+            raise answer
+        if settled:
+            self._settle(entry)
+        if self._gap and not any(other.maybe_stored for other in self._unsettled):
+            self._renumber()
+        return entry if settled else None
+
+    def ended(self) -> None:
+        """Note that the connection is over."""
+        self._awaiting.clear()
+        self._to_send.clear()
+        self.draining = True
+
+    def abandon(self) -> list[Entry]:
+        """Settle everything that is left; return it."""
+        left = list(self._unsettled)
+        for queue in (self._unsettled, self._to_send, self._awaiting):
+            queue.clear()
+        self._bytes = 0
+        return left
+
+    def _settle(self, entry: Entry) -> None:
+        self._unsettled.remove(entry)  # the head, except behind a batch that has to go again
+        self._bytes -= entry.size_bytes
+
+    def _renumber(self) -> None:
+        """Begin again under a new producer id: nothing unsettled is stored."""
+        assert not self._awaiting, "a batch without an answer may be stored"
+        self._gap = False
+        self.producer_id = self._new_producer_id()
+        self.next_sequence = 0
+        self.confirmed = False
+        for entry in self._unsettled:
+            entry.producer_id = self.producer_id
+            entry.base_sequence = self.next_sequence
+            self.next_sequence += entry.records_count
+        self.draining = self.draining or bool(self._unsettled)  # they go on the next connection

@@ -1,0 +1,371 @@
+"""Publish through NATS so that every record is known to be durable: the client's only NATS file.
+
+A plain NATS publish says nothing about what became of the message. A stream with ``puback`` on
+answers each message once it is on disk; this publisher keeps a window of unanswered messages, so
+that the answers cost no round trip each, and sends again what is not answered in time. Every
+message carries its own ``Nats-Msg-Id``, so the broker stores a repeated one only once. Order within
+a partition holds as long as nothing has to be sent again.
+
+The event loop lives in a thread of its own: callers are ordinary blocking code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import nats
+from nats.aio.client import Client as NatsConnection
+from nats.aio.msg import Msg
+
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    InvalidRequestError,
+    UnavailableError,
+    from_wire,
+)
+
+MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+_CONNECT_TIMEOUT_S: Final = 5
+_SWEEP_S: Final = 0.25
+_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class NatsMessage:
+    """What one publish sends. Header values are text without line breaks."""
+
+    subject: str
+    value: bytes
+    headers: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCounts:
+    """How far a publisher is. ``acked`` records are on the broker's disk."""
+
+    sent: int
+    acked: int
+    duplicates: int  # answered as stored before, after a retry
+    retried: int
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    message: NatsMessage
+    headers: dict[str, str]
+    first_sent_s: float
+    last_sent_s: float
+
+
+class NatsPublisher:
+    """A blocking publisher with a window of unacknowledged messages. One caller thread.
+
+    With ``acks=False`` messages are only handed to the NATS server; ``acked`` stays 0.
+
+    Args:
+        url: of the NATS server.
+        window: how many messages may wait for their acknowledgement.
+        ack_timeout_s: a message without one is sent again after this.
+        give_up_s: after this long without one, :meth:`publish` and :meth:`finish` raise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        window: int = 8192,
+        ack_timeout_s: float = 10.0,
+        give_up_s: float = 60.0,
+        acks: bool = True,
+    ) -> None:
+        assert window > 0, "an empty window sends nothing"
+        self._url = url
+        self._window = window
+        self._ack_timeout_s = ack_timeout_s
+        self._give_up_s = give_up_s
+        self._acks = acks
+        self._run_id = secrets.token_hex(8)
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self._unanswered: dict[str, _Unanswered] = {}  # oldest sending first
+        self._sent = self._acked = self._duplicates = self._retried = 0
+        self._failure: HeadwaterError | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="nats-publisher", daemon=True)
+        self._connecting: asyncio.Task[NatsConnection] | None = None
+        self._connection: NatsConnection | None = None
+        self._last_error: Exception | None = None
+        self._room = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def counts(self) -> PublishCounts:
+        """Return how far it is; any thread."""
+        return PublishCounts(self._sent, self._acked, self._duplicates, self._retried)
+
+    def __enter__(self) -> Self:
+        """Connect; blocks.
+
+        Raises:
+            UnavailableError: no NATS server answers there.
+        """
+        self._thread.start()
+        try:
+            self._call(self._connect())
+        except BaseException:
+            self._stop_loop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._call(self._close())
+        self._stop_loop()
+
+    def publish(self, messages: Sequence[NatsMessage]) -> None:
+        """Send messages in order; blocks while the window is full.
+
+        Raises:
+            UnavailableError: no stream records the subject, or NATS is gone for too long.
+            CommitTimeoutError: a message stayed unanswered; its outcome is unknown.
+            HeadwaterError: what the broker answered.
+        """
+        self._call(self._publish(messages))
+
+    def finish(self) -> PublishCounts:
+        """Block until every message is acknowledged (or handed over); raises as publish does."""
+        self._call(self._finish())
+        return self.counts
+
+    # -- below: on the loop's thread only
+
+    async def _connect(self) -> None:
+        connecting = asyncio.create_task(
+            nats.connect(
+                self._url,
+                name="headwater-publisher",
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                max_reconnect_attempts=-1,  # later; also of the first attempt, hence the callback
+                reconnect_time_wait=1,
+                pending_size=_PENDING_BYTES_MAX,
+                error_cb=self._on_error,
+            )
+        )
+        self._connecting = connecting
+        try:
+            self._connection = await connecting
+        except asyncio.CancelledError as cause:
+            raise UnavailableError(
+                f"no NATS server answers at {self._url}: {self._last_error}"
+            ) from cause
+        except (nats.errors.Error, OSError, TimeoutError) as cause:
+            raise UnavailableError(f"no NATS server answers at {self._url}: {cause}") from cause
+        if self._acks:
+            await self._connection.subscribe(f"{self._inbox}*", cb=self._on_answer)
+            self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _on_error(self, error: Exception) -> None:
+        """Fail a first connection at once; later ones are tried until :attr:`give_up_s`."""
+        self._last_error = error
+        if self._connection is None and self._connecting is not None:
+            self._connecting.cancel()
+
+    async def _publish(self, messages: Sequence[NatsMessage]) -> None:
+        for message in messages:
+            while len(self._unanswered) >= self._window:
+                await self._wait_for_room()
+            self._raise_failure()
+            token = str(self._sent)
+            self._sent += 1
+            if not self._acks:
+                await self._send(message, message.headers, "")
+                continue
+            headers = dict(message.headers or {})
+            headers.setdefault(MESSAGE_ID_HEADER, f"{self._run_id}-{token}")
+            now_s = time.monotonic()
+            self._unanswered[token] = _Unanswered(message, headers, now_s, now_s)
+            await self._send(message, headers, self._inbox + token)
+
+    async def _finish(self) -> None:
+        assert self._connection is not None, "used outside its with block"
+        try:
+            await self._connection.flush(timeout=int(self._give_up_s))
+        except (nats.errors.Error, OSError, TimeoutError) as cause:
+            raise UnavailableError(f"lost NATS server {self._url}: {cause}") from cause
+        while self._unanswered:
+            await self._wait_for_room()
+        self._raise_failure()
+
+    async def _send(self, message: NatsMessage, headers: dict[str, str] | None, to: str) -> None:
+        assert self._connection is not None, "used outside its with block"
+        deadline_s = time.monotonic() + self._give_up_s
+        while True:
+            try:
+                await self._connection.publish(
+                    message.subject, message.value, reply=to, headers=headers
+                )
+            except nats.errors.OutboundBufferLimitError as cause:  # it reconnects meanwhile
+                if time.monotonic() > deadline_s:
+                    raise UnavailableError(f"lost NATS server {self._url}") from cause
+                await asyncio.sleep(_SWEEP_S)
+            except nats.errors.MaxPayloadError as cause:
+                raise InvalidRequestError(
+                    f"a value of {len(message.value)} bytes is more than NATS server "
+                    f"{self._url} takes",
+                    size_bytes=len(message.value),
+                ) from cause
+            except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as cause:
+                raise InvalidRequestError(f"NATS cannot send to {message.subject!r}") from cause
+            except (nats.errors.Error, OSError) as cause:
+                raise UnavailableError(f"lost NATS server {self._url}: {cause}") from cause
+            else:
+                return
+
+    async def _on_answer(self, answer: Msg) -> None:
+        token = answer.subject[len(self._inbox) :]
+        waiting = self._unanswered.get(token)
+        if waiting is None:
+            return  # the second answer to a message that was sent twice
+        if answer.headers is not None and answer.headers.get("Status") == "503":
+            self._on_no_listener(waiting)
+            return
+        outcome = _parse_answer(answer.data)
+        if isinstance(outcome, HeadwaterError):
+            if outcome.retriable:  # the sweeper sends it again
+                return
+            self._failure = outcome
+        else:
+            self._acked += 1
+            self._duplicates += outcome
+            del self._unanswered[token]
+        self._room.set()
+
+    def _on_no_listener(self, waiting: _Unanswered) -> None:
+        """A broker that restarts listens again soon; before the first answer it is a mistake."""
+        if self._acked == 0:
+            self._failure = UnavailableError(
+                f"nobody listens to subject {waiting.message.subject!r}: no stream records it, or "
+                "the broker is connected to another NATS server",
+                subject=waiting.message.subject,
+            )
+            self._room.set()
+
+    async def _sweep(self) -> None:
+        """Send again what waited too long, oldest first; give up on what waited far too long."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self._resend_overdue()
+            except HeadwaterError as error:
+                self._failure = error
+            if self._failure is not None:
+                self._room.set()
+
+    async def _resend_overdue(self) -> None:
+        now_s = time.monotonic()
+        overdue = []
+        for token, waiting in self._unanswered.items():
+            if now_s - waiting.last_sent_s < self._ack_timeout_s:
+                break
+            overdue.append(token)
+        for token in overdue:
+            if token not in self._unanswered:  # answered while an earlier one was sent
+                continue
+            waiting = self._unanswered.pop(token)
+            if now_s - waiting.first_sent_s > self._give_up_s:
+                raise CommitTimeoutError(
+                    f"no acknowledgement for a record on {waiting.message.subject!r} within "
+                    f"{self._give_up_s:.0f} s; whether it is stored is not known"
+                )
+            waiting.last_sent_s = now_s
+            self._unanswered[token] = waiting
+            self._retried += 1
+            await self._send(waiting.message, waiting.headers, self._inbox + token)
+
+    async def _wait_for_room(self) -> None:
+        self._raise_failure()
+        self._room.clear()
+        await self._room.wait()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._connection is not None:
+            await self._connection.close()
+
+    # -- between the threads
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # also Ctrl-C while waiting: nothing goes on behind our back
+            future.cancel()
+            raise
+
+
+def _parse_answer(data: bytes) -> bool | HeadwaterError:
+    """Return whether a PubAck is for a duplicate, or the error it tells."""
+    if data.startswith(b'{"stream":'):  # only a success begins so; parsing half a million is slow
+        return b'"duplicate":true' in data
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        return InvalidRequestError(f"the answer is not a PubAck: {data[:80]!r}")
+    error = body.get("error")
+    if error is None:
+        return bool(body.get("duplicate", False))
+    ours = body.get("headwater")  # class and facts; JetStream clients want them beside the error
+    return _typed_error(
+        (ours if isinstance(ours, dict) else {})
+        | (error if isinstance(error, dict) else {"description": error})
+    )
+
+
+def _typed_error(error: dict[str, Any]) -> HeadwaterError:
+    """Return Headwater's own error where the answer names one, else the nearest to its code."""
+    message = str(error.get("description", "no reason given"))
+    named = from_wire(
+        json.dumps(
+            {"error": error.get("type"), "message": message, "facts": error.get("facts", {})}
+        )
+    )
+    if named is not None:
+        return named
+    code = error.get("code")
+    if isinstance(code, int) and code >= 500:
+        return UnavailableError(f"the server answered: {message}")
+    return InvalidRequestError(f"the server refused the record: {message}")

@@ -1,0 +1,100 @@
+"""Reading a stream's whole history with Spark: what a notebook needs, and nothing else.
+
+    spark = headwater.session()
+    flights = headwater.read(spark, "flights")       # Delta table and live tail, one DataFrame
+    headwater.certificate(flights)                   # what is proved of it
+    text = headwater.cut_of(flights).save()          # the same rows again tomorrow: as_of=text
+    headwater.release(flights)                       # what it held may be deleted from now on
+
+The work is in spark_jobs; this module needs the extra ``spark``. It is not called ``read``, because
+a submodule of that name would hide the function as soon as somebody imported it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.model.certificate import Certificate
+from broker.model.cut import Cut
+from spark_jobs import held_reads, unified
+from spark_jobs import session as sessions
+from spark_jobs.clients import client_of
+from spark_jobs.leases import LEASE_TTL_MS_DEFAULT
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+    from spark_jobs.spark_types import DataFrame, SparkSession
+
+
+def session(
+    app_name: str = "headwater",
+    master: str = "local[*]",
+    *,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a Spark session that reads streams; see :func:`spark_jobs.session.build_session`."""
+    return sessions.build_session(app_name, master, conf=conf)
+
+
+def read(
+    spark: SparkSession,
+    stream: str | Cut,
+    *,
+    as_of: str | Cut | None = None,
+    certificate: unified.Proof = "counts",
+    columns: Sequence[str] | None = None,
+    server: str | Client | None = None,
+    lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+) -> DataFrame:
+    """Return every committed record of a stream, each once, as one pinned DataFrame.
+
+    ``server`` is an address (``grpc://host:port``) or a client; by default HEADWATER_SERVER's.
+    The other arguments and the errors are those of :func:`spark_jobs.unified.read`.
+    """
+    return unified.read(
+        spark,
+        stream,
+        as_of=as_of,
+        certificate=certificate,
+        columns=columns,
+        client=_client(server),
+        lease_ttl_ms=lease_ttl_ms,
+    )
+
+
+def cut(
+    stream: str, *, server: str | Client | None = None, lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT
+) -> Cut:
+    """Take a cut of a stream, under a lease that ends after ``lease_ttl_ms`` unless it is read.
+
+    ``cut.save()`` is one line of text; ``read(spark, stream, as_of=text)`` reads its rows.
+
+    Raises:
+        UnknownStreamError, UnavailableError.
+    """
+    return _client(server).cut(stream, ttl_ms=lease_ttl_ms)
+
+
+def certificate(rows: Any) -> Certificate:
+    """Return what was proved of a DataFrame that :func:`read` returned."""
+    return held_reads.certificate(rows)
+
+
+def cut_of(rows: Any) -> Cut:
+    """Return the cut of a DataFrame that :func:`read` returned."""
+    return held_reads.cut_of(rows)
+
+
+def release(what: Any) -> bool:
+    """End the lease of a DataFrame or cut; tell whether it was still held."""
+    return held_reads.release(what)
+
+
+def release_all() -> int:
+    """End every lease that this process holds for its reads; return how many there were."""
+    return held_reads.release_all()
+
+
+def _client(server: str | Client | None) -> Client:
+    return client_of(server) if server is None or isinstance(server, str) else server

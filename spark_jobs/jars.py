@@ -1,0 +1,177 @@
+"""The JVM jars that Spark needs for Delta on S3: chosen once, fetched once, then used offline.
+
+The set is lean on purpose. Delta's own closure brings Hadoop, Parquet, Jackson and slf4j of other
+versions than PySpark ships, and hadoop-aws brings a 600 MB SDK bundle; both are cut here, and what
+remains was read and written against moto with these very versions. A change of any line is a change
+that the s3a smoke test has to see.
+
+:func:`fetch` resolves with Spark's own Ivy into a folder named after the set and leaves a receipt
+there. As long as the receipt's files are present no resolver runs, so no network is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from broker.errors import InvalidConfigError, UnavailableError
+
+DELTA_VERSION: Final = "4.4.0"  # the wheel delta-spark has the same pin; 4.4.1 has no JVM artifact
+HADOOP_VERSION: Final = "3.5.0"  # must equal the hadoop-client inside PySpark 4.2.0
+AWS_SDK_VERSION: Final = "2.35.4"  # named by the 3.5.0 project POM of Hadoop
+
+PACKAGES: Final = (
+    f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}",
+    f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}",
+    *(
+        f"software.amazon.awssdk:{module}:{AWS_SDK_VERSION}"
+        for module in ("s3", "s3-transfer-manager", "sts", "apache-client", "netty-nio-client")
+    ),
+)
+EXCLUDES: Final = (
+    "software.amazon.awssdk:bundle",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.wildfly.openssl:wildfly-openssl",
+    "com.fasterxml.jackson.core:jackson-databind",
+    "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+    "org.apache.parquet:parquet-hadoop",
+    "org.apache.parquet:parquet-column",
+    "org.apache.parquet:parquet-common",
+    "org.apache.parquet:parquet-encoding",
+    "org.apache.parquet:parquet-format-structures",
+    "org.apache.parquet:parquet-jackson",
+    "org.slf4j:slf4j-api",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "org.apache.logging.log4j:log4j-slf4j2-impl",
+    "org.xerial.snappy:snappy-java",
+    "com.github.luben:zstd-jni",
+    "io.airlift:aircompressor",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.roaringbitmap:shims",
+    "commons-logging:commons-logging",
+    "commons-pool:commons-pool",
+    "com.google.code.findbugs:jsr305",
+    "javax.annotation:javax.annotation-api",
+)
+
+# What a user may set to reach an inner mirror; handed to the resolver unchanged.
+_RESOLVER_CONF: Final = ("spark.jars.ivySettings", "spark.jars.repositories")
+_RESOLVE_SECONDS_MAX: Final = 900
+_RECEIPT: Final = "resolved.json"
+
+
+def default_folder() -> Path:
+    """Return the jar cache: ``$HEADWATER_IVY_DIR``, else ``~/.cache/headwater/ivy``."""
+    chosen = os.environ.get("HEADWATER_IVY_DIR")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "headwater" / "ivy"
+
+
+def set_name() -> str:
+    """Return the name of the folder of this very set: it changes when a version or exclude does."""
+    text = "\n".join((*PACKAGES, "-", *EXCLUDES))
+    return f"spark-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the jars, resolving them only if this cache has never held them. Blocks.
+
+    Processes that start together wait for one resolver: a lock file lies beside the set.
+
+    Args:
+        folder: the cache, by default :func:`default_folder`.
+        conf: Spark settings; ``spark.jars.ivySettings`` and ``spark.jars.repositories`` are used.
+
+    Raises:
+        UnavailableError: the resolver failed; its last lines are in the message.
+    """
+    home = (folder or default_folder()) / set_name()
+    known = _from_receipt(home)
+    if known is not None:
+        return known
+    home.mkdir(parents=True, exist_ok=True)
+    with _locked(home / "lock"):
+        known = _from_receipt(home)
+        if known is None:
+            _resolve(home, conf or {})
+            known = _write_receipt(home)
+    return known
+
+
+def _from_receipt(home: Path) -> list[Path] | None:
+    """Return the jars that the receipt names, None when one is absent or of another size."""
+    try:
+        receipt = json.loads((home / _RECEIPT).read_text())
+        jars = [home / "jars" / Path(name).name for name in receipt]
+        sizes = [int(receipt[jar.name]) for jar in jars]
+        if [jar.stat().st_size for jar in jars] != sizes:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return jars or None
+
+
+def _write_receipt(home: Path) -> list[Path]:
+    jars = sorted((home / "jars").glob("*.jar"))
+    if not any(jar.name.startswith("io.delta_delta-spark") for jar in jars):
+        raise UnavailableError(f"Spark's resolver left no Delta jar in {home / 'jars'}")
+    draft = home / f"{_RECEIPT}.{os.getpid()}"
+    draft.write_text(json.dumps({jar.name: jar.stat().st_size for jar in jars}, indent=1))
+    draft.replace(home / _RECEIPT)
+    return jars
+
+
+def _resolve(home: Path, conf: Mapping[str, str]) -> None:
+    """Run spark-submit on an empty program, only for the packages that it resolves first."""
+    import pyspark  # noqa: PLC0415  (this module is imported where only the list is wanted)
+
+    program = home / "nothing.py"
+    program.write_text('"""Resolving jars needs a program to submit; this one does nothing."""\n')
+    settings = {"spark.jars.ivy": str(home)}
+    settings |= {name: conf[name] for name in _RESOLVER_CONF if name in conf}
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]"]
+    command += ["--packages", ",".join(PACKAGES), "--exclude-packages", ",".join(EXCLUDES)]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    try:
+        done = subprocess.run(  # noqa: S603  (our own command line)
+            [*command, str(program)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_RESOLVE_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as cause:
+        raise UnavailableError(
+            f"fetching Spark's jars took more than {_RESOLVE_SECONDS_MAX} s"
+        ) from cause
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot run spark-submit: {cause}") from cause
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+        raise UnavailableError(
+            "Spark's jars could not be fetched (they are needed once; afterwards Headwater works "
+            f"offline). The resolver said:\n{tail}"
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive file lock; the file stays, so that every process locks the same one."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

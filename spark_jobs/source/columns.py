@@ -1,0 +1,77 @@
+"""The columns of a row in Spark's words, and the checks of a projection.
+
+The same ten columns as ``broker.codec.schema.ROW_SCHEMA`` (a test compares them), spelled out here
+because Spark's planner asks for them in processes where pyarrow need not be loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from broker.errors import InvalidRequestError
+
+ROW_COLUMNS: Final[dict[str, str]] = {
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "key": "binary",
+    "value": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "subject": "string",
+    "leader_epoch": "bigint",
+    "reply_subject": "string",
+    "correlation_id": "string",
+}
+
+
+def ddl(columns: Iterable[str]) -> str:
+    """Return Spark's DDL text of a projection, every column nullable."""
+    return ", ".join(f"`{name}` {ROW_COLUMNS[name]}" for name in columns)
+
+
+def check_projection(columns: Sequence[str], *, where: str) -> tuple[str, ...]:
+    """Return the columns as a tuple.
+
+    Raises:
+        InvalidRequestError: one is unknown or named twice, or there is none. ``where`` says who
+            asked, the nearest right name is offered.
+    """
+    if not columns:
+        raise InvalidRequestError(f"{where} names no column; there are {', '.join(ROW_COLUMNS)}")
+    for name in columns:
+        if name not in ROW_COLUMNS:
+            raise InvalidRequestError(
+                f"{where} names {name!r}, which no stream has{nearest(name, ROW_COLUMNS)}"
+            )
+    if len(set(columns)) != len(columns):
+        raise InvalidRequestError(f"{where} names a column twice: {', '.join(columns)}")
+    return tuple(columns)
+
+
+def check_types(fields: Iterable[tuple[str, str]], *, where: str) -> tuple[str, ...]:
+    """Return the names of a user's schema ``(name, Spark's simple type)``; its types must be ours.
+
+    Raises:
+        InvalidRequestError: a column is unknown, named twice or of another type.
+    """
+    typed = list(fields)
+    names = check_projection([name for name, _ in typed], where=where)
+    for name, given in typed:
+        if given != ROW_COLUMNS[name]:
+            raise InvalidRequestError(
+                f"{where} declares {name} as {given}, but it is {ROW_COLUMNS[name]}; "
+                "cast after the read instead"
+            )
+    return names
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean …?"`` for the closest known name, else the list of them."""
+    names = list(known)
+    lowered = {other.lower(): other for other in names}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {lowered[close[0]]!r}?"
+    return f"; known: {', '.join(names)}"

@@ -1,0 +1,206 @@
+"""What BrokerApi and its partitions promise; the broker in memory and the real one both keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.codec.record_batch import PreparedBatch, decode_body, prepare
+from broker.errors import (
+    HeadwaterError,
+    OffsetOutOfRangeError,
+    SequenceGapError,
+    StreamExistsError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.ids import LeaseId, ProducerId
+from broker.model.offsets import Offset
+from broker.model.records import AppendResult
+from broker.model.stream import StreamConfig
+from broker.ports import BrokerApi, PartitionHandle, RecordsOutcome
+from simkit.brokers import disk_broker
+from simkit.memory_broker import MemoryBroker, numbered, records
+
+WAIT_S = 20
+CONFIG = StreamConfig(subject="s", partitions=2)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerApi]:
+    """Give each implementation in turn, with one stream of two partitions."""
+    if request.param == "memory":
+        memory = MemoryBroker()
+        memory.create_stream("s", CONFIG)
+        yield memory
+        memory.close()
+    else:
+        with disk_broker(tmp_path / "data") as real:
+            real.create_stream("s", CONFIG)
+            yield real
+
+
+def batch(start: int, count: int, *, producer: int = -1, sequence: int = -1) -> PreparedBatch:
+    """Return prepared numbered records."""
+    return prepare(
+        numbered(start, count),
+        now_us=1_000_000 + start,
+        producer_id=ProducerId(producer),
+        base_sequence=sequence,
+    )
+
+
+def submit(handle: PartitionHandle, *batches: PreparedBatch) -> list[Any]:
+    """Submit batches in one call and return their outcomes."""
+    answers: SimpleQueue[Sequence[AppendResult | HeadwaterError]] = SimpleQueue()
+    handle.submit(batches, answers.put)
+    return list(answers.get(timeout=WAIT_S))
+
+
+def submit_records(
+    handle: PartitionHandle, rows: pa.RecordBatch, ids: Sequence[str | None] | None
+) -> RecordsOutcome:
+    """Submit rows and return where they stand."""
+    answers: SimpleQueue[RecordsOutcome | HeadwaterError] = SimpleQueue()
+    handle.submit_records(rows, ids, answers.put)
+    outcome = answers.get(timeout=WAIT_S)
+    assert isinstance(outcome, RecordsOutcome)
+    return outcome
+
+
+def values(handle: PartitionHandle, start: int, end: int) -> list[int]:
+    """Return the numbers in the batches that overlap a range."""
+    stored = handle.read(Offset(start), Offset(end), bytes_max=1 << 30)
+    bodies = [decode_body(item.header, item.body) for item in stored]
+    return [int(value) for body in bodies for value in body.column("value").to_pylist()]
+
+
+def test_streams_live_by_name(broker: BrokerApi) -> None:
+    """Created once, found, listed, deleted, gone."""
+    stream = broker.stream("s")
+    assert broker.create_stream("s", CONFIG) == stream
+    assert broker.streams() == [stream]
+    with pytest.raises(StreamExistsError):
+        broker.create_stream("s", StreamConfig(subject="s", partitions=3))
+    assert broker.delete_stream("s") == stream
+    assert broker.streams() == []
+    with pytest.raises(UnknownStreamError):
+        broker.stream("s")
+    assert broker.create_stream("s", CONFIG).uuid != stream.uuid
+
+
+def test_what_does_not_exist_is_named(broker: BrokerApi) -> None:
+    """Unknown streams and partitions are typed errors."""
+    for partition in (-1, 2):
+        with pytest.raises(UnknownPartitionError):
+            broker.partition("s", partition)
+    with pytest.raises(UnknownStreamError):
+        broker.partition("t", 0)
+    with pytest.raises(UnknownStreamError):
+        broker.delete_stream("t")
+    with pytest.raises(UnknownStreamError):
+        broker.cut("t", owner="me", ttl_ms=10_000)
+
+
+def test_offsets_begin_at_nought_and_follow_each_other(broker: BrokerApi) -> None:
+    """Outcomes come one per batch, in order, across calls; partitions are independent."""
+    handle = broker.partition("s", 0)
+    first = submit(handle, batch(0, 3), batch(3, 4))
+    second = submit(handle, batch(7, 1))
+    assert [result.base_offset for result in first + second] == [0, 3, 7]
+    assert [result.records_count for result in first + second] == [3, 4, 1]
+    assert {result.leader_epoch for result in first + second} == {handle.leader_epoch}
+    assert (handle.log_start, handle.high_watermark, handle.log_end) == (0, 8, 8)
+    assert broker.partition("s", 1).log_end == 0
+    assert values(handle, 0, 8) == list(range(8))
+
+
+def test_a_read_gives_whole_batches_that_overlap(broker: BrokerApi) -> None:
+    """The first and last may reach beyond the range; one batch comes whatever its size."""
+    handle = broker.partition("s", 0)
+    submit(handle, batch(0, 3), batch(3, 3), batch(6, 3))
+    assert values(handle, 4, 7) == list(range(3, 9))
+    assert values(handle, 3, 6) == [3, 4, 5]
+    (only,) = handle.read(Offset(0), Offset(9), bytes_max=1)
+    assert (only.header.base_offset, only.header.end_offset) == (0, 3)
+    for start, end in ((0, 10), (10, 11)):
+        with pytest.raises(OffsetOutOfRangeError):
+            handle.read(Offset(start), Offset(end), bytes_max=1)
+
+
+def test_a_producer_is_recognised(broker: BrokerApi) -> None:
+    """The same sequence again is a duplicate; a skipped one is a gap; neither stores anything."""
+    handle = broker.partition("s", 0)
+    one = batch(0, 2, producer=9, sequence=0)
+    two = batch(2, 3, producer=9, sequence=2)
+    assert [result.base_offset for result in submit(handle, one, two)] == [0, 2]
+    again = submit(handle, one, two)
+    assert [(result.base_offset, result.duplicate) for result in again] == [(0, True), (2, True)]
+    (gap,) = submit(handle, batch(9, 1, producer=9, sequence=6))
+    assert isinstance(gap, SequenceGapError)
+    assert (gap.expected, gap.got) == (5, 6)
+    assert handle.log_end == 5
+
+
+def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
+    """Ids repeat within a batch and across batches; rows without one are always stored."""
+    handle = broker.partition("s", 0)
+    first = submit_records(handle, numbered(0, 4), ["a", None, "b", "a"])
+    assert list(first.offsets) == [0, 1, 2, 0]
+    assert first.duplicates == frozenset({3})
+    second = submit_records(handle, numbered(4, 3), ["b", "c", None])
+    assert list(second.offsets) == [2, 3, 4]
+    assert second.duplicates == frozenset({0})
+    third = submit_records(handle, numbered(9, 1), None)
+    assert (list(third.offsets), third.duplicates) == ([5], frozenset())
+    assert values(handle, 0, 6) == [0, 1, 2, 5, 6, 9]
+
+
+def test_waiting_ends_with_the_commit_or_with_the_time(broker: BrokerApi) -> None:
+    """The high watermark is returned in both cases."""
+    handle = broker.partition("s", 0)
+    assert handle.wait_committed(Offset(0), 10) == 0
+    submit(handle, batch(0, 2))
+    assert handle.wait_committed(Offset(0), 60_000) == 2
+    assert handle.wait_committed(Offset(1), 60_000) == 2
+    assert handle.wait_committed(Offset(2), 10) == 2
+
+
+def test_an_offset_is_found_by_time(broker: BrokerApi) -> None:
+    """The first batch that reaches the time holds it; later than all is the log's end."""
+    handle = broker.partition("s", 0)
+    for start in (0, 5):
+        stamps = pa.array(range(1_000 + start, 1_005 + start))
+        submit(handle, prepare(records([b"x"] * 5, timestamp=stamps), now_us=1))
+    assert handle.offset_at(1_000) == 0
+    assert 0 <= handle.offset_at(1_003) <= 3
+    assert 5 <= handle.offset_at(1_006) <= 6
+    assert handle.offset_at(1_010) == 10
+
+
+def test_leases_are_taken_renewed_and_dropped(broker: BrokerApi) -> None:
+    """A lease has an end in the future that renewing moves; dropping twice is fine."""
+    lease = broker.take_lease("s", owner="me", ttl_ms=10_000)
+    renewed = broker.renew_lease(lease.lease_id, ttl_ms=60_000)
+    assert renewed.lease_id == lease.lease_id
+    assert renewed.expires_us > lease.expires_us
+    broker.drop_lease(lease.lease_id)
+    broker.drop_lease(lease.lease_id)
+    with pytest.raises(HeadwaterError):
+        broker.renew_lease(lease.lease_id, ttl_ms=10_000)
+    with pytest.raises(HeadwaterError):
+        broker.renew_lease(LeaseId("never"), ttl_ms=10_000)
+
+
+def test_a_cut_holds_every_partition(broker: BrokerApi) -> None:
+    """Its hot ends are the high watermarks, and it comes with a lease."""
+    submit(broker.partition("s", 1), batch(0, 4))
+    cut = broker.cut("s", owner="me", ttl_ms=10_000)
+    assert [part.hot_end for part in cut.partitions] == [0, 4]
+    assert (cut.stream_uuid, cut.cluster) == (broker.stream("s").uuid, broker.cluster)
+    broker.renew_lease(cut.lease.lease_id, ttl_ms=10_000)

@@ -1,0 +1,125 @@
+"""What every implementation of the Files port does: the real disk and the simulated one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.adapters.disk_files import DiskFiles
+from broker.ports import Files
+from simkit.disk import SimDisk
+
+
+@pytest.fixture(params=["disk", "simulated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Files]:
+    """Each implementation in turn, empty, with one folder in it."""
+    if request.param == "simulated":
+        simulated = SimDisk(random.Random(1)).files()
+        simulated.make_folder("a/b")
+        yield simulated
+        return
+    disk = DiskFiles(tmp_path / "root")
+    disk.make_folder("a/b")
+    yield disk
+    disk.close()
+
+
+def test_what_is_written_is_read(files: Files) -> None:
+    """Buffers land one after another, at any position; the hole before them reads as zeros."""
+    file = files.open("a/b/f", create=True)
+    assert file.write_at(3, [b"ab", bytearray(b"c"), memoryview(b"de")]) == 5
+    assert file.read_at(0, 100) == b"\0\0\0abcde"
+    assert file.read_at(4, 2) == b"bc"
+    assert file.read_at(8, 10) == b""
+    assert file.size() == 8
+    file.datasync()
+    file.close()
+
+
+def test_a_write_of_many_buffers_is_whole(files: Files) -> None:
+    """More buffers than one system call takes are all written."""
+    file = files.open("a/f", create=True)
+    pieces = [bytes([number % 251]) * (number % 7) for number in range(5000)]
+    assert file.write_at(0, pieces) == sum(map(len, pieces))
+    assert file.read_at(0, 1 << 20) == b"".join(pieces)
+    file.close()
+
+
+def test_allocated_space_is_zero_and_keeps_content(files: Files) -> None:
+    """Reserving extends the file with zeros, and never shortens it."""
+    file = files.open("a/f", create=True)
+    file.write_at(0, [b"head"])
+    file.allocate(10_000)
+    assert file.size() == 10_000
+    assert file.read_at(0, 20_000) == b"head" + bytes(9_996)
+    file.allocate(10)
+    assert file.size() == 10_000
+    file.close()
+
+
+def test_truncated_space_comes_back_as_zeros(files: Files) -> None:
+    """What was cut does not reappear when the file grows again."""
+    file = files.open("a/f", create=True)
+    file.write_at(0, [b"x" * 3000])
+    file.truncate(700)
+    file.allocate(4096)
+    assert file.read_at(0, 5000) == b"x" * 700 + bytes(3396)
+    file.close()
+
+
+def test_open_and_create_do_not_mix(files: Files) -> None:
+    """Opening needs a file, creating needs none, and both need the folder."""
+    with pytest.raises(FileNotFoundError):
+        files.open("a/f")
+    files.open("a/f", create=True).close()
+    with pytest.raises(FileExistsError):
+        files.open("a/f", create=True)
+    with pytest.raises(FileNotFoundError):
+        files.open("nowhere/f", create=True)
+
+
+def test_replace_and_remove_change_names(files: Files) -> None:
+    """A rename takes the place of its target; a removed file is gone; syncing names works."""
+    for name, content in (("a/new", b"new"), ("a/old", b"old")):
+        file = files.open(name, create=True)
+        file.write_at(0, [content])
+        file.close()
+    files.replace("a/new", "a/old")
+    files.sync_folder("a")
+    assert files.list("a") == ["b", "old"]
+    assert files.open("a/old").read_at(0, 10) == b"new"
+    files.remove("a/old")
+    assert not files.exists("a/old")
+    with pytest.raises(FileNotFoundError):
+        files.remove("a/old")
+
+
+def test_an_open_file_outlives_its_name(files: Files) -> None:
+    """Readers of a removed file go on reading it."""
+    file = files.open("a/f", create=True)
+    file.write_at(0, [b"still here"])
+    files.remove("a/f")
+    assert file.read_at(0, 100) == b"still here"
+    file.close()
+
+
+def test_folders_are_made_listed_and_removed(files: Files) -> None:
+    """Making a folder twice is fine, and so is listing or removing an absent one."""
+    files.make_folder("a/b/c/d")
+    files.make_folder("a/b/c/d")
+    files.open("a/b/c/d/f", create=True).close()
+    assert files.list("a/b") == ["c"]
+    assert files.list("absent") == []
+    files.remove_folder("a/b/c")
+    files.remove_folder("a/b/c")
+    assert not files.exists("a/b/c")
+    assert files.list("a/b") == []
+    assert files.exists("a/b")
+
+
+def test_free_space_is_known(files: Files) -> None:
+    """The port tells how much may still be written."""
+    assert files.free_bytes() > 1 << 20

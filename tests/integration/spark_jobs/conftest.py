@@ -1,0 +1,44 @@
+"""One JVM for all Spark tests of a run, one moto beside it, and a broker with a lake per test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headwater.embedded import moto_environment, start_moto
+from simkit.lake_broker import Served, serving
+from spark_jobs.held_reads import release_all
+from spark_jobs.session import build_session
+from tiering.location import StoreConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUCKET = "headwater-tests"
+
+
+@pytest.fixture(scope="session")
+def moto_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of an S3 that forgets everything at the end of the run."""
+    with start_moto(tmp_path_factory.mktemp("moto"), bucket=BUCKET) as moto:
+        yield moto_environment(moto.address)
+
+
+@pytest.fixture(scope="session")
+def spark(moto_env: dict[str, str]) -> Iterator[SparkSession]:
+    """The session that every Spark test shares; its S3A talks to moto."""
+    lake = StoreConfig.from_env(f"s3://{BUCKET}/lake", moto_env)
+    session = build_session("headwater-tests", "local[2]", lake=lake)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A broker with a lake in a local directory."""
+    with serving(str(tmp_path / "lake")) as found:
+        yield found
+    release_all()

@@ -1,0 +1,105 @@
+"""Three processes commit to one partition of one table at the same time, on disk and on S3.
+
+Each tries to append the next few offsets after the cold end it sees. Whoever loses hears
+StaleColdEndError. At the end the table holds every offset once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from simkit.motoproc import fresh, moto_location
+from simkit.tier_lab import TierLab
+from tiering.certify import prove_partition
+from tiering.location import StoreConfig
+
+pytestmark = pytest.mark.integration
+
+ROUNDS = 12
+WRITERS = 3
+
+_WRITER = """
+import json, random, sys
+from broker.errors import StaleColdEndError
+from broker.model.offsets import OffsetRange
+from simkit.tier_lab import TierLab
+from tiering.location import Credentials, StoreConfig
+from tiering.segment_writer import SegmentPlace, write_segment
+from tiering.table import NewFile
+
+config, seed, rounds = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+if config["credentials"]:
+    config["credentials"] = Credentials(**config["credentials"])
+lab = TierLab(StoreConfig(**config))
+lab.source.fill(100, 10)  # every writer has the same log
+dice = random.Random(seed)
+won, lost = [], 0
+sys.stdin.readline()  # the starting gun
+for number in range(rounds):
+    base = lab.table.create() if number == 0 else lab.table.snapshot()
+    start = base.cold_end(0)
+    wanted = OffsetRange(start, start + dice.randrange(1, 9))
+    place = SegmentPlace(cluster="lab", partition=lab.source.partition_id, subject="orders",
+                         path=f"partition=0/{seed}-{number}.parquet")
+    log = lab.source.read(wanted.start, wanted.end, bytes_max=1 << 30)
+    built = write_segment(log, wanted, place)
+    assert lab.table.store.put_if_absent(place.path, built.body, crc32c=built.entry.crc32c)
+    file = NewFile(path=place.path, size_bytes=built.entry.size_bytes, partition=0, modified_us=1,
+                   stats_json=built.stats_json)
+    try:
+        lab.table.commit(base, [file], {0: wanted}, commit_id=place.path, ranges_json="[]")
+        won.append([int(wanted.start), int(wanted.end)])
+    except StaleColdEndError:
+        lost += 1
+print(json.dumps({"won": won, "lost": lost}))
+"""
+
+
+@pytest.fixture(params=["local", "s3"])
+def location(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StoreConfig]:
+    """An empty lake of each kind."""
+    if request.param == "local":
+        yield StoreConfig.from_env(str(tmp_path / "lake"))
+        return
+    with moto_location(tmp_path_factory.mktemp("moto")) as moto:
+        yield fresh(moto)
+
+
+def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> None:
+    """Acknowledged ranges tile the table without gap or overlap; somebody lost on the way."""
+    lib = Path(__file__).parents[2] / "lib"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(lib)!r})\n" + _WRITER]
+    writers = [
+        subprocess.Popen(
+            [*command, json.dumps(asdict(location)), str(seed), str(ROUNDS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for seed in range(WRITERS)
+    ]  # fmt: skip
+    answers = []
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        out, err = writer.communicate(timeout=240)
+        assert writer.returncode == 0, err
+        answers.append(json.loads(out))
+    won = sorted(tuple(one) for answer in answers for one in answer["won"])
+    assert won[0][0] == 0
+    assert all(left[1] == right[0] for left, right in zip(won, won[1:], strict=False))  # noqa: RUF007
+    lab = TierLab(location)
+    snapshot = lab.table.snapshot()
+    assert snapshot.cold_end(0) == won[-1][1]
+    assert snapshot.version == len(won)
+    prove_partition(snapshot, 0, lab.table.store)
+    assert sum(answer["lost"] for answer in answers) > 0, "they never met"

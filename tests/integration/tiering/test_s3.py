@@ -1,0 +1,263 @@
+"""Tiering against S3 (moto in a process of its own), also behind a proxy that breaks requests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from broker.codec.checksum import crc32c
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import (
+    HeadwaterError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    TableRolledBackError,
+    UnfencedStoreError,
+)
+from simkit.motoproc import fresh, moto_location
+from simkit.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from simkit.tier_lab import TierLab, read_table
+from tiering.lake import Lake
+from tiering.location import StoreConfig
+from tiering.object_store import open_store, require_conditional_put
+from tiering.verify import verify_table
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreConfig]:
+    """One moto for the module."""
+    with moto_location(tmp_path_factory.mktemp("moto")) as location:
+        yield location
+
+
+@pytest.fixture
+def proxy(moto: StoreConfig) -> Iterator[S3Proxy]:
+    """A proxy before moto that breaks nothing yet."""
+    assert moto.endpoint is not None
+    with s3_proxy(moto.endpoint) as running:
+        yield running
+
+
+def behind(proxy: S3Proxy, moto: StoreConfig) -> StoreConfig:
+    """Return a fresh location that is reached through the proxy, with short timeouts."""
+    return replace(
+        fresh(moto), endpoint=proxy.address, read_timeout_s=1.0, attempts_max=3,
+        upload_deadline_s=6.0,
+    )  # fmt: skip
+
+
+def ship(lab: TierLab, *, cycles_max: int = 60) -> int:
+    """Run cycles until everything is cold; return how many failed."""
+    failures = 0
+    shipper = lab.shipper()
+    for _ in range(cycles_max):
+        try:
+            if not shipper.run_cycle():
+                return failures
+        except RemoteTierUnavailableError:
+            failures += 1
+    raise AssertionError("it does not come through")
+
+
+def require_exact(lab: TierLab) -> None:
+    """The table gives the log's rows, and every digest is right."""
+    lab.table = lab.lake.table(lab.stream)
+    snapshot = lab.table.snapshot()
+    assert snapshot.cold_end(0) == lab.source.log_end == lab.source.cold_end
+    assert read_table(lab.table, 0).equals(lab.source.truth())
+    verify_table(snapshot, lab.table.store)
+
+
+def test_a_stream_is_shipped_and_read_back(moto: StoreConfig) -> None:
+    """Parquet objects by boto3, commits by delta-rs, reads by ranges: the log's rows."""
+    lab = TierLab(fresh(moto))
+    lab.lake.require_fence()
+    lab.source.fill(3, 500)
+    assert ship(lab) == 0
+    require_exact(lab)
+    plain = DeltaTable(lab.table.uri, storage_options=lab.lake.config.storage_options())
+    rows = pa.table(plain.to_pyarrow_table()).sort_by("offset")
+    assert rows.select(ROW_SCHEMA.names).cast(ROW_SCHEMA).equals(lab.source.truth())
+    reader = Lake.open(lab.lake.config).table_at(lab.table.uri)
+    assert reader.snapshot().files == lab.table.snapshot().files
+
+
+def test_large_objects_are_read_in_pieces(
+    moto: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the whole-object limit only footers and wanted row groups are fetched."""
+    monkeypatch.setattr("tiering.parquet_source._WHOLE_BYTES_MAX", 0)
+    lab = TierLab(fresh(moto))
+    lab.source.fill(2, 400)
+    ship(lab)
+    require_exact(lab)
+
+
+def test_a_deleted_object_is_named(moto: StoreConfig) -> None:
+    """An object that vanished from the bucket: by key, from the cheap and from the full check."""
+    lab = TierLab(fresh(moto))
+    lab.source.fill(2, 50)
+    ship(lab)
+    victim = lab.table.snapshot().files[1].path
+    store = open_store(lab.table.store.config)
+    store._client.delete_object(  # type: ignore[attr-defined]
+        Bucket=store.config.bucket, Key=f"{store.config.prefix}/{victim}"
+    )
+    with pytest.raises(ObjectMissingError) as caught:
+        read_table(lab.table, 0)
+    assert caught.value.key == victim
+
+
+def test_a_removed_last_commit_is_noticed(moto: StoreConfig) -> None:
+    """A commit deleted from the bucket is a rolled back table, also for one that is open."""
+    lab = TierLab(fresh(moto))
+    lab.source.fill(2, 50)
+    ship(lab)
+    newest = lab.table.snapshot().version
+    store = open_store(lab.table.store.config)
+    store._client.delete_object(  # type: ignore[attr-defined]
+        Bucket=store.config.bucket, Key=f"{store.config.prefix}/_delta_log/{newest:020}.json"
+    )
+    with pytest.raises(TableRolledBackError):
+        lab.table.find(cold_end_min={0: 100})
+
+
+@pytest.mark.parametrize(
+    "how", [Break.ERROR_500, Break.SLOW_DOWN_503, Break.DROP, Break.DROP_AFTER]
+)
+def test_failing_requests_are_retried(proxy: S3Proxy, moto: StoreConfig, how: Break) -> None:
+    """Requests of every kind fail, of boto3 and of delta-rs: exact, in the end."""
+    lab = TierLab(behind(proxy, moto))
+    lab.source.fill(2, 30)
+    methods = ("PUT", "GET", "HEAD")
+    proxy.once(*[Rule(how, method) for method in methods for _ in range(3)])
+    ship(lab)
+    assert proxy.unmet() == 0, "the faults were not met"
+    require_exact(lab)
+
+
+@pytest.mark.parametrize("part", ["_delta_log", "partition"])
+def test_a_body_that_breaks_off_is_never_believed(
+    proxy: S3Proxy, moto: StoreConfig, part: str
+) -> None:
+    """Half of an answer's body arrives: retried, never taken for the whole."""
+    lab = TierLab(behind(proxy, moto))
+    lab.source.fill(2, 30)
+    ship(lab)
+    proxy.once(*[Rule(Break.HALF_BODY, "GET", part)] * 2)
+    for _ in range(3):
+        try:
+            require_exact(lab)
+        except RemoteTierUnavailableError:  # delta-rs gives up at once, boto3 asks again
+            continue
+        break
+    assert proxy.unmet() == 0
+    require_exact(lab)
+
+
+def test_a_hanging_upload_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
+    """The server never answers (AV#820): a typed error in bounded time, then all is well."""
+    lab = TierLab(behind(proxy, moto))
+    lab.source.fill(1, 30)
+    proxy.always(Rule(Break.HANG, "PUT", "partition"))
+    begun = time.monotonic()
+    with pytest.raises(RemoteTierUnavailableError):
+        lab.shipper().run_cycle()
+    assert time.monotonic() - begun < 10
+    proxy.always()
+    ship(lab)
+    require_exact(lab)
+
+
+def test_a_hanging_commit_ends_by_its_deadline(proxy: S3Proxy, moto: StoreConfig) -> None:
+    """delta-rs waits for an answer that never comes: bounded, and the outcome is found out."""
+    lab = TierLab(behind(proxy, moto))
+    lab.source.fill(1, 30)
+    ship(lab)
+    lab.source.fill(1, 30)
+    proxy.once(Rule(Break.DROP_AFTER, "PUT", "_delta_log"))
+    ship(lab)
+    require_exact(lab)
+    lab.source.fill(1, 30)
+    proxy.always(Rule(Break.HANG, "PUT", "_delta_log"))
+    begun = time.monotonic()
+    with pytest.raises(RemoteTierUnavailableError):
+        lab.shipper().run_cycle()
+    assert time.monotonic() - begun < 15
+    proxy.always()
+    ship(lab)
+    require_exact(lab)
+
+
+def test_a_store_that_ignores_conditions_is_refused(proxy: S3Proxy, moto: StoreConfig) -> None:
+    """The probe finds out; a declared single writer is let through."""
+    proxy.always(Rule(Break.UNCONDITIONAL, "PUT"))
+    location = behind(proxy, moto)
+    with pytest.raises(UnfencedStoreError, match="If-None-Match"):
+        require_conditional_put(open_store(location))
+    require_conditional_put(open_store(replace(location, single_writer=True)))
+
+
+def test_an_applied_put_whose_answer_was_lost_counts_as_created(
+    proxy: S3Proxy, moto: StoreConfig
+) -> None:
+    """Boto3 repeats the PUT and gets 412 for our own object: the same bytes, so created."""
+    store = open_store(behind(proxy, moto))
+    proxy.once(Rule(Break.DROP_AFTER, "PUT"))
+    assert store.put_if_absent("x", b"body", crc32c=crc32c(b"body"))
+    assert proxy.count("PUT") == 2
+
+
+def test_a_dead_store_is_unavailable_and_not_an_absent_table(moto: StoreConfig) -> None:
+    """An outage must never look like "no table yet": tables are created on that answer."""
+    lab = TierLab(replace(fresh(moto), endpoint="http://127.0.0.1:9", connect_timeout_s=0.5))
+    asks: list[Callable[[], object]] = [lab.table.find, lab.table.create, lab.table.snapshot]
+    for ask in asks:
+        with pytest.raises(RemoteTierUnavailableError):
+            ask()
+    with pytest.raises(HeadwaterError):
+        lab.shipper().run_cycle()
+
+
+_JOB = """
+import sys
+from tiering.lake import Lake
+from tiering.location import Credentials, StoreConfig
+from tiering.verify import verify_table
+uri, endpoint, key, secret = sys.argv[1:]
+config = StoreConfig(uri=uri, endpoint=endpoint, region="us-east-1", path_style=True,
+                     credentials=Credentials(access_key_id=key, secret_access_key=secret))
+table = Lake.open(config).table_at(uri)
+proof = verify_table(table.snapshot(), table.store)[0]
+print(proof.cold_count)
+"""
+
+
+def test_a_process_that_read_from_s3_ends_cleanly(moto: StoreConfig) -> None:
+    """delta-rs once aborted at interpreter exit after reading from S3: the exit status says no."""
+    lab = TierLab(fresh(moto))
+    lab.source.fill(1, 50)
+    ship(lab)
+    credentials = moto.credentials
+    assert credentials is not None
+    assert moto.endpoint is not None
+    arguments = [lab.table.uri, moto.endpoint, credentials.access_key_id,
+                 credentials.secret_access_key]  # fmt: skip
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", _JOB, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr

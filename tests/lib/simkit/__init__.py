@@ -1,0 +1,1 @@
+"""Shared fakes and the cluster mini-language of the tests."""

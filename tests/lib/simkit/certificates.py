@@ -1,0 +1,68 @@
+"""A throw-away certificate authority, for tests of TLS and mutual TLS."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, as PEM texts."""
+
+    cert: bytes
+    key: bytes
+
+
+class Authority:
+    """Signs certificates for localhost and 127.0.0.1 that are valid for a day."""
+
+    def __init__(self, name: str = "test authority") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        self._cert = self._signed(self._name, self._key.public_key(), authority=True)
+        self.cert = self._cert.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, name: str) -> Pair:
+        """Return a new certificate and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = self._signed(_name(name), key.public_key(), authority=False)
+        return Pair(
+            cert.public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )
+
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, authority: bool
+    ) -> x509.Certificate:
+        now = dt.datetime.now(dt.UTC)
+        names: list[x509.GeneralName] = [
+            x509.DNSName("localhost"),
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        ]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

@@ -1,0 +1,169 @@
+"""A broker in memory whose cold tier is a real Delta table, behind a real Flight service.
+
+What is below a partition's ``log_start`` is in the table and only there; :meth:`LakeBroker.ship`
+moves records over by the same writer, commit and ledger as tiering's uploader. Readers (Spark, the
+command) can be tested against it without the daemon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from broker.adapters.flight_config import FlightConfig
+from broker.adapters.flight_service import FlightService
+from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.offsets import Offset, OffsetRange
+from simkit.memory_broker import MemoryBroker, MemoryPartition
+from tiering.delta_table import DeltaStreamTable
+from tiering.lake import Lake
+from tiering.ledger import Ledger, LedgerEntry, encode_ranges
+from tiering.location import StoreConfig
+from tiering.reader import read_rows
+from tiering.segment_writer import SegmentPlace, write_segment
+from tiering.table import NewFile
+
+
+class WallClock:
+    """The machine's clocks: leases of real clients run out in real time."""
+
+    def now_us(self) -> int:
+        """Return UTC microseconds."""
+        return time.time_ns() // 1000
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds that never go back."""
+        return time.monotonic_ns() // 1_000_000
+
+
+class LakeBroker(MemoryBroker):
+    """A MemoryBroker with a lake."""
+
+    def __init__(self, location: StoreConfig | str) -> None:
+        super().__init__(WallClock())  # type: ignore[arg-type]  # only its now_us is used
+        self.lake = Lake.open(location, cluster=self.cluster)
+
+    def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
+        """Take a lease whose id was never given before."""
+        return super().take_lease(name, owner=f"{owner}-{uuid.uuid4().hex}", ttl_ms=ttl_ms)
+
+    def table(self, name: str) -> DeltaStreamTable:
+        """Return a stream's table."""
+        return self.lake.table(self.stream(name))
+
+    def ship(self, name: str, partition: int, end: Offset, *, files: int = 1) -> None:
+        """Move ``[log_start, end)`` into the table, in one commit of that many files."""
+        handle = self.partition(name, partition)
+        table = self.table(name)
+        snapshot = table.create()
+        start = snapshot.cold_end(partition)
+        bounds = [start + (end - start) * piece // files for piece in range(files + 1)]
+        written = [
+            self._stored(table, name, handle, OffsetRange(Offset(low), Offset(high)))
+            for low, high in itertools.pairwise(bounds)
+        ]
+        entries = [entry for _, entry in written]
+        version = table.commit(
+            snapshot,
+            [file for file, _ in written],
+            {partition: OffsetRange(start, end)},
+            commit_id=uuid.uuid4().hex,
+            ranges_json=encode_ranges(entries),
+        )
+        for entry in entries:
+            Ledger(table.store).put(entry.at_version(version))
+        handle.log_start = end
+
+    def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
+        """Take a cut: lease, table version, high watermarks."""
+        lease: Lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
+        stream = self.stream(name)
+        least = {
+            number: int(self.partition(name, number).log_start)
+            for number in range(stream.config.partitions)
+        }
+        snapshot = self.table(name).find(cold_end_min=least)
+        partitions = []
+        for number in range(stream.config.partitions):
+            handle = self.partition(name, number)
+            cold = OffsetRange(Offset(0), Offset(0))
+            partitions.append(
+                PartitionCut(
+                    partition=number,
+                    start=(snapshot.ranges[number] if snapshot else cold).start,
+                    cold_end=(snapshot.ranges[number] if snapshot else cold).end,
+                    hot_end=handle.high_watermark,
+                    leader_epoch=handle.leader_epoch,
+                )
+            )
+        return Cut(
+            cluster=self.cluster,
+            stream=name,
+            stream_uuid=stream.uuid,
+            subject=stream.config.subject,
+            table_uri=self.lake.table_uri(stream),
+            table_version=None if snapshot is None else snapshot.version,
+            partitions=tuple(partitions),
+            taken_us=self.clock.now_us(),
+            lease=lease,
+        )
+
+    def read_cold(
+        self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows from the table's newest version."""
+        table = self.table(name)
+        return read_rows(table.snapshot(), table.store, partition, OffsetRange(start, end), schema)
+
+    def _stored(
+        self, table: DeltaStreamTable, name: str, handle: MemoryPartition, wanted: OffsetRange
+    ) -> tuple[NewFile, LedgerEntry]:
+        stream = self.stream(name)
+        number = handle.partition_id.number
+        path = f"partition={number}/{wanted.start:020}-{uuid.uuid4().hex}.parquet"
+        place = SegmentPlace(
+            cluster=self.cluster,
+            partition=PartitionId(stream.uuid, PartitionNumber(number)),
+            subject=handle.subject,
+            path=path,
+        )
+        segment = write_segment(
+            handle.read(wanted.start, wanted.end, bytes_max=1 << 62), wanted, place
+        )
+        table.store.put_if_absent(path, segment.body, crc32c=segment.entry.crc32c)
+        file = NewFile(
+            path=path,
+            size_bytes=segment.entry.size_bytes,
+            partition=number,
+            modified_us=self.clock.now_us(),
+            stats_json=segment.stats_json,
+        )
+        return file, segment.entry
+
+
+@dataclass(frozen=True)
+class Served:
+    """A broker and the address that it serves."""
+
+    broker: LakeBroker
+    server: str
+
+
+@contextmanager
+def serving(location: StoreConfig | str) -> Iterator[Served]:
+    """Serve a LakeBroker on a free port of the loopback while the block runs."""
+    broker = LakeBroker(location)
+    service = FlightService(broker, broker.clock, FlightConfig(port=0))
+    service.start()
+    try:
+        yield Served(broker, f"grpc://127.0.0.1:{service.port}")
+    finally:
+        service.close()
+        broker.close()

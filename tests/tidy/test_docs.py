@@ -1,0 +1,93 @@
+"""The pages say what the code says: configuration keys, metrics, commands, format sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import get_type_hints
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.adapters.metrics import IngestSample, PartitionSample, TierSample
+from broker.codec import index_format, log_state_format, record_batch, segment_format
+from broker.config import BrokerConfig
+from headwater.cli.main import app
+from projectfiles import ROOT
+
+
+def _page(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize(("section", "kind"), get_type_hints(BrokerConfig).items())
+def test_every_configuration_key_is_explained(section: str, kind: type) -> None:
+    """docs/operations.md has each key of each section, with the default that the code has."""
+    page = _page("docs/operations.md")
+    rows = [line for line in page.splitlines() if line.startswith(f"| `{section}.")]
+    for field in dataclasses.fields(kind):
+        (row,) = [line for line in rows if re.search(rf"\b{field.name}`", line)]
+        if field.default not in (None, dataclasses.MISSING):
+            default = str(field.default).lower() if field.type == "bool" else str(field.default)
+            assert f"`{default}`" in row, f"{section}.{field.name} is {default}: {row}"
+
+
+def test_every_metric_on_the_page_exists() -> None:
+    """No alert is built on a name that nobody exports."""
+    kinds = {"partition": PartitionSample, "ingest": IngestSample, "tier": TierSample}
+    known = {
+        f"{group}_{field.name}"
+        for group, kind in kinds.items()
+        for field in dataclasses.fields(kind)
+    }
+    named = re.findall(r"`((?:partition|ingest|tier)_[a-z_]+)`", _page("docs/operations.md"))
+    assert set(named) <= known
+
+
+def test_every_command_in_the_readme_exists() -> None:
+    """A newcomer's first lines work: each `headwater …` has a help of its own."""
+    commands = set(
+        re.findall(r"headwater ((?:stream |tier )?[a-z]+)\b", _shell(_page("README.md")))
+    )
+    assert {"up", "stream create", "publish", "query", "verify"} <= commands
+    for command in commands:
+        result = CliRunner().invoke(app, [*command.split(), "--help"])
+        assert result.exit_code == 0, command
+
+
+def _shell(page: str) -> str:
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "git clone" not in line]
+    return "\n".join(line for line in lines if not line.startswith("alias"))
+
+
+@pytest.mark.parametrize(
+    ("magic", "size"),
+    [
+        (record_batch.MAGIC, record_batch.HEADER_SIZE),
+        (segment_format.MAGIC, segment_format.SEGMENT_HEADER_SIZE),
+        (index_format.MAGIC, index_format.INDEX_HEADER_SIZE),
+        (b"HWRP", log_state_format.SLOT_SIZE),
+        (b"HWEP", log_state_format.EPOCHS_HEADER_SIZE),
+        (b"HWPS", log_state_format.PRODUCERS_HEADER_SIZE),
+    ],
+)
+def test_format_drawings_have_the_sizes_of_the_code(magic: bytes, size: int) -> None:
+    """Each drawing names its magic number and its header's length."""
+    page = _page("docs/wire_and_disk_formats.md")
+    drawing = page[page.index(f'"{magic.decode()}"') :].partition("```")[0]
+    assert re.search(rf"length,? {size}\b", drawing)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        *(f"docs/{one.name}" for one in sorted((ROOT / "docs").glob("*.md"))),
+    ],
+)
+def test_links_lead_somewhere(page: str) -> None:
+    """A relative link names a file that is there."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", _page(page)):
+        assert ((ROOT / page).parent / target).exists(), target

@@ -1,0 +1,89 @@
+"""What only the real disk has: confinement, the lock, short writes, no fallocate."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.adapters.disk_files import DiskFiles
+from broker.errors import InvalidConfigError
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "a//b", "a/./b", "a/..", ".", "a/", "a\0b"]
+)
+def test_paths_stay_below_the_root(tmp_path: Path, path: str) -> None:
+    """No path leads out of the root."""
+    files = DiskFiles(tmp_path / "root")
+    with pytest.raises(ValueError, match="confined"):
+        files.open(path, create=True)
+    files.close()
+
+
+def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
+    """A link in the place of a file is refused, so nothing outside is written."""
+    files = DiskFiles(tmp_path / "root")
+    (tmp_path / "outside").write_bytes(b"precious")
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic"):
+        files.open("link")
+    files.close()
+
+
+def test_a_root_has_one_owner(tmp_path: Path) -> None:
+    """A second process cannot open the root while the first one lives; afterwards it can."""
+    files = DiskFiles(tmp_path)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from broker.adapters.disk_files import DiskFiles\n"
+        "from broker.errors import InvalidConfigError\n"
+        "try: DiskFiles(Path(sys.argv[1]))\n"
+        "except InvalidConfigError as error: sys.exit(3)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 3
+    with pytest.raises(InvalidConfigError, match="in use by another process"):
+        DiskFiles(tmp_path)
+    files.close()
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the system takes a few bytes at a time, all of them arrive in order."""
+    real = os.pwritev
+
+    def stingy(descriptor: int, views: list[memoryview], position: int) -> int:
+        return real(descriptor, [views[0][:3]], position)
+
+    monkeypatch.setattr(os, "pwritev", stingy)
+    files = DiskFiles(tmp_path)
+    file = files.open("f", create=True)
+    assert file.write_at(0, [b"abcdefgh", b"", b"ij"]) == 10
+    assert file.read_at(0, 20) == b"abcdefghij"
+    file.close()
+    files.close()
+
+
+def test_file_systems_without_reservation_still_extend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where fallocate is not supported the file grows by truncation; a full disk is still told."""
+    answers = iter([errno.EOPNOTSUPP, errno.ENOSPC])
+
+    def refuse(*_: int) -> None:
+        raise OSError(next(answers), "refused")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    files = DiskFiles(tmp_path)
+    file = files.open("f", create=True)
+    file.allocate(4096)
+    assert file.size() == 4096
+    with pytest.raises(OSError, match="refused"):
+        file.allocate(8192)
+    file.close()
+    files.close()

@@ -1,0 +1,244 @@
+"""Reading ranges from both tiers of a broker in memory, without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.flight_reads import read_rows, resolve
+from broker.codec.flight_protocol import AtTime, ReadRequest, RowsMark
+from broker.codec.record_batch import prepare
+from broker.errors import (
+    GapError,
+    OffsetOutOfRangeError,
+    StreamRecreatedError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import StreamConfig
+from simkit.memory_broker import MemoryBroker, MemoryPartition, numbered, records
+
+BATCH = 10  # records per stored batch
+COUNT = 100  # records in the stream
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    """Give a broker with one stream of 100 records in ten batches."""
+    broker = MemoryBroker()
+    broker.create_stream("s", StreamConfig(subject="s"))
+    for start in range(0, COUNT, BATCH):
+        put(broker, numbered(start, BATCH))
+    yield broker
+    broker.close()
+
+
+def put(broker: MemoryBroker, batch: pa.RecordBatch) -> None:
+    """Store a batch and wait until it is."""
+    stored = threading.Event()
+    prepared = prepare(batch, now_us=broker.clock.now_us())
+    broker.partition("s", 0).submit([prepared], lambda _: stored.set())
+    assert stored.wait(10)
+
+
+def read(broker: MemoryBroker, **request: Any) -> list[tuple[pa.RecordBatch, RowsMark]]:
+    """Return everything that a request gives."""
+    wanted = resolve(broker, ReadRequest(**{"stream": "s", "partition": 0, **request}))
+    return list(read_rows(broker, wanted, idle_check_ms=10, check_stop=lambda: False))
+
+
+def offsets(found: list[tuple[pa.RecordBatch, RowsMark]]) -> list[int]:
+    """Return the offsets of all rows, and check them against the marks."""
+    for rows, mark in found:
+        got = rows.column("offset").to_pylist()
+        assert got == list(range(mark.base_offset, mark.end_offset))
+    return [offset for rows, _ in found for offset in rows.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 100), (0, 1), (99, 100), (5, 15), (50, 50)])
+@pytest.mark.parametrize("log_start", [0, 50, 100])
+def test_a_range_is_exact_wherever_it_lies(
+    broker: MemoryBroker, start: int, end: int, log_start: int
+) -> None:
+    """Rows come from the table, from the log, or from both, and nobody can tell."""
+    if log_start:
+        broker.partition("s", 0).make_cold(Offset(log_start))
+    found = read(broker, start=start, end=Offset(end))
+    assert offsets(found) == list(range(start, end))
+    cold = OffsetRange(Offset(start), Offset(min(end, log_start))) if start < log_start else None
+    assert broker.cold_reads == ([cold] if cold is not None and len(cold) else [])
+
+
+@pytest.mark.parametrize("columns", [("value",), ("value", "offset"), ("partition", "subject")])
+def test_cold_rows_have_the_columns_asked(broker: MemoryBroker, columns: tuple[str, ...]) -> None:
+    """Offsets are checked also where the client did not ask for them, and not sent then."""
+    broker.partition("s", 0).make_cold(Offset(50))
+    found = read(broker, columns=columns)
+    assert {tuple(rows.schema.names) for rows, _ in found} == {columns}
+    assert sum(rows.num_rows for rows, _ in found) == COUNT
+    assert next(mark.base_offset for _, mark in found) == 0
+
+
+def test_without_an_end_a_read_stops_at_the_high_watermark_of_its_beginning(
+    broker: MemoryBroker,
+) -> None:
+    """Records that come while a read runs do not make it longer."""
+    wanted = resolve(broker, ReadRequest(stream="s", partition=0))
+    put(broker, numbered(100, 10))
+    found = list(read_rows(broker, wanted, idle_check_ms=10, check_stop=lambda: False))
+    assert offsets(found) == list(range(100))
+
+
+def test_latest_is_the_high_watermark(broker: MemoryBroker) -> None:
+    """A read from the latest offset without following is empty."""
+    assert read(broker, start="latest") == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "bad"),
+    [
+        ({"start": 101}, 101),
+        ({"start": 0, "end": 101}, 101),
+        ({"start": 101, "follow": True}, 101),
+    ],
+)
+def test_offsets_out_of_range_are_refused_with_the_facts(
+    broker: MemoryBroker, request_: dict[str, Any], bad: int
+) -> None:
+    """The error says which offset was wrong and what there is."""
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        read(broker, **request_)
+    facts = caught.value.facts
+    assert (facts["offset"], facts["start"], facts["end"]) == (bad, 0, 100)
+
+
+def test_another_incarnation_is_refused(broker: MemoryBroker) -> None:
+    """A saved position does not apply to a stream that was deleted and made again."""
+    other = StreamUuid("0f8fad5b-d9cb-469f-a165-70867728950e")
+    with pytest.raises(StreamRecreatedError):
+        read(broker, stream_uuid=other)
+
+
+def test_what_does_not_exist_is_refused(broker: MemoryBroker) -> None:
+    """Streams and partitions are looked up before anything is read."""
+    with pytest.raises(UnknownStreamError):
+        read(broker, stream="t")
+    with pytest.raises(UnknownPartitionError):
+        read(broker, partition=1)
+
+
+@pytest.mark.parametrize("log_start", [0, 10, 20])
+@pytest.mark.parametrize(
+    ("stamp_us", "expected"),
+    [(0, 0), (1_000, 0), (1_001, 1), (2_004, 14), (2_005, 20), (9_999, 20)],
+)
+def test_a_start_by_time_is_the_first_record_that_reaches_it(
+    stamp_us: int, expected: int, log_start: int
+) -> None:
+    """The exact record is found inside its batch, in either tier; later than all is the end."""
+    broker = MemoryBroker()
+    broker.create_stream("s", StreamConfig(subject="s"))
+    for first in (1_000, 2_000):
+        stamps = [first + min(n, 4) for n in range(10)]
+        put(broker, records([b"x"] * 10, timestamp=pa.array(stamps)))
+    if log_start:
+        broker.partition("s", 0).make_cold(Offset(log_start))
+    wanted = resolve(broker, ReadRequest(stream="s", partition=0, start=AtTime(stamp_us)))
+    assert wanted.start == expected
+    broker.close()
+
+
+def follow(
+    broker: MemoryBroker, check_stop: Callable[[], bool], **request: Any
+) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
+    """Begin to follow the stream."""
+    wanted = resolve(broker, ReadRequest(stream="s", partition=0, follow=True, **request))
+    return read_rows(broker, wanted, idle_check_ms=5, check_stop=check_stop)
+
+
+def test_a_follower_sees_what_comes_next(broker: MemoryBroker) -> None:
+    """New records arrive on the same iterator, in order."""
+    rows = follow(broker, lambda: False, start=95)
+    assert next(rows)[1].end_offset == 100
+    put(broker, numbered(100, 3))
+    mark = next(rows)[1]
+    assert (mark.base_offset, mark.end_offset) == (100, 103)
+
+
+def test_a_follower_ends_at_its_end(broker: MemoryBroker) -> None:
+    """A range that lies in the future is waited for, and not exceeded."""
+    rows = follow(broker, lambda: False, start=90, end=Offset(103))
+    assert next(rows)[1].end_offset == 100
+    put(broker, numbered(100, 10))
+    assert next(rows)[1].end_offset == 103
+    assert next(rows, None) is None
+
+
+def test_an_idle_follower_notices_that_it_should_stop(broker: MemoryBroker) -> None:
+    """The wait for records is bounded; the question is asked again after it."""
+    asked = iter([False, False, False, True])
+    assert list(follow(broker, lambda: next(asked), start="latest")) == []
+
+
+def test_a_follower_of_a_deleted_stream_hears_of_it(broker: MemoryBroker) -> None:
+    """Nobody waits for records that cannot come."""
+    rows = follow(broker, lambda: False, start="latest")
+    broker.delete_stream("s")
+    with pytest.raises(UnknownStreamError):
+        next(rows)
+
+
+def test_records_that_become_cold_while_they_are_read_come_from_the_table(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment freed between two looks at the log is no gap and no error."""
+    read_log = MemoryPartition.read
+
+    def freed_first(
+        self: MemoryPartition, start: Offset, end: Offset, *, bytes_max: int
+    ) -> list[Any]:
+        self.make_cold(Offset(50))
+        return read_log(self, start, end, bytes_max=bytes_max)
+
+    monkeypatch.setattr(MemoryPartition, "read", freed_first)
+    assert offsets(read(broker)) == list(range(100))
+
+
+@pytest.mark.parametrize("damage", ["head", "middle", "tail", "twice", "beyond"])
+def test_a_table_that_does_not_hold_the_range_is_an_error(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Whatever is missing, doubled or too much on the cold side, no row of it passes for whole."""
+    broker.partition("s", 0).make_cold(Offset(50))
+    real = MemoryBroker.read_cold
+
+    def damaged(self: MemoryBroker, *args: Any) -> Iterator[pa.RecordBatch]:
+        batches = list(real(self, *args))
+        match damage:
+            case "head":
+                batches[0] = batches[0].slice(1)
+            case "middle":
+                batches[1] = pa.concat_batches([batches[1].slice(0, 4), batches[1].slice(5)])
+            case "tail":
+                batches.pop()
+            case "twice":
+                batches.insert(1, batches[1])
+            case _:
+                batches[-1] = pa.concat_batches([batches[-1], numbered_rows(50)])
+        yield from batches
+
+    def numbered_rows(offset: int) -> pa.RecordBatch:
+        rows = next(real(broker, "s", 0, Offset(0), Offset(1), first_schema))
+        place = rows.schema.get_field_index("offset")
+        return rows.set_column(place, rows.schema.field(place), pa.array([offset]))
+
+    first_schema = resolve(broker, ReadRequest(stream="s", partition=0)).schema
+    monkeypatch.setattr(MemoryBroker, "read_cold", damaged)
+    with pytest.raises(GapError):
+        read(broker)

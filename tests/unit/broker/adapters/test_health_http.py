@@ -1,0 +1,114 @@
+"""The health endpoints answer what a supervisor and a load balancer need, and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from broker.adapters.health_http import HealthServer
+from broker.errors import InvalidConfigError
+
+
+class Broker:
+    """What the server asks."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = "recovering"
+        self.broken = False
+
+    def metrics(self) -> bytes:
+        """Return a scrape, or fail."""
+        if self.broken:
+            raise RuntimeError("the source fails")
+        return b"up 1\n"
+
+    def not_ready_reason(self) -> str | None:
+        """Return why it is not ready."""
+        return self.reason
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """Return a broker that recovers."""
+    return Broker()
+
+
+@pytest.fixture
+def server(broker: Broker) -> Iterator[HealthServer]:
+    """Run a health server in front of it."""
+    running = HealthServer(
+        host="127.0.0.1",
+        port=0,
+        metrics=broker.metrics,
+        metrics_content_type="text/plain",
+        not_ready_reason=broker.not_ready_reason,
+    )
+    running.start()
+    yield running
+    running.stop()
+
+
+def _ask(server: HealthServer, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_readyz_follows_the_broker(server: HealthServer, broker: Broker) -> None:
+    """While it recovers the answer is 503 with the reason; once it serves, 200."""
+    assert _ask(server, "/readyz") == (503, b"not ready: recovering\n")
+    broker.reason = None
+    assert _ask(server, "/readyz") == (200, b"ready\n")
+
+
+def test_healthz_and_metrics(server: HealthServer) -> None:
+    """A live process is healthy also when it is not ready; a query string changes nothing."""
+    assert _ask(server, "/healthz") == (200, b"ok\n")
+    assert _ask(server, "/metrics?name=up") == (200, b"up 1\n")
+
+
+def test_head_has_no_body(server: HealthServer) -> None:
+    """HEAD tells the status only."""
+    assert _ask(server, "/healthz", "HEAD") == (200, b"")
+
+
+def test_other_paths_and_methods_are_refused(server: HealthServer) -> None:
+    """Nothing else is served, and nothing can be written."""
+    assert _ask(server, "/etc/passwd")[0] == 404
+    assert _ask(server, "/metrics", "POST")[0] == 501
+
+
+def test_garbage_does_not_stop_it(server: HealthServer) -> None:
+    """A client that does not speak HTTP, or goes away, costs only its own connection."""
+    for data in (b"\x00" * 300, b"GET " + b"x" * 100_000, b"GET / HTTP/1.1\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+            client.sendall(data)
+    assert _ask(server, "/healthz")[0] == 200
+
+
+def test_a_failing_source_costs_one_scrape(server: HealthServer, broker: Broker) -> None:
+    """An error inside a scrape closes that connection; the next request is answered."""
+    broker.broken = True
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        _ask(server, "/metrics")
+    broker.broken = False
+    assert _ask(server, "/metrics")[0] == 200
+
+
+def test_a_taken_port_is_a_configuration_error(server: HealthServer) -> None:
+    """The message names the address."""
+    with pytest.raises(InvalidConfigError, match=str(server.port)):
+        HealthServer(
+            host="127.0.0.1",
+            port=server.port,
+            metrics=lambda: b"",
+            metrics_content_type="text/plain",
+            not_ready_reason=lambda: None,
+        )

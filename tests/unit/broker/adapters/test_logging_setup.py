@@ -1,0 +1,87 @@
+"""Log lines parse alike, whoever writes them, and hold no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from broker.adapters.logging_setup import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    """Give the process its logging back."""
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    yield
+    logging.getLogger().handlers[:] = handlers
+    logging.getLogger().setLevel(level)
+    structlog.reset_defaults()
+
+
+def _lines(sink: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in sink.getvalue().splitlines()]
+
+
+def test_an_event_is_one_json_object_off_a_terminal() -> None:
+    """Event, level, time and facts are keys of one object on one line."""
+    sink = io.StringIO()
+    configure_logging(stream=sink)
+    structlog.get_logger().info("segment_sealed", stream="orders", partition=3)
+    (line,) = _lines(sink)
+    assert line["event"] == "segment_sealed"
+    assert (line["level"], line["stream"], line["partition"]) == ("info", "orders", 3)
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_a_logger_made_before_follows_the_configuration() -> None:
+    """Modules make their logger when they are imported, before anything is configured."""
+    logger = structlog.get_logger("early")
+    sink = io.StringIO()
+    configure_logging(stream=sink, level="warning")
+    logger.info("not_shown")
+    logger.warning("disk_full")
+    assert [line["event"] for line in _lines(sink)] == ["disk_full"]
+
+
+@pytest.mark.parametrize("key", ["password", "nats_token", "AWS_SECRET_ACCESS_KEY", "creds_file"])
+def test_secrets_are_not_written(key: str) -> None:
+    """A value under a key that names a secret does not reach the log."""
+    sink = io.StringIO()
+    configure_logging(stream=sink)
+    structlog.get_logger().info("connected", **{key: "hunter2"})
+    assert "hunter2" not in sink.getvalue()
+
+
+def test_libraries_share_the_form() -> None:
+    """The standard library's warnings come as the same JSON; its chatter does not come."""
+    sink = io.StringIO()
+    configure_logging(stream=sink)
+    logging.getLogger("botocore").info("chatter")
+    logging.getLogger("botocore").warning("slow answer")
+    assert [line["event"] for line in _lines(sink)] == ["slow answer"]
+
+
+def test_an_exception_is_structured() -> None:
+    """A traceback is part of the object, not lines after it."""
+    sink = io.StringIO()
+    configure_logging(stream=sink)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger().exception("turn_failed")
+    (line,) = _lines(sink)
+    assert "broken" in json.dumps(line["exception"])
+
+
+def test_console_is_for_people() -> None:
+    """Asked for, the console form is used also off a terminal."""
+    sink = io.StringIO()
+    configure_logging(stream=sink, format="console")
+    structlog.get_logger().info("stream_created", stream="orders")
+    assert "stream_created" in sink.getvalue()
+    assert "stream=orders" in sink.getvalue()

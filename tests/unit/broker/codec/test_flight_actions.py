@@ -1,0 +1,98 @@
+"""The bodies of actions: every field is known, typed and bounded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.codec.flight_actions import ACTIONS, BODY_BYTES_MAX, decode_body, encode_body
+from broker.errors import InvalidRequestError
+
+GOOD: dict[str, dict[str, Any]] = {
+    "create_stream": {"name": "s", "config": {"subject": "s"}},
+    "describe_stream": {"name": "s", "positions": False},
+    "list_streams": {},
+    "delete_stream": {"name": "s", "stream_uuid": None},
+    "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
+    "renew_lease": {"lease_id": "l", "ttl_ms": 1_000},
+    "drop_lease": {"lease_id": "l"},
+    "cut": {"name": "s", "owner": "me", "ttl_ms": 1_000},
+    "tier_status": {"name": "s"},
+    "tier_flush": {"name": "s", "timeout_ms": 1_000},
+}
+
+
+def test_every_action_has_an_example_here() -> None:
+    """A new action comes with its test."""
+    assert GOOD.keys() == ACTIONS.keys()
+
+
+@pytest.mark.parametrize("action", GOOD)
+def test_a_body_comes_back_as_it_was(action: str) -> None:
+    """What a client encodes is what the server's method gets."""
+    assert decode_body(action, encode_body(action, GOOD[action])) == GOOD[action]
+
+
+@pytest.mark.parametrize("action", [action for action, body in GOOD.items() if body])
+def test_a_missing_field_is_refused_by_name(action: str) -> None:
+    """A body without a field that has no default is refused."""
+    required = next(iter(GOOD[action]))
+    body = {name: value for name, value in GOOD[action].items() if name != required}
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_body(action, json.dumps(body).encode())
+    assert caught.value.field == required
+
+
+@pytest.mark.parametrize("action", GOOD)
+def test_an_unknown_field_is_refused_by_name(action: str) -> None:
+    """A misspelt field is never ignored."""
+    body = {**GOOD[action], "tttl_ms": 1}
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_body(action, json.dumps(body).encode())
+    assert caught.value.field == "tttl_ms"
+
+
+@pytest.mark.parametrize(
+    ("action", "change"),
+    [
+        ("describe_stream", {"name": ".."}),
+        ("describe_stream", {"name": 1}),
+        ("describe_stream", {"positions": 1}),
+        ("create_stream", {"config": []}),
+        ("take_lease", {"owner": ""}),
+        ("take_lease", {"owner": "x" * 257}),
+        ("take_lease", {"owner": "a\nb"}),
+        ("take_lease", {"owner": "\ud800"}),
+        ("take_lease", {"ttl_ms": 99}),
+        ("take_lease", {"ttl_ms": 10**12}),
+        ("take_lease", {"ttl_ms": 1e3}),
+        ("renew_lease", {"lease_id": None}),
+        ("tier_flush", {"timeout_ms": 0}),
+        ("delete_stream", {"stream_uuid": "../.."}),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:
+    """Bounds and types are checked before anything is done."""
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_body(action, json.dumps({**GOOD[action], **change}).encode())
+    assert caught.value.field == next(iter(change))
+
+
+def test_an_empty_body_is_an_empty_object() -> None:
+    """Command line tools send no body where no field is needed."""
+    assert decode_body("list_streams", b"") == {}
+
+
+@pytest.mark.parametrize("action", ["", "close", "x" * 10_000, "__class__"])
+def test_an_unknown_action_is_refused_with_the_known_ones(action: str) -> None:
+    """The error lists what there is."""
+    with pytest.raises(InvalidRequestError, match="create_stream"):
+        decode_body(action, b"{}")
+
+
+def test_a_body_beyond_its_bound_is_not_parsed() -> None:
+    """Length is looked at first."""
+    with pytest.raises(InvalidRequestError, match="exceeds"):
+        decode_body("list_streams", b"[" * (BODY_BYTES_MAX + 1))

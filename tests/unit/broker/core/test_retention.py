@@ -1,0 +1,45 @@
+"""Local disk is freed from the old end, only below the floor, never out of turn."""
+
+from __future__ import annotations
+
+from broker.core.retention import LocalRetention, plan_local_frees
+from broker.model.offsets import Offset
+from broker.ports import SegmentInfo
+
+
+def _segments() -> list[SegmentInfo]:
+    return [
+        SegmentInfo(Offset(n * 10), Offset(n * 10 + 10), 100, max_timestamp_us=n, sealed=n < 4)
+        for n in range(5)
+    ]
+
+
+def _bases(floor: int, keep_bytes: int, keep_us: int | None = None) -> list[int]:
+    plan = plan_local_frees(
+        _segments(),
+        floor=Offset(floor),
+        now_us=10,
+        retention=LocalRetention(keep_bytes=keep_bytes, keep_us=keep_us),
+    )
+    return [one.base_offset for one in plan]
+
+
+def test_size_keeps_the_newest_bytes() -> None:
+    """With 500 bytes stored and 250 to keep, three of 100 must go."""
+    assert _bases(floor=50, keep_bytes=250) == [0, 10, 20]
+
+
+def test_nothing_above_the_floor_is_freed() -> None:
+    """The floor is the cold end or a lease: a segment that crosses it stays."""
+    assert _bases(floor=15, keep_bytes=0) == [0]
+    assert _bases(floor=9, keep_bytes=0) == []
+
+
+def test_the_active_segment_stays() -> None:
+    """Even with nothing to keep, the segment being written is not freed."""
+    assert _bases(floor=1000, keep_bytes=0) == [0, 10, 20, 30]
+
+
+def test_age_frees_even_when_there_is_room() -> None:
+    """Old segments go although the bytes would fit; the first young one stops the plan."""
+    assert _bases(floor=50, keep_bytes=10_000, keep_us=9) == [0, 10]

@@ -1,0 +1,278 @@
+"""Group commit over a real log: acked means durable, retries are stored once, readers see HW."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk_files import DiskFiles
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.codec.record_batch import decode_body, prepare
+from broker.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RecordTooLargeError,
+    SequenceGapError,
+    ShuttingDownError,
+    StreamExistsError,
+    UnknownLeaseError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.ids import BrokerId, LeaseId, ProducerId
+from broker.model.offsets import Offset
+from broker.model.records import AppendResult
+from broker.model.stream import StreamConfig
+from broker.runtime.broker import Broker
+from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.partition_driver import PartitionDriver
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+class Node:
+    """A broker over a directory that can be stopped and started again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.crashes: list[BaseException] = []
+        self.start()
+
+    def start(self) -> None:
+        """Open everything, as the daemon does."""
+        self.files = DiskFiles(self.root)
+        self.metadata = LocalMetadataLog(self.files)
+        self.scheduler = CommitScheduler(2, self.crashes.append)
+        self.scheduler.start()
+        self.broker = Broker(
+            cluster="test",
+            broker_id=BrokerId("b0"),
+            namespace="default",
+            files=self.files,
+            metadata=self.metadata,
+            clock=SystemClock(),
+            scheduler=self.scheduler,
+        )
+        self.broker.start()
+
+    def stop(self) -> None:
+        """Close everything; a turn that raised is a bug."""
+        self.broker.stop()
+        self.scheduler.stop()
+        self.metadata.close()
+        self.files.close()
+        assert not self.crashes
+
+    def restart(self) -> None:
+        """Stop cleanly and start again."""
+        self.stop()
+        self.start()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A running broker without network services."""
+    running = Node(tmp_path)
+    yield running
+    running.stop()
+
+
+def _open(node: Node, **settings: Any) -> PartitionDriver:
+    node.broker.create_stream("s", StreamConfig(subject="s", **settings))
+    return node.broker.partition("s", 0)
+
+
+def _batch(*values: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+
+
+def _put(partition: PartitionDriver, *values: bytes, producer: int = -1, sequence: int = -1) -> Any:
+    outcome: SimpleQueue[Any] = SimpleQueue()
+    prepared = prepare(
+        _batch(*values), now_us=1, producer_id=ProducerId(producer), base_sequence=sequence
+    )
+    partition.submit([prepared], outcome.put)
+    return outcome.get(timeout=30)[0]
+
+
+def _put_ids(partition: PartitionDriver, ids: list[str | None]) -> Any:
+    outcome: SimpleQueue[Any] = SimpleQueue()
+    headers = [[{"key": "Nats-Msg-Id", "value": one.encode()}] if one else None for one in ids]
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"v%d" % n for n in range(len(ids))], pa.binary()),
+            "headers": pa.array(headers, HEADERS),
+        }
+    )
+    partition.submit_records(batch, ids, outcome.put)
+    return outcome.get(timeout=30)
+
+
+def _values(partition: PartitionDriver) -> list[bytes]:
+    found: list[bytes] = []
+    start = partition.log_start
+    while start < partition.high_watermark:
+        for one in partition.read(start, partition.high_watermark, bytes_max=1 << 20):
+            found += decode_body(one.header, one.body).column("value").to_pylist()
+            start = one.header.end_offset
+    return found
+
+
+def test_acked_records_are_readable_and_survive_a_restart(node: Node) -> None:
+    """What was answered is below the high watermark, then and after a clean restart."""
+    partition = _open(node)
+    assert _put(partition, b"a", b"b") == AppendResult(Offset(0), 2, partition.leader_epoch)
+    assert _put(partition, b"c").base_offset == 2
+    assert partition.high_watermark == 3
+    epoch = partition.leader_epoch
+    node.restart()
+    partition = node.broker.partition("s", 0)
+    assert _values(partition) == [b"a", b"b", b"c"]
+    assert partition.leader_epoch == epoch + 1, "a restart never continues an old epoch"
+
+
+def test_many_submitters_share_syncs(node: Node) -> None:
+    """While one sync runs, others queue up and become the next group."""
+    partition = _open(node)
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    prepared = prepare(_batch(b"x"), now_us=1)
+    for _ in range(500):
+        partition.submit([prepared], outcomes.put)
+    offsets = sorted(outcomes.get(timeout=30)[0].base_offset for _ in range(500))
+    assert offsets == list(range(500))
+    assert partition.counters.syncs < 500
+
+
+def test_a_producers_retry_is_answered_with_its_first_offset(node: Node) -> None:
+    """Also after a restart; a gap in the sequence is refused, and nothing is stored for it."""
+    partition = _open(node)
+    assert _put(partition, b"a", b"b", producer=9, sequence=0).base_offset == 0
+    assert _put(partition, b"c", producer=9, sequence=2).base_offset == 2
+    again = _put(partition, b"a", b"b", producer=9, sequence=0)
+    assert (again.base_offset, again.duplicate) == (0, True)
+    assert isinstance(_put(partition, b"z", producer=9, sequence=7), SequenceGapError)
+    node.restart()
+    partition = node.broker.partition("s", 0)
+    again = _put(partition, b"c", producer=9, sequence=2)
+    assert (again.base_offset, again.duplicate) == (2, True)
+    assert _values(partition) == [b"a", b"b", b"c"]
+
+
+def test_a_message_id_is_stored_once(node: Node) -> None:
+    """Within the batch, in later batches and after a restart; rows without an id always count."""
+    partition = _open(node)
+    outcome = _put_ids(partition, ["x", None, "x", "y"])
+    assert (list(outcome.offsets), outcome.duplicates) == ([0, 1, 0, 2], {2})
+    node.restart()
+    partition = node.broker.partition("s", 0)
+    outcome = _put_ids(partition, ["y", "z", None])
+    assert (list(outcome.offsets), outcome.duplicates) == ([2, 3, 4], {0})
+    outcome = _put_ids(partition, ["z"])
+    assert (list(outcome.offsets), outcome.duplicates) == ([3], {0})
+    assert partition.high_watermark == 5
+
+
+def test_a_full_queue_refuses_without_taking(node: Node) -> None:
+    """OverloadedError means that nothing of the call was taken."""
+    partition = _open(node, unshipped_bytes_max=8192, segment_bytes_max=4096)
+    for _ in range(7):
+        _put(partition, bytes(1000))
+    with pytest.raises(OverloadedError) as caught:
+        _put(partition, bytes(1000))
+    assert caught.value.facts["limit_bytes"] == 8192
+    with pytest.raises(RecordTooLargeError):
+        _put(partition, bytes(5000))
+
+
+def test_readers_wait_for_the_high_watermark(node: Node) -> None:
+    """A waiting reader wakes up when records are committed, not before."""
+    partition = _open(node)
+    seen: SimpleQueue[int] = SimpleQueue()
+    waiter = threading.Thread(
+        target=lambda: seen.put(partition.wait_committed(Offset(0), 30_000)), daemon=True
+    )
+    waiter.start()
+    _put(partition, b"a")
+    assert seen.get(timeout=30) == 1
+    assert partition.wait_committed(Offset(1), 1) == 1
+
+
+def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None:
+    """Local disk shrinks only by what the recorded cold end covers and no lease holds."""
+    partition = _open(node, segment_bytes_max=4096, local_retention_bytes=0)
+    for number in range(20):
+        _put(partition, bytes(900) + b"%d" % number)
+    partition.seal_active()
+    sealed = [one for one in partition.segments() if one.sealed]
+    assert len(sealed) > 2
+    assert partition.free_local(lambda: Offset(2**62)) == 0, "nothing is in the table yet"
+    partition.record_cold_end(sealed[1].end_offset)
+    assert partition.free_local(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
+    assert partition.log_start == sealed[0].end_offset
+    node.restart()
+    partition = node.broker.partition("s", 0)
+    assert partition.cold_end == sealed[1].end_offset
+
+
+def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> None:
+    """Tiering's thread looks at the segments too; it must not hide a roll from the owner."""
+    sealed: SimpleQueue[str] = SimpleQueue()
+    node.broker.on_sealed(lambda stream: sealed.put(stream.name))
+    partition = _open(node)
+    _put(partition, b"a")
+    partition._log.seal_active(1)  # the moment between a roll and the look at it
+    partition.record_cold_end(Offset(1))
+    _put(partition, b"b")
+    assert sealed.get(timeout=30) == "s"
+
+
+def test_streams_are_created_once_and_named_when_unknown(node: Node) -> None:
+    """Equal configuration is the same stream; errors name what exists."""
+    config = StreamConfig(subject="s", partitions=2)
+    first = node.broker.create_stream("s", config)
+    assert node.broker.create_stream("s", config) == first
+    with pytest.raises(StreamExistsError):
+        node.broker.create_stream("s", StreamConfig(subject="other"))
+    with pytest.raises(UnknownStreamError, match="there are s"):
+        node.broker.partition("nope", 0)
+    with pytest.raises(UnknownPartitionError, match="0 to 1"):
+        node.broker.partition("s", 2)
+
+
+def test_a_deleted_stream_is_gone_and_its_name_gets_a_new_identity(node: Node) -> None:
+    """The files go with the stream; the same name later is another stream."""
+    first = node.broker.create_stream("s", StreamConfig(subject="s"))
+    partition = node.broker.partition("s", 0)
+    _put(partition, b"a")
+    node.broker.delete_stream("s")
+    assert not (node.root / "streams" / first.uuid).exists()
+    with pytest.raises(ShuttingDownError):
+        _put(partition, b"b")
+    second = node.broker.create_stream("s", StreamConfig(subject="s"))
+    assert second.uuid != first.uuid
+    assert node.broker.partition("s", 0).high_watermark == 0
+
+
+def test_a_cut_without_a_lake_is_all_hot(node: Node) -> None:
+    """Cut and lease work before there is a table; a lease's time is bounded."""
+    partition = _open(node)
+    _put(partition, b"a", b"b")
+    cut = node.broker.cut("s", owner="test", ttl_ms=60_000)
+    assert cut.table_version is None
+    assert [(one.start, one.cold_end, one.hot_end) for one in cut.partitions] == [(0, 0, 2)]
+    assert type(cut).load(cut.save()) == cut
+    assert node.broker.renew_lease(cut.lease.lease_id, ttl_ms=120_000).expires_us > 0
+    node.broker.drop_lease(cut.lease.lease_id)
+    with pytest.raises(UnknownLeaseError):
+        node.broker.renew_lease(cut.lease.lease_id, ttl_ms=60_000)
+    with pytest.raises(UnknownLeaseError):
+        node.broker.renew_lease(LeaseId("never"), ttl_ms=60_000)
+    with pytest.raises(InvalidRequestError):
+        node.broker.take_lease("s", owner="test", ttl_ms=1)

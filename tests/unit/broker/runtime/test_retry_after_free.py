@@ -1,0 +1,106 @@
+"""Local retention and the dedup window: a record leaves the disk once no retry can come for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+
+from broker.adapters.disk_files import DiskFiles
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.codec.schema import HEADERS_TYPE
+from broker.model.ids import BrokerId
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import StreamConfig
+from broker.runtime.broker import Broker
+from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.partition_driver import PartitionDriver
+
+
+class HandClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.us = 1_700_000_000_000_000
+
+    def now_us(self) -> int:
+        """Return the time."""
+        return self.us
+
+    def monotonic_ms(self) -> int:
+        """Return the same in milliseconds."""
+        return self.us // 1000
+
+
+class Node:
+    """A broker over a directory, with a clock of its own."""
+
+    def __init__(self, root: Path, clock: HandClock) -> None:
+        self._files = DiskFiles(root)
+        self._metadata = LocalMetadataLog(self._files)
+        self.crashes: list[BaseException] = []
+        self._scheduler = CommitScheduler(1, self.crashes.append)
+        self._scheduler.start()
+        self.broker = Broker(
+            cluster="test",
+            broker_id=BrokerId("b0"),
+            namespace="default",
+            files=self._files,
+            metadata=self._metadata,
+            clock=clock,
+            scheduler=self._scheduler,
+        )
+        self.broker.start()
+
+    def stop(self) -> None:
+        """Close everything; a turn that raised is a bug."""
+        self.broker.stop()
+        self._scheduler.stop()
+        self._metadata.close()
+        self._files.close()
+        assert not self.crashes
+
+
+def publish(partition: PartitionDriver, message_id: str) -> tuple[int, bool]:
+    """Publish one record; return its offset and whether it was recognised as a retry."""
+    outcome: SimpleQueue[Any] = SimpleQueue()
+    header = [{"key": "Nats-Msg-Id", "value": message_id.encode()}]
+    columns = {"value": pa.array([b"v"], pa.binary()), "headers": pa.array([header], HEADERS_TYPE)}
+    partition.submit_records(pa.RecordBatch.from_pydict(columns), [message_id], outcome.put)
+    answer = outcome.get(timeout=30)
+    return int(answer.offsets[0]), bool(answer.duplicates)
+
+
+def no_lease() -> Offset:
+    """Hold nothing."""
+    return Offset(OFFSET_MAX)
+
+
+def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_restarted(
+    tmp_path: Path,
+) -> None:
+    """A segment stays on disk while an id in it is in the window, whatever retention says.
+
+    Found by the crash campaign (seed 8): shipped, freed, restarted, and the retry stored again.
+    """
+    clock = HandClock()
+    node = Node(tmp_path, clock)
+    config = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=60_000)
+    node.broker.create_stream("s", config)
+    partition = node.broker.partition("s", 0)
+    assert publish(partition, "first") == (0, False)
+    partition.seal_active()
+    assert publish(partition, "second") == (1, False)
+    partition.record_cold_end(Offset(1))
+    assert partition.free_local(no_lease) == 0
+    node.stop()
+
+    node = Node(tmp_path, clock)
+    partition = node.broker.partition("s", 0)
+    assert publish(partition, "first") == (0, True)
+    clock.us += 60_000_001
+    assert partition.free_local(no_lease) == 1
+    assert partition.log_start == 1
+    node.stop()

@@ -1,0 +1,256 @@
+"""Commands do what their help says, for people and for scripts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from broker.errors import LogFailedError
+from broker.model.stream import StreamConfig
+from simkit.memory_broker import MemoryBroker
+
+Run = Callable[..., Any]
+
+
+def _make(run: Run, *options: str) -> None:
+    result = run("stream", "create", "orders", *options)
+    assert result.exit_code == 0, result.output
+
+
+def _publish(run: Run, text: str | bytes, *options: str) -> None:
+    result = run("publish", "orders", "--via", "flight", *options, stdin=text)
+    assert result.exit_code == 0, result.output
+
+
+def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
+    """Sizes, durations and switches reach the stream's configuration in its units."""
+    _make(
+        run, "--subject", "o.in", "--partitions", "3", "--puback", "--key-header", "K",
+        "--queue-group", "g", "--dedup-window", "10m", "--dedup-ids", "500",
+        "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
+        "--index-interval", "4KiB",
+        "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd", "--no-tiering",
+        "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
+    )  # fmt: skip
+    assert broker.stream("orders").config == StreamConfig(
+        subject="o.in", partitions=3, puback=True, key_header="K", queue_group="g",
+        dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
+        segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
+        flush="interval", flush_interval_ms=50, compression="zstd", tiering=False,
+        local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
+    )  # fmt: skip
+
+
+def test_create_again_is_fine_and_otherwise_refused(run: Run) -> None:
+    """The same settings change nothing; others are a typed error with a hint."""
+    _make(run)
+    _make(run)
+    result = run("stream", "create", "orders", "--partitions", "2")
+    assert result.exit_code == 2
+    assert "StreamExistsError" in result.stderr
+    assert "describe" in result.stderr
+
+
+def test_list_and_describe(run: Run) -> None:
+    """Both speak JSON for scripts and tables for people."""
+    assert "No streams yet" in run("stream", "list").stderr
+    _make(run, "--puback")
+    listed = run("stream", "list", "--json")
+    assert json.loads(listed.stdout)["config"]["puback"] is True
+    assert "orders" in run("stream", "list").stdout
+    _publish(run, "a\nb\n")
+    described = json.loads(run("stream", "describe", "orders", "--json").stdout)
+    assert described["partitions"][0]["high_watermark"] == 2
+    assert "128.0 MiB" in run("stream", "describe", "orders").stdout
+
+
+def test_delete_asks_first(run: Run, broker: MemoryBroker) -> None:
+    """No answer, or no, deletes nothing; --yes does not ask."""
+    _make(run)
+    assert run("stream", "delete", "orders", stdin="n\n").exit_code != 0
+    assert [stream.name for stream in broker.streams()] == ["orders"]
+    assert run("stream", "delete", "orders", "--yes").exit_code == 0
+    assert broker.streams() == []
+
+
+def test_publish_lines_and_subscribe(run: Run) -> None:
+    """Each line is a record; text shows place, time, key and value."""
+    _make(run)
+    result = run("publish", "orders", "-k", "k1", "--via", "flight", "--json", stdin="a\r\nb\n\nc")
+    assert json.loads(result.stdout) | {"seconds": 0} == {"sent": 3, "acked": 3, "seconds": 0}
+    lines = run("subscribe", "orders").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["0:0", "0:1", "0:2"]
+    assert [line.split()[2:] for line in lines] == [["k1", "a"], ["k1", "b"], ["k1", "c"]]
+
+
+def test_subscribe_forms_and_bounds(run: Run) -> None:
+    """JSON keeps what text cannot; raw gives the values; offset and count bound the read."""
+    _make(run)
+    _publish(run, b"\xff\x00\nplain\n", "-H", "Trace: 7")
+    records = [
+        json.loads(line)
+        for line in run("subscribe", "orders", "--format", "json").stdout.splitlines()
+    ]
+    assert records[0]["value_base64"] == "/wA="
+    assert "value" not in records[0]
+    assert records[1]["value"] == "plain"
+    assert records[1]["headers"] == [{"key": "Trace", "value": "7"}]
+    assert run("subscribe", "orders", "--format", "raw").stdout_bytes == b"\xff\x00\nplain\n"
+    assert "plain" not in run("subscribe", "orders", "--count", "1").stdout
+    assert len(run("subscribe", "orders", "--from", "1").stdout.splitlines()) == 1
+
+
+def test_follow_ends_with_its_count(run: Run) -> None:
+    """Following several partitions interleaves them and ends when it has enough."""
+    _make(run, "--partitions", "2")
+    _publish(run, "a\nb\nc\nd\n")
+    result = run("subscribe", "orders", "--follow", "--count", "4", "--format", "raw")
+    assert sorted(result.stdout.split()) == ["a", "b", "c", "d"]
+
+
+def test_equal_keys_share_a_partition(run: Run, broker: MemoryBroker) -> None:
+    """JSON lines are keyed by a field; the partition follows from the key."""
+    _make(run, "--partitions", "4")
+    lines = "".join(json.dumps({"id": n % 5, "n": n}) + "\n" for n in range(50))
+    _publish(run, lines, "--key-field", "id")
+    where: dict[str, set[int]] = {}
+    for line in run("subscribe", "orders", "--format", "json").stdout.splitlines():
+        record = json.loads(line)
+        where.setdefault(record["key"], set()).add(record["partition"])
+    assert set(where) == {"0", "1", "2", "3", "4"}
+    assert all(len(partitions) == 1 for partitions in where.values())
+
+
+def test_a_wildcard_needs_a_subject(run: Run) -> None:
+    """The subject can be made of each record's own fields."""
+    _make(run, "--subject", "flights.>")
+    refused = run("publish", "orders", "--via", "flight", stdin="x\n")
+    assert refused.exit_code == 2
+    assert "--subject" in refused.stderr
+    _publish(run, '{"origin":"JFK"}\n', "--subject", "flights.{origin}")
+    assert (
+        json.loads(run("subscribe", "orders", "--format", "json").stdout)["subject"]
+        == "flights.JFK"
+    )
+
+
+def test_nats_without_puback_is_refused(run: Run) -> None:
+    """Nobody would know whether the records are stored."""
+    _make(run)
+    result = run("publish", "orders", stdin="x\n")
+    assert result.exit_code == 2
+    assert "--via flight" in result.stderr
+
+
+def test_raw_keeps_bytes(run: Run, tmp_path: Path) -> None:
+    """A whole file is one record, line ends and all."""
+    _make(run)
+    (tmp_path / "picture").write_bytes(b"\x89PNG\r\n\x1a\n\x00")
+    result = run("publish", "orders", "picture", "--raw", "--via", "flight")
+    assert result.exit_code == 0, result.output
+    assert run("subscribe", "orders", "--format", "raw").stdout_bytes == b"\x89PNG\r\n\x1a\n\x00\n"
+
+
+def test_read_writes_every_format(run: Run, tmp_path: Path) -> None:
+    """Parquet, CSV and JSON lines hold the same rows, and stderr says what is proved."""
+    _make(run)
+    _publish(run, "a\nb\n", "-k", "k")
+    result = run("read", "orders", "-o", "out.parquet")
+    assert result.exit_code == 0, result.output
+    assert "Exact: 2 records" in result.stderr
+    assert pq.read_table(tmp_path / "out.parquet").column("value").to_pylist() == [b"a", b"b"]
+    assert run("read", "orders", "-o", "out.csv").exit_code == 0
+    with (tmp_path / "out.csv").open() as file:
+        assert [row["value"] for row in csv.DictReader(file)] == ["a", "b"]
+    lines = run("read", "orders", "--columns", "offset,value").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"offset": 0, "value": "a"}, {"offset": 1, "value": "b"},
+    ]  # fmt: skip
+    assert "value" in run("read", "orders", "--format", "table").stdout
+
+
+def test_a_failed_read_leaves_no_file(run: Run, tmp_path: Path) -> None:
+    """Bytes that CSV cannot hold as text fail the command; the target is not touched."""
+    _make(run)
+    _publish(run, b"fine\n\xff\n")
+    (tmp_path / "out.csv").write_text("from before")
+    result = run("read", "orders", "-o", "out.csv")
+    assert result.exit_code == 2
+    assert "--bytes base64" in result.stderr
+    assert (tmp_path / "out.csv").read_text() == "from before"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert run("read", "orders", "-o", "out.csv", "--bytes", "base64").exit_code == 0
+
+
+def test_a_saved_cut_reads_the_same_rows_later(run: Run, tmp_path: Path) -> None:
+    """What is published after the cut is not in it."""
+    _make(run)
+    _publish(run, "a\n")
+    (tmp_path / "monday.cut").write_text(run("cut", "orders").stdout)
+    _publish(run, "b\n")
+    again = run("read", "orders", "--as-of", "@monday.cut", "--columns", "value")
+    assert again.exit_code == 0, again.output
+    assert [json.loads(line)["value"] for line in again.stdout.splitlines()] == ["a"]
+    assert len(run("read", "orders").stdout.splitlines()) == 2
+    damaged = run("read", "orders", "--as-of", "hwcut1.0.{}")
+    assert (damaged.exit_code, "InvalidCutError" in damaged.stderr) == (2, True)
+
+
+def test_limit_certifies_nothing(run: Run) -> None:
+    """A read that stops early says so instead of showing a certificate."""
+    _make(run)
+    _publish(run, "a\nb\nc\n")
+    result = run("read", "orders", "--limit", "2")
+    assert len(result.stdout.splitlines()) == 2
+    assert "first 2 of 3" in result.stderr
+    assert "Exact" not in result.stderr
+
+
+def test_an_error_of_the_broker_is_told(run: Run, broker: MemoryBroker) -> None:
+    """Name, message, hint and exit code; no traceback."""
+    _make(run)
+    broker.partition("orders", 0).fail_next(LogFailedError("fdatasync failed"))
+    result = run("publish", "orders", "--via", "flight", stdin="x\n")
+    assert result.exit_code == 3
+    assert "LogFailedError: fdatasync failed" in result.stderr
+    assert "restart the broker" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_unknown_things(run: Run) -> None:
+    """A stream, a partition, a position or a column that does not exist is named."""
+    assert "stream list" in run("subscribe", "nothing").stderr
+    _make(run)
+    assert "UnknownPartitionError" in run("subscribe", "orders", "-p", "7").stderr
+    assert run("subscribe", "orders", "--from", "whenever").exit_code == 2
+    assert "SchemaMismatchError" in run("read", "orders", "--columns", "colour").stderr
+    assert "No such file" in run("publish", "orders", "absent.txt", "--via", "flight").stderr
+
+
+def test_tier_status(run: Run) -> None:
+    """Both forms name the cold range."""
+    _make(run)
+    _publish(run, "a\nb\n")
+    found = json.loads(run("tier", "status", "orders", "--json").stdout)
+    assert found["high_watermark"] == 2
+    assert "orders" in run("tier", "status").stdout
+    assert run("tier", "flush", "orders", "--timeout", "5s").exit_code == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_an_empty_stream_reads_as_nothing(run: Run, tmp_path: Path, rows: int) -> None:
+    """No rows is a result like any other: a file with a schema, an exact count of 0."""
+    _make(run)
+    _publish(run, "x\n" * rows)
+    result = run("read", "orders", "-o", "none.parquet")
+    assert f"Exact: {rows} records" in result.stderr
+    table = pq.read_table(tmp_path / "none.parquet")
+    assert table.num_rows == rows
+    assert table.schema.field("value").type == pa.binary()

@@ -1,0 +1,56 @@
+"""Every error has a name, a message, an exit code, and a hint where one helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import errors
+from headwater.cli.failures import explain
+
+ABSTRACT = {"HeadwaterError"}
+
+
+@pytest.mark.parametrize("name", sorted(set(errors.leaves()) - ABSTRACT))
+def test_every_error_class_has_an_exit_code(name: str) -> None:
+    """No class of broker/errors.py falls through to the code of another kind."""
+    failure = explain(errors.leaves()[name]("what happened"))
+    assert failure is not None
+    assert failure.name == name
+    assert failure.message == "what happened"
+    assert failure.exit_code in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "hint"),
+    [
+        ("UnknownStreamError", 2, "stream create"),
+        ("RecordTooLargeError", 2, "--record-bytes"),
+        ("GapError", 1, "headwater verify"),
+        ("ObjectMissingError", 1, "Nothing was deleted"),
+        ("RemoteTierUnavailableError", 3, "object store"),
+        ("OverloadedError", 3, "headwater up"),
+        ("StaleLeaderEpochError", 3, "again"),
+        ("UnfencedStoreError", 2, "If-None-Match"),
+    ],
+)
+def test_hints_say_what_to_do(name: str, exit_code: int, hint: str) -> None:
+    """The nearest class with a hint decides."""
+    failure = explain(errors.leaves()[name]("m"))
+    assert failure is not None
+    assert failure.exit_code == exit_code
+    assert hint in (failure.hint or "")
+
+
+def test_files_and_packages() -> None:
+    """A file that is not there and a package that is not installed are not our defects."""
+    missing = explain(FileNotFoundError(2, "No such file or directory", "orders.jsonl"))
+    assert missing is not None
+    assert missing.message == "orders.jsonl: No such file or directory"
+    package = explain(ModuleNotFoundError("No module named 'pyspark'", name="pyspark"))
+    assert package is not None
+    assert "headwater[spark]" in (package.hint or "")
+
+
+def test_defects_are_not_explained_away() -> None:
+    """Anything else is for the top level to call an internal error."""
+    assert explain(KeyError("x")) is None

@@ -1,0 +1,107 @@
+"""The top of the command line: help that teaches, errors that are told, nothing heavy at start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from headwater.cli import main as main_module
+from headwater.cli.main import app
+
+COMMANDS = [
+    ["up"], ["broker"], ["publish"], ["subscribe"], ["read"], ["cut"], ["query"], ["verify"],
+    ["stream", "create"], ["stream", "list"], ["stream", "describe"], ["stream", "delete"],
+    ["tier", "status"], ["tier", "flush"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_teaches_by_example(command: list[str]) -> None:
+    """Each help shows the command as one would type it."""
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples" in result.stdout
+    assert f"headwater {' '.join(command)}" in result.stdout
+
+
+def test_help_lists_every_command() -> None:
+    """Nothing is hidden."""
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    for command in COMMANDS:
+        assert command[0] in shown
+
+
+def test_start_is_light() -> None:
+    """Help and completion load neither Arrow nor Spark nor a client of anything."""
+    code = (
+        "import sys; import headwater.cli.main; "
+        "heavy = {'pyarrow', 'pyspark', 'deltalake', 'boto3', 'nats', 'grpc'} & set(sys.modules); "
+        "sys.exit(repr(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_defect_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unforeseen error is one line and code 70; --debug shows where."""
+
+    def broken(_given: str | None) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("headwater.cli.stream.find_server", broken)
+    result = CliRunner().invoke(app, ["stream", "list"])
+    assert result.exit_code == 70
+    assert "Internal error KeyError" in result.stderr
+    assert "Traceback" not in result.output
+    shown = CliRunner().invoke(app, ["--debug", "stream", "list"])
+    assert isinstance(shown.exception, KeyError)
+
+
+def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends with the code that shells expect and says nothing."""
+
+    def interrupted(_given: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwater.cli.stream.find_server", interrupted)
+    result = CliRunner().invoke(app, ["stream", "list"])
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody there: the address, and how to start one."""
+    monkeypatch.setenv("HEADWATER_SERVER", "127.0.0.1:1")
+    result = CliRunner().invoke(app, ["stream", "list"])
+    assert result.exit_code == 3
+    assert "127.0.0.1:1" in result.stderr
+    assert "headwater up" in result.stderr
+
+
+def test_a_reader_that_leaves_ends_it_without_noise() -> None:
+    """`headwater … | head -1` prints no complaint about the pipe."""
+    code = (
+        "import headwater.cli.console as c, headwater.cli.stream as s\n"
+        "from headwater.cli.main import app\n"
+        "class Server: pass\n"
+        "def many(*_):\n"
+        "    for n in range(200_000): c.line(str(n))\n"
+        "    raise SystemExit(0)\n"
+        "s.find_server = many\n"
+        "app(['stream', 'list'])\n"
+    )
+    shell = f'{sys.executable} -c "$CODE" | head -1'
+    done = subprocess.run(
+        ["bash", "-c", shell], env={"CODE": code, "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
+
+
+def test_version() -> None:
+    """The version is the distribution's."""
+    result = CliRunner().invoke(main_module.app, ["--version"])
+    assert result.stdout.startswith("headwater ")

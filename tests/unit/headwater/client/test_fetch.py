@@ -1,0 +1,115 @@
+"""A fetch believes no broker: it checks each batch against the one before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.codec.flight_protocol import ReadRequest, RowsMark
+from broker.errors import EnvelopeError, GapError, HeadwaterError, OverlapError, UnavailableError
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+from headwater.client.fetch import Fetch
+
+Read = tuple[pa.RecordBatch, bytes]
+
+
+class FakeConnection:
+    """Answers a do_get with prepared batches."""
+
+    def __init__(self, *answers: Read | HeadwaterError) -> None:
+        self._answers = list(answers)
+        self.cancelled = False
+
+    def get(self, request: ReadRequest) -> FakeConnection:
+        """Open the read."""
+        return self
+
+    def read(self) -> Read | None:
+        """Return the next answer."""
+        if not self._answers:
+            return None
+        answer = self._answers.pop(0)
+        if isinstance(answer, HeadwaterError):
+            raise answer
+        return answer
+
+    def cancel(self) -> None:
+        """Note the wish."""
+        self.cancelled = True
+
+
+def rows(base: int, end: int, *, count: int | None = None) -> Read:
+    """Return a reply batch for ``[base, end)``."""
+    batch = pa.RecordBatch.from_pydict({"n": list(range(end - base if count is None else count))})
+    return batch, RowsMark(Offset(base), Offset(end), Offset(100), LeaderEpoch(1)).to_bytes()
+
+
+def fetch(*answers: Read | HeadwaterError, **request: Any) -> Fetch:
+    """Begin a read that gets these answers."""
+    connection: Any = FakeConnection(*answers)
+    return Fetch(connection, ReadRequest(stream="s", partition=0, **request))
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_contiguous_batches_pass(follow: bool) -> None:
+    """A range that arrives whole ends without an error."""
+    found = fetch(rows(3, 5), rows(5, 9), start=3, end=Offset(9), follow=follow)
+    assert [(item.base_offset, item.end_offset) for item in found] == [(3, 5), (5, 9)]
+    assert found.position == 9
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [rows(4, 9)],
+        [rows(3, 5), rows(6, 9)],
+        [rows(3, 5)],
+        [rows(3, 9, count=5)],
+        [rows(3, 9, count=7)],
+        [],
+    ],
+)
+def test_missing_rows_are_a_gap(answers: list[Read]) -> None:
+    """At the head, between batches, at the tail, inside a batch, or everywhere."""
+    with pytest.raises(GapError):
+        list(fetch(*answers, start=3, end=Offset(9)))
+
+
+@pytest.mark.parametrize("answers", [[rows(2, 9)], [rows(3, 6), rows(5, 9)], [rows(3, 10)]])
+def test_rows_that_were_not_asked_for_are_an_overlap(answers: list[Read]) -> None:
+    """Before the start, twice, or beyond the end."""
+    with pytest.raises(OverlapError):
+        list(fetch(*answers, start=3, end=Offset(9)))
+
+
+def test_a_symbolic_start_is_taken_from_the_first_batch() -> None:
+    """What "earliest" means is known once it has come."""
+    found = fetch(rows(7, 8), rows(8, 9), start="earliest")
+    assert found.position is None
+    assert [item.base_offset for item in found] == [7, 8]
+
+
+def test_noise_instead_of_a_mark_is_refused() -> None:
+    """A batch without its offsets is not believed."""
+    with pytest.raises(EnvelopeError):
+        next(fetch((rows(0, 1)[0], b"")))
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_errors_of_the_broker_are_raised(follow: bool) -> None:
+    """After the batches that came before them."""
+    found = fetch(rows(0, 1), UnavailableError("gone"), start=0, follow=follow)
+    assert next(found).end_offset == 1
+    with pytest.raises(UnavailableError):
+        next(found)
+
+
+def test_a_cancelled_read_ends_without_an_error() -> None:
+    """Who does not want more rows has no gap."""
+    with fetch(rows(0, 1), UnavailableError("cancelled"), start=0, end=Offset(9)) as found:
+        next(found)
+        found.cancel()
+        assert list(found) == []

@@ -1,0 +1,256 @@
+"""The producer's window against a model broker that breaks, forgets answers and refuses batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.core.dedup import ProducerTable
+from broker.errors import (
+    CommitTimeoutError,
+    EnvelopeError,
+    HeadwaterError,
+    LogFailedError,
+    OverloadedError,
+    RecordTooLargeError,
+    SequenceGapError,
+    StreamRecreatedError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import ProducerId
+from broker.model.offsets import Offset
+from broker.model.records import AppendResult
+from headwater.client.window import Entry, Window
+
+SEEDS = range(300)
+OK = AppendResult(Offset(0), 1, LeaderEpoch(1))
+
+
+def window(*, batches_max: int = 8, bytes_max: int = 1_000) -> Window:
+    """Return a window whose producer ids count from 100."""
+    ids = itertools.count(101)
+    return Window(
+        producer_id=ProducerId(100),
+        sequence=0,
+        batches_max=batches_max,
+        bytes_max=bytes_max,
+        new_producer_id=lambda: ProducerId(next(ids)),
+    )
+
+
+def send(pipe: Window, count: int, *, size_bytes: int = 10) -> list[Entry]:
+    """Add and send ``count`` batches of one record."""
+    entries = []
+    for number in range(count):
+        assert pipe.has_room()
+        entry = pipe.add(number, records_count=1, size_bytes=size_bytes)
+        assert pipe.next_to_send() is entry
+        entries.append(entry)
+    return entries
+
+
+def confirmed_window() -> Window:
+    """Return a connected window whose producer id the broker knows."""
+    pipe = window()
+    pipe.connected()
+    send(pipe, 1)
+    pipe.answered(OK)
+    return pipe
+
+
+def test_the_first_batch_travels_alone() -> None:
+    """Nothing follows the first batch under a producer id until it is stored."""
+    pipe = window()
+    pipe.connected()
+    send(pipe, 1)
+    assert not pipe.has_room()
+    pipe.answered(OK)
+    assert pipe.has_room()
+    send(pipe, 8)
+    assert not pipe.has_room()
+
+
+def test_bytes_bound_the_window() -> None:
+    """A window that holds its bytes takes no further batch, however few there are."""
+    pipe = confirmed_window()
+    send(pipe, 1, size_bytes=1_000)
+    assert not pipe.has_room()
+
+
+def test_a_batch_larger_than_the_window_is_taken_alone() -> None:
+    """One batch is always taken, so that no size can block for ever."""
+    pipe = confirmed_window()
+    send(pipe, 1, size_bytes=5_000)
+    assert len(pipe) == 1
+
+
+def test_everything_unanswered_goes_again_with_its_numbers() -> None:
+    """After a broken connection the same batches have the same ids, in the same order."""
+    pipe = confirmed_window()
+    entries = send(pipe, 3)
+    before = [(entry.producer_id, entry.base_sequence) for entry in entries]
+    pipe.ended()
+    pipe.connected()
+    again = [pipe.next_to_send() for _ in range(3)]
+    assert again == entries
+    assert [(entry.producer_id, entry.base_sequence) for entry in entries] == before
+    assert pipe.next_to_send() is None
+
+
+def test_batches_behind_a_refused_one_get_a_new_producer_id() -> None:
+    """What the broker refused only for the gap before it goes again under other numbers."""
+    pipe = confirmed_window()
+    bad, *others = send(pipe, 3)
+    assert pipe.answered(RecordTooLargeError("too large")) is bad
+    assert not pipe.has_room()
+    for _ in others:
+        assert pipe.answered(SequenceGapError("gap")) is None
+    assert pipe.draining
+    assert [(e.producer_id, e.base_sequence) for e in others] == [(101, 0), (101, 1)]
+    assert not pipe.confirmed
+
+
+def test_a_refused_batch_alone_needs_no_new_connection() -> None:
+    """With nothing behind it, only the numbers change."""
+    pipe = confirmed_window()
+    send(pipe, 1)
+    pipe.answered(RecordTooLargeError("too large"))
+    assert not pipe.draining
+    assert pipe.producer_id == 101
+    (entry,) = send(pipe, 1)
+    assert (entry.producer_id, entry.base_sequence) == (101, 0)
+
+
+def test_no_batch_is_renumbered_before_the_broker_has_refused_it() -> None:
+    """A broken connection behind a refused batch leaves the others' numbers alone."""
+    pipe = confirmed_window()
+    _, second, third = send(pipe, 3)
+    pipe.answered(RecordTooLargeError("too large"))
+    pipe.answered(SequenceGapError("gap"))
+    pipe.ended()
+    pipe.connected()
+    assert pipe.producer_id == 100
+    assert [pipe.next_to_send(), pipe.next_to_send()] == [second, third]
+    pipe.answered(SequenceGapError("gap"))
+    assert pipe.producer_id == 100
+    pipe.answered(SequenceGapError("gap"))
+    assert (second.producer_id, third.base_sequence) == (101, 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LogFailedError("the log failed"),
+        SequenceGapError("the broker does not know this producer"),
+        StreamRecreatedError("another stream"),
+    ],
+)
+def test_an_answer_that_judges_no_batch_ends_the_producer(error: HeadwaterError) -> None:
+    """Whether the batch is stored is not known, so nothing may be sent under new numbers."""
+    pipe = confirmed_window()
+    send(pipe, 2)
+    with pytest.raises(type(error)):
+        pipe.answered(error)
+    assert len(pipe.abandon()) == 2
+    assert len(pipe) == 0
+
+
+def test_an_answer_without_a_batch_is_an_error() -> None:
+    """A broker that acknowledges more than was sent is not believed."""
+    pipe = confirmed_window()
+    with pytest.raises(EnvelopeError):
+        pipe.answered(OK)
+
+
+@dataclass
+class ModelBroker:
+    """Stores batches as the real one does, and sometimes does not want to."""
+
+    random: random.Random
+    stored: list[int] = field(default_factory=list)
+    table: ProducerTable = field(default_factory=ProducerTable)
+
+    def put(self, entry: Entry) -> AppendResult | HeadwaterError:
+        """Judge one batch; a batch whose number divides by 7 is never acceptable."""
+        if entry.batch % 7 == 3:
+            return RecordTooLargeError("too large")
+        chance = self.random.random()
+        if chance < 0.05:
+            return OverloadedError("busy")
+        try:
+            known = self.table.find(entry.producer_id, entry.base_sequence, entry.records_count)
+        except SequenceGapError as error:
+            return error
+        if known is None:
+            known = Offset(len(self.stored))
+            self.stored += [entry.batch] * entry.records_count
+            self.table.add(entry.producer_id, entry.base_sequence, entry.records_count, known)
+        if chance < 0.10:
+            return CommitTimeoutError("stored, perhaps")
+        return AppendResult(known, entry.records_count, LeaderEpoch(1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
+    """Under breaks, lost answers, retries and refusals, acknowledged means stored exactly once."""
+    chance = random.Random(seed)
+    broker = ModelBroker(chance)
+    pipe = window(batches_max=chance.choice([1, 2, 8]))
+    numbers = iter(range(60))
+    offsets: dict[int, AppendResult] = {}
+    refused: set[int] = set()
+    for step in itertools.count():
+        assert step < 3_000, f"no progress, seed {seed}"
+        exhausted = run_connection(pipe, broker, numbers, chance, offsets, refused)
+        if exhausted and not len(pipe):
+            break
+    expected = [number for number in range(60) if number % 7 != 3]
+    deduplicated = [number for number, _ in itertools.groupby(broker.stored)]
+    assert deduplicated == expected, f"seed {seed}"
+    assert sorted(offsets) == expected
+    assert refused == set(range(60)) - set(expected)
+    for number, result in offsets.items():
+        stored = broker.stored[result.base_offset : result.base_offset + result.records_count]
+        assert stored == [number] * result.records_count, f"seed {seed}"
+    assert len(broker.stored) == sum(result.records_count for result in offsets.values())
+
+
+def run_connection(
+    pipe: Window,
+    broker: ModelBroker,
+    numbers: Iterator[int],
+    chance: random.Random,
+    offsets: dict[int, AppendResult],
+    refused: set[int],
+) -> bool:
+    """Play one connection until it ends or breaks; return whether no number is left to send."""
+    pipe.connected()
+    answers: list[tuple[Entry, AppendResult | HeadwaterError]] = []
+    exhausted = False
+    while True:
+        entry = pipe.next_to_send()
+        if entry is None and not exhausted and not pipe.draining and pipe.has_room():
+            number = next(numbers, None)
+            if number is None:
+                exhausted = True
+            else:
+                pipe.add(number, records_count=chance.randint(1, 3), size_bytes=10)
+            continue
+        if entry is not None:
+            answers.append((entry, broker.put(entry)))
+        if answers and (entry is None or chance.random() < 0.5):
+            sent, answer = answers.pop(0)
+            settled = pipe.answered(answer)
+            assert settled is None or settled is sent
+            if isinstance(answer, AppendResult):
+                offsets[sent.batch] = answer
+            elif settled is not None:
+                refused.add(sent.batch)
+        over = entry is None and not answers
+        if over or chance.random() < 0.03:
+            pipe.ended()
+            return exhausted

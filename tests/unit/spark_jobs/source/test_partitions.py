@@ -1,0 +1,96 @@
+"""Planning: words become offsets, ranges become slices, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import InvalidRequestError, OffsetOutOfRangeError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.source.options import parse
+from spark_jobs.source.partitions import OffsetSlice, plan, resolve
+
+RETAINED = {
+    0: OffsetRange(Offset(10), Offset(100)),
+    1: OffsetRange(Offset(0), Offset(0)),
+}
+
+
+def found(**options: str) -> dict[int, tuple[int, int]]:
+    """Resolve options against RETAINED, as the source does."""
+    parsed = parse({"stream": "s", **options})
+    ranges = resolve(parsed, None if parsed.explicit() else RETAINED)
+    return {partition: (span.start, span.end) for partition, span in ranges.items()}
+
+
+def test_words_are_what_is_retained() -> None:
+    """The default is everything that the stream holds."""
+    assert found() == {0: (10, 100), 1: (0, 0)}
+    assert found(startingOffsets="latest") == {0: (100, 100), 1: (0, 0)}
+
+
+def test_explicit_bounds_read_the_named_partitions_only() -> None:
+    """Two explicit sides are the whole truth; the broker checks the bounds when it is read."""
+    assert found(startingOffsets='{"7": 5}', endingOffsets='{"7": 9}') == {7: (5, 9)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingOffsets": '{"0": 20}'}, "name each"),
+        ({"endingOffsets": '{"0": 20, "1": 0, "2": 0}'}, "name each"),
+        ({"startingOffsets": '{"0": 1}', "endingOffsets": '{"1": 1}'}, "must name the same"),
+    ],
+)
+def test_a_partition_is_never_left_out_by_accident(options: dict[str, str], says: str) -> None:
+    """Bounds that name some partitions, or different ones, are refused."""
+    with pytest.raises(InvalidRequestError, match=says):
+        found(**options)
+
+
+def test_an_end_below_its_start_is_refused() -> None:
+    """It would otherwise read as an empty range."""
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        found(startingOffsets='{"0": 5}', endingOffsets='{"0": 4}')
+    assert (caught.value.start, caught.value.end) == (5, 4)
+
+
+def test_nothing_to_read_is_no_slice() -> None:
+    """Empty ranges plan to an empty list, which the reader must cope with."""
+    assert plan(RETAINED | {0: RETAINED[1]}, partitions_min=8, records_max=10) == []
+
+
+def test_big_ranges_take_more_slices() -> None:
+    """`minPartitions` is shared by length."""
+    ranges = {0: OffsetRange(Offset(0), Offset(900)), 1: OffsetRange(Offset(5), Offset(105))}
+
+    slices = plan(ranges, partitions_min=10, records_max=1_000_000)
+
+    assert [piece.partition for piece in slices] == [0] * 9 + [1]
+    assert slices[0] == OffsetSlice(0, Offset(0), Offset(100))
+
+
+@given(
+    ends=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 5000)), min_size=1, max_size=5),
+    partitions_min=st.integers(0, 50),
+    records_max=st.integers(100, 10_000),
+)
+def test_slices_cover_each_range_exactly(
+    ends: list[tuple[int, int]], partitions_min: int, records_max: int
+) -> None:
+    """Whatever the wishes, slices are in order, not empty, not too long, and join to the range."""
+    ranges = {
+        number: OffsetRange(Offset(start), Offset(start + length))
+        for number, (start, length) in enumerate(ends)
+    }
+
+    slices = plan(ranges, partitions_min=partitions_min, records_max=records_max)
+
+    for number, span in ranges.items():
+        due = span.start
+        for piece in (piece for piece in slices if piece.partition == number):
+            assert piece.start == due
+            assert 0 < piece.records_count <= records_max
+            due = piece.end
+        assert due == span.end

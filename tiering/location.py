@@ -1,0 +1,212 @@
+"""Where a lake lies and how to reach it: one frozen value, made once from a URI and environment.
+
+``s3://bucket/prefix`` is an S3-compatible store; ``file:///path`` and a plain path are a local
+directory. Nothing reads the environment after :meth:`StoreConfig.from_env`. Secrets never appear
+in ``repr``. The value knows no client library; it only speaks both of their option languages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from broker.errors import InvalidConfigError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A key pair, and a token when it is temporary."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """One root in one store, and how to reach it.
+
+    ``uri`` is canonical: no trailing slash, ``file://`` and an absolute path for a directory.
+    """
+
+    uri: str
+    endpoint: str | None = None  # None: AWS itself
+    region: str | None = None
+    path_style: bool = False
+    profile: str | None = None
+    credentials: Credentials | None = None  # None: the client library's own chain
+    single_writer: bool = False  # accept a store that ignores conditional PUT
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    attempts_max: int = 4  # per request, with jittered exponential backoff between them
+    upload_deadline_s: float = 120.0  # whole upload, all attempts; beyond it the upload failed
+
+    def __post_init__(self) -> None:
+        if canonical_uri(self.uri) != self.uri:
+            raise InvalidConfigError(
+                f"not a canonical location: {self.uri!r}; use StoreConfig.from_env", uri=self.uri
+            )
+
+    @classmethod
+    def from_env(
+        cls, uri: str, env: Mapping[str, str] | None = None, *, single_writer: bool = False
+    ) -> StoreConfig:
+        """Read endpoint, region, path style and credentials from environment variables.
+
+        ``HEADWATER_S3_ENDPOINT`` wins over ``AWS_ENDPOINT_URL_S3`` and ``AWS_ENDPOINT_URL``;
+        ``HEADWATER_S3_PATH_STYLE`` defaults to true for a custom endpoint. ``AWS_PROFILE`` and the
+        rest of the usual chain are left to the client library when no key pair is given.
+
+        Raises:
+            InvalidConfigError: the URI or a variable makes no sense.
+        """
+        env = os.environ if env is None else env
+        uri = canonical_uri(uri)
+        if not uri.startswith("s3://"):
+            return cls(uri=uri, single_writer=single_writer)
+        endpoint = (
+            env.get("HEADWATER_S3_ENDPOINT")
+            or env.get("AWS_ENDPOINT_URL_S3")
+            or env.get("AWS_ENDPOINT_URL")
+            or None
+        )
+        if endpoint is not None and urlsplit(endpoint).scheme not in ("http", "https"):
+            raise InvalidConfigError(f"the S3 endpoint {endpoint!r} is not an http(s) URL")
+        region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+        if region is None and endpoint is not None:
+            region = "us-east-1"  # S3-compatible servers take any, clients insist on one
+        return cls(
+            uri=uri,
+            endpoint=endpoint,
+            region=region,
+            path_style=_flag(env, "HEADWATER_S3_PATH_STYLE", default=endpoint is not None),
+            profile=env.get("AWS_PROFILE") or None,
+            credentials=_credentials(env),
+            single_writer=single_writer,
+        )
+
+    @property
+    def kind(self) -> Literal["s3", "local"]:
+        """Which kind of store this is."""
+        return "s3" if self.uri.startswith("s3://") else "local"
+
+    @property
+    def bucket(self) -> str:
+        """The bucket; only of an S3 location."""
+        assert self.kind == "s3", f"{self.uri} has no bucket"
+        return urlsplit(self.uri).netloc
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix without slashes at its ends; empty when the root is the bucket."""
+        assert self.kind == "s3", f"{self.uri} has no prefix"
+        return urlsplit(self.uri).path.strip("/")
+
+    @property
+    def root(self) -> Path:
+        """The directory; only of a local location."""
+        assert self.kind == "local", f"{self.uri} is not a directory"
+        return Path(unquote(urlsplit(self.uri).path))
+
+    def at(self, uri: str) -> StoreConfig:
+        """Return the same store at another root; a local root cannot become S3 or back."""
+        moved = canonical_uri(uri)
+        if moved.startswith("s3://") != (self.kind == "s3"):
+            raise InvalidConfigError(f"{uri} is not in the same kind of store as {self.uri}")
+        return replace(self, uri=moved)
+
+    def child(self, path: str) -> StoreConfig:
+        """Return the same store with its root moved down by ``path``."""
+        return replace(self, uri=f"{self.uri}/{path.strip('/')}")
+
+    def boto3_session_kwargs(self) -> dict[str, Any]:
+        """Return the arguments of ``boto3.session.Session``."""
+        kwargs: dict[str, Any] = {"region_name": self.region}
+        if self.credentials is not None:
+            kwargs["aws_access_key_id"] = self.credentials.access_key_id
+            kwargs["aws_secret_access_key"] = self.credentials.secret_access_key
+            kwargs["aws_session_token"] = self.credentials.session_token
+        elif self.profile is not None:
+            kwargs["profile_name"] = self.profile
+        return kwargs
+
+    def storage_options(
+        self, credentials: Credentials | None = None, *, region: str | None = None
+    ) -> dict[str, str]:
+        """Return delta-rs's options; ``credentials`` and ``region`` are what a profile gave."""
+        if self.kind == "local":
+            return {}
+        options = {
+            "timeout": f"{int(self.read_timeout_s)}s",
+            "connect_timeout": f"{int(self.connect_timeout_s)}s",
+            "max_retries": str(self.attempts_max - 1),
+            "retry_timeout": f"{int(self.upload_deadline_s)}s",
+            "aws_virtual_hosted_style_request": "false" if self.path_style else "true",
+        }
+        if (region or self.region) is not None:
+            options["aws_region"] = str(region or self.region)
+        if self.endpoint is not None:
+            options["aws_endpoint"] = self.endpoint
+            options["aws_allow_http"] = str(self.endpoint.startswith("http://")).lower()
+        credentials = credentials or self.credentials
+        if credentials is not None:
+            options["aws_access_key_id"] = credentials.access_key_id
+            options["aws_secret_access_key"] = credentials.secret_access_key
+            if credentials.session_token is not None:
+                options["aws_session_token"] = credentials.session_token
+        return options
+
+
+def canonical_uri(uri: str) -> str:
+    """Return the one spelling of a location: ``s3://…`` or ``file:///…``, no slash at the end.
+
+    Raises:
+        InvalidConfigError: another scheme, a missing bucket, ``..`` in the path.
+    """
+    text = uri.strip()
+    parts = urlsplit(text)
+    scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
+    if scheme == "s3":
+        segments = [piece for piece in parts.path.split("/") if piece]
+        if not parts.netloc or parts.query or parts.fragment or ".." in segments:
+            raise InvalidConfigError(f"{uri!r} is not s3://bucket/prefix", uri=uri)
+        return "/".join([f"s3://{parts.netloc}", *segments])
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidConfigError(f"{uri!r} names a host; write file:///path", uri=uri)
+        return Path(os.path.abspath(unquote(parts.path))).as_uri()  # noqa: PTH100 - see below
+    if "://" in text or not text:
+        raise InvalidConfigError(
+            f"{uri!r} is not a lake; write s3://bucket/prefix, file:///path or a path", uri=uri
+        )
+    # Not resolve(): a lake keeps its name when a link on the way to it is moved.
+    return Path(os.path.abspath(Path(text).expanduser())).as_uri()  # noqa: PTH100
+
+
+def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text not in _TRUE | _FALSE:
+        raise InvalidConfigError(f"{name}={text!r} is neither true nor false")
+    return text in _TRUE
+
+
+def _credentials(env: Mapping[str, str]) -> Credentials | None:
+    key, secret = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
+    if not key and not secret:
+        return None
+    if not key or not secret:
+        raise InvalidConfigError("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY go together")
+    return Credentials(
+        access_key_id=key,
+        secret_access_key=secret,
+        session_token=env.get("AWS_SESSION_TOKEN") or None,
+    )

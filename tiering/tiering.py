@@ -1,0 +1,195 @@
+"""Tiering as the broker sees it: the RemoteLog port over one lake and the broker's own streams.
+
+The daemon makes one, starts it after the logs are open and stops it before they close. Everything
+here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import OffsetOutOfRangeError
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
+from broker.ports import Clock, TableState, TierCatalog, TierSource, TierStatus
+from tiering.config import TieringConfig
+from tiering.delta_table import DeltaStreamTable
+from tiering.lake import Lake
+from tiering.reader import read_rows
+from tiering.shipper import PartitionShipper
+from tiering.uploader import Observer, Uploader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Counters of one partition since the process began."""
+
+    stream: str
+    partition: int
+    shipped_segments_total: int
+    shipped_bytes_total: int
+    failures_total: int
+    conflicts_total: int
+    last_shipped_us: int  # 0: nothing yet
+
+
+def ignore_events(event: str, facts: Mapping[str, object]) -> None:
+    """Hear of an event and do nothing; the daemon plugs its log in instead."""
+
+
+class Tiering:
+    """Implements ``broker.ports.RemoteLog``."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        catalog: TierCatalog,
+        clock: Clock,
+        config: TieringConfig | None = None,
+        *,
+        observer: Observer = ignore_events,
+    ) -> None:
+        """Bind lake and broker; makes no request. ``observer`` hears what happens, as events."""
+        self._config = config if config is not None else TieringConfig()
+        self._lake = lake.with_deadline(self._config.upload_timeout_ms / 1000)
+        self._catalog = catalog
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tables: dict[str, DeltaStreamTable] = {}
+        self._uploader = Uploader(
+            catalog, self._shipper, clock=clock, config=self._config, observer=observer
+        )
+
+    def start(self) -> None:
+        """Begin shipping by itself."""
+        self._uploader.start()
+
+    def stop(self) -> None:
+        """Stop shipping; blocks until the workers are done, or their time is up.
+
+        What was under way is continued, or done again, at the next start.
+        """
+        self._uploader.stop()
+        with self._lock:
+            self._tables.clear()
+
+    def stats(self) -> list[TierStats]:
+        """Return the counters of every partition tiered here."""
+        return [
+            TierStats(
+                stream=stream.name,
+                partition=int(shipper.source.partition_id.number),
+                shipped_segments_total=shipper.counters.segments_total,
+                shipped_bytes_total=shipper.counters.bytes_total,
+                failures_total=shipper.counters.failures_total,
+                conflicts_total=shipper.counters.conflicts_total,
+                last_shipped_us=shipper.counters.last_shipped_us,
+            )
+            for stream, shipper in self._uploader.shippers()
+        ]
+
+    # ------------------------------------------------------------------------------ RemoteLog
+
+    def table_state(self, stream: Stream) -> TableState:
+        """Load the newest table version; see the port."""
+        table = self._table(stream)
+        least = {
+            int(source.partition_id.number): int(source.cold_end)
+            for source in self._catalog.sources(stream)
+        }
+        snapshot = table.find(cold_end_min=least)
+        if snapshot is None:
+            empty = OffsetRange(Offset(0), Offset(0))
+            return TableState(
+                table_uri=table.uri,
+                version=None,
+                ranges=dict.fromkeys(range(stream.config.partitions), empty),
+                files_count=0,
+                files_bytes=0,
+            )
+        return TableState(
+            table_uri=snapshot.uri,
+            version=snapshot.version,
+            ranges=snapshot.ranges,
+            files_count=len(snapshot.files),
+            files_bytes=snapshot.files_bytes,
+        )
+
+    def read(
+        self,
+        stream: Stream,
+        partition: int,
+        start: Offset,
+        end: Offset,
+        schema: pa.Schema = ROW_SCHEMA,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows in offset order from the newest table version; see the port."""
+        table = self._table(stream)
+        snapshot = table.find()
+        if snapshot is None:
+            raise OffsetOutOfRangeError(
+                f"nothing of {stream.name!r} is in its table yet",
+                offset=int(start),
+                start=0,
+                end=0,
+            )
+        return read_rows(snapshot, table.store, partition, OffsetRange(start, end), schema)
+
+    def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
+        """Ship every record committed now; return when it is in the table; see the port."""
+        self._uploader.flush(stream, timeout_ms=timeout_ms)
+        return self.status(stream)
+
+    def status(self, stream: Stream) -> list[TierStatus]:
+        """Return how far each partition is, from memory."""
+        return [self._status(source) for source in self._catalog.sources(stream)]
+
+    def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
+        """Choose the table folder of a new stream; see the port."""
+        return self._lake.table_name_for(name, uuid, namespace)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _status(self, source: TierSource) -> TierStatus:
+        found = self._uploader.task_of(source.partition_id)
+        cold_end, number = source.cold_end, source.partition_id.number
+        start, error, last_us = Offset(0), None, None
+        if found is not None:
+            shipper, failure = found
+            snapshot = shipper.snapshot
+            if snapshot is not None:
+                start = min(snapshot.ranges[number].start, cold_end)
+            error = None if failure is None else f"{type(failure).__name__}: {failure}"
+            last_us = shipper.counters.last_shipped_us or None
+        return TierStatus(
+            partition=int(number),
+            cold=OffsetRange(start, cold_end),
+            local_start=source.log_start,
+            high_watermark=source.high_watermark,
+            unshipped_bytes=sum(
+                segment.size_bytes for segment in source.segments() if segment.end_offset > cold_end
+            ),
+            last_error=error,
+            last_shipped_us=last_us,
+        )
+
+    def _shipper(self, stream: Stream, source: TierSource) -> PartitionShipper:
+        return PartitionShipper(
+            cluster=self._lake.cluster,
+            source=source,
+            table=self._table(stream),
+            clock=self._clock,
+            config=self._config,
+        )
+
+    def _table(self, stream: Stream) -> DeltaStreamTable:
+        with self._lock:
+            table = self._tables.get(stream.uuid)
+            if table is None:
+                table = self._tables[stream.uuid] = self._lake.table(stream)
+            return table
