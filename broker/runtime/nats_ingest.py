@@ -200,10 +200,11 @@ class NatsIngest:
                 for one in refused:
                     partition.refuse_one(one, answers)
                 self._send(answers)
-            self._backlog.extend(
-                _Submission(partition, records, received_us, records.size_bytes)
-                for records in parts
-            )
+            for records in parts:
+                partition.pending_bytes += records.size_bytes
+                self._backlog.append(
+                    _Submission(partition, records, received_us, records.size_bytes)
+                )
         if not self._advance() and self._room is None:
             self._room = asyncio.create_task(self._wait_for_room(), name="ingest-room")
         return self._room
@@ -230,10 +231,12 @@ class NatsIngest:
                     partition.stop_shedding()
             elif isinstance(refusal, RecordTooLargeError) and submission.records.rows_count > 1:
                 # Together they do not fit: then one by one, in their order.
-                self._backlog.extendleft(
-                    replace(submission, records=half, size_bytes=half.size_bytes)
-                    for half in reversed(submission.records.halves())
-                )
+                partition.pending_bytes -= submission.size_bytes
+                for half in reversed(submission.records.halves()):
+                    partition.pending_bytes += half.size_bytes
+                    self._backlog.appendleft(
+                        replace(submission, records=half, size_bytes=half.size_bytes)
+                    )
             else:
                 self._give_up(submission, refusal, dropped=overload)
         return True
@@ -283,9 +286,9 @@ class NatsIngest:
     def _count_pending(self, submission: _Submission, sign: int) -> None:
         self._submissions_count += sign
         self._pending_bytes += sign * submission.size_bytes
-        submission.partition.pending_bytes += sign * submission.size_bytes
 
     def _give_up(self, submission: _Submission, error: HeadwaterError, *, dropped: bool) -> None:
+        submission.partition.pending_bytes -= submission.size_bytes
         answers = Answers(self._encode_ack, submission.received_us, self._clock.now_us())
         if dropped:
             submission.partition.drop(submission.records, error, answers)
@@ -323,6 +326,7 @@ class NatsIngest:
         while self._completed:
             submission = self._completed.popleft()
             self._count_pending(submission, -1)
+            submission.partition.pending_bytes -= submission.size_bytes
             answers = Answers(self._encode_ack, submission.received_us, now_us)
             outcome = submission.outcome
             assert outcome is not None, "a completed submission has an outcome"

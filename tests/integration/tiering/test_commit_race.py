@@ -1,4 +1,4 @@
-"""Three processes commit to one partition of one table at the same time, on disk and on S3.
+"""Several writers create one table and commit to one partition of it, on disk and on S3.
 
 Each tries to append the next few offsets after the cold end it sees. Whoever loses hears
 StaleColdEndError. At the end the table holds every offset once.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,18 @@ def test_racing_committers_lose_and_double_nothing(location: StoreConfig) -> Non
     assert snapshot.version == len(won)
     prove_partition(snapshot, 0, lab.table.store)
     assert sum(answer["lost"] for answer in answers) > 0, "they never met"
+
+
+def test_a_table_that_many_create_at_once_is_created_once(location: StoreConfig) -> None:
+    """All come back with version 0 of one table: nobody's creation replaces another's."""
+    for number in range(8):
+        labs = [TierLab(replace(location, uri=f"{location.uri}/{number}")) for _ in range(WRITERS)]
+        gate = threading.Barrier(WRITERS)
+
+        def create(lab: TierLab, gate: threading.Barrier = gate) -> int:
+            gate.wait(60)
+            return lab.table.create().version
+
+        with ThreadPoolExecutor(WRITERS) as pool:
+            assert list(pool.map(create, labs)) == [0] * WRITERS
+        assert labs[0].table.snapshot().version == 0
