@@ -160,7 +160,7 @@ class DeltaStreamTable:
                     name=self._stream.name if self._stream else None,
                     configuration=properties,
                     storage_options=self._storage_options(),
-                    # A retry would make the loser's table version 1, with a new id, over the winner's.
+                    # A retry would put the loser's table, with a new id, over the winner's.
                     commit_properties=CommitProperties(max_commit_retries=_NO_RETRY),
                     post_commithook_properties=_NO_HOOKS,
                     raise_if_key_not_exists=False,
