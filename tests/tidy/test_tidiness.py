@@ -42,7 +42,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "crc32c": ("broker/codec/checksum.py",),
     "boto3": ("tiering/s3.py",),
     "botocore": ("tiering/s3.py",),
-    "deltalake": ("tiering/delta_table.py",),
+    "deltalake": ("tiering/delta_*.py",),  # the library and its two kinds of tables
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
