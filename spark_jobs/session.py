@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError
-from spark_jobs import jars
+from spark_jobs import jars, jvm
 from tiering.location import Credentials, StoreConfig
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def build_session(
     chosen = settings(
         master=master,
         store=store,
-        jar_paths=jars.fetch(conf=given),
+        jar_paths=[*jars.fetch(conf=given), jvm.log_store_jar(jars.default_folder())],
         extra_jars=given.pop("spark.jars", ""),
     )
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -99,6 +99,7 @@ def settings(
         "spark.jars": ",".join(every_jar),
         "spark.sql.extensions": DELTA_EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        jvm.LOG_STORE_SETTING: jvm.LOG_STORE_CLASS,  # Delta's own loses commits of two drivers
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
