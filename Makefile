@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## list the commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' \
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' \
 		$(ROOT)/Makefile
 
 .PHONY: venv
@@ -58,6 +58,22 @@ demo: $(STAMP) ## run the guided tour on this machine, start to finish
 test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
 	@cd $(ROOT)
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+# Airflow cannot share an environment with PySpark, so it has its own; its tasks use ours.
+AIRFLOW_VENV := $(ROOT)/.airflow-venv
+AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
+
+$(AIRFLOW_STAMP): $(ROOT)/airflow_dags/requirements.lock
+	@cd $(ROOT)
+	test -x $(AIRFLOW_VENV)/bin/python || $(BASE_PYTHON) -m venv $(AIRFLOW_VENV)
+	$(AIRFLOW_VENV)/bin/python -m pip install --quiet --require-hashes \
+		--requirement airflow_dags/requirements.lock
+	touch $@
+
+.PHONY: test-airflow
+test-airflow: $(STAMP) $(AIRFLOW_STAMP) ## run the DAGs' tests in Airflow's own environment
+	@cd $(ROOT)
+	$(AIRFLOW_VENV)/bin/python -m pytest -c tests/airflow/pytest.ini tests/airflow $(PYTEST_ARGS)
 
 .PHONY: check
 check: $(STAMP) ## lint, formatting, types, import contracts, spelling, project file, stubs
@@ -99,17 +115,21 @@ protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire
 
 # The resolver has a throw-away environment: neither tests nor the product need it.
 .PHONY: lock
-lock: ## resolve pyproject.toml again into requirements.lock (needs a network)
+lock: ## resolve the project's and Airflow's requirements again (needs a network)
 	@cd $(ROOT)
 	test -x .lock-venv/bin/uv || $(BASE_PYTHON) -m venv .lock-venv
 	.lock-venv/bin/python -m pip install --quiet uv==0.13.8
 	.lock-venv/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file requirements.lock
+	.lock-venv/bin/uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --quiet \
+		--custom-compile-command "make lock" $(LOCK_ARGS) \
+		--output-file airflow_dags/requirements.lock
 
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)
-	rm -rf .venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .airflow-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -43,6 +43,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "boto3": ("tiering/s3.py",),
     "botocore": ("tiering/s3.py",),
     "deltalake": ("tiering/delta_*.py",),  # the library and its two kinds of tables
+    "fastavro": ("spark_jobs/decode/avro_decoder.py",),
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
@@ -53,7 +54,9 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 # Who talks to a terminal. Everything else logs.
-PRINTS: Final = ("headwater/cli/*", "headwater/demo*", "bench/*", "tests/crash/*")
+PRINTS: Final = (
+    "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
+)  # fmt: skip
 
 # A thread that sleeps cannot be told to stop, and a test that sleeps is slow and still flaky.
 SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*")
