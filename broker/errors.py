@@ -4,12 +4,15 @@
     ├─ InvalidRequestError   the caller must change the request
     │    InvalidStreamError · UnknownStreamError · StreamExistsError · UnknownPartitionError
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
-    │    UnknownLeaseError · InvalidCutError · MalformedMessageError
+    │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
+    │    InvalidAssignmentError · FeatureLevelError
     ├─ FencedError           the caller must refresh what it knows, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
+    │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
+    │    FilesReplacedError · StaleWatermarkError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
-    │    RemoteTierUnavailableError · ShuttingDownError
+    │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
@@ -100,6 +103,21 @@ class MalformedMessageError(InvalidRequestError):
     """A message's header block, subject or id cannot be read, so it was not stored. Facts: part."""
 
 
+class UnknownBrokerError(InvalidRequestError):
+    """No broker of this id has ever registered. Facts: broker."""
+
+
+class InvalidAssignmentError(InvalidRequestError):
+    """Replicas that cannot be: repeated, not registered, too few for min ISR. Facts: replicas."""
+
+
+class FeatureLevelError(InvalidRequestError):
+    """The cluster's feature level does not allow this, or this build does not know the level.
+
+    Facts: level, and the range that was needed.
+    """
+
+
 class FencedError(HeadwaterError):
     """The sender acts on an old epoch: it must refresh what it knows, then retry."""
 
@@ -115,8 +133,28 @@ class StaleLeaderEpochError(FencedError):
     """The leader epoch is not the current one. Facts: got, current."""
 
 
+class StalePartitionEpochError(FencedError):
+    """The partition's leader or ISR changed meanwhile. Facts: expected, current."""
+
+
+class StaleBrokerEpochError(FencedError):
+    """The broker has registered again since, or is fenced. Facts: broker, got, current."""
+
+
+class IneligibleReplicaError(FencedError):
+    """The replica may not join the ISR or lead now: fenced, stopping, or not up to date."""
+
+
 class StaleColdEndError(FencedError):
     """The table's cold end is not where the committer believed. Facts: expected, found."""
+
+
+class FilesReplacedError(FencedError):
+    """A file that a commit would replace is not in the table any more. Facts: path."""
+
+
+class StaleWatermarkError(FencedError):
+    """Another appender moved a table's watermark first. Facts: partition, expected, found."""
 
 
 class StreamRecreatedError(FencedError):
@@ -153,6 +191,10 @@ class RemoteTierUnavailableError(UnavailableError):
 
 class ShuttingDownError(UnavailableError):
     """The broker is closing."""
+
+
+class NotEnoughReplicasError(UnavailableError):
+    """Fewer replicas are in sync than a commit needs; nothing was stored. Facts: isr, min_isr."""
 
 
 class CorruptDataError(HeadwaterError):

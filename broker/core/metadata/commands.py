@@ -1,7 +1,8 @@
 """The commands of the metadata log, one frozen class each, and their bytes.
 
 A command carries what its sender expects; ``apply`` compares and rejects. The bytes are JSON with
-the class's name, so a command keeps its meaning when others are added.
+the class's name, so a command keeps its meaning when others are added. A field that a class gained
+later has a default: journals written before it stay readable.
 """
 
 from __future__ import annotations
@@ -9,29 +10,57 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
-from broker.errors import MetadataCorruptError
+from broker.core.metadata.partition_commands import (
+    AllocateIds,
+    BrokerCommand,
+    ChangeIsr,
+    ConfirmLeader,
+    ElectUnclean,
+    FenceBroker,
+    NameCandidate,
+    PartitionCommand,
+    ReassignReplicas,
+    RegisterBroker,
+    RemoveBroker,
+    SetFeatureLevel,
+    StartElection,
+    StopBroker,
+    TakeOffline,
+    UnfenceBroker,
+    WithdrawReplica,
+)
+from broker.core.metadata.typed_json import build
+from broker.errors import HeadwaterError, MetadataCorruptError
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+
+__all__ = [
+    "COMMAND_BYTES_MAX", "AllocateIds", "ChangeIsr", "Command", "ConfirmLeader", "CreateStream",
+    "DeleteStream", "DropLease", "ElectUnclean", "FenceBroker", "NameCandidate",
+    "ReassignReplicas", "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease",
+    "SetFeatureLevel", "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker",
+    "WithdrawReplica", "decode", "encode",
+]  # fmt: skip
 
 COMMAND_BYTES_MAX: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegisterBroker:
-    """A broker started: a new broker epoch, and a new leader epoch where it leads."""
-
-    broker: BrokerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateStream:
-    """Create a stream whose partitions ``leader`` leads."""
+    """Create a stream.
+
+    ``assignment`` lists the replicas of each partition, the preferred leader first; without it
+    ``leader`` alone holds and leads every partition.
+    """
 
     stream: Stream
     leader: BrokerId
+    assignment: tuple[tuple[BrokerId, ...], ...] = ()
+    min_isr: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +73,15 @@ class DeleteStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColdEnd:
-    """``[.., cold_end)`` of a partition is safe in the table. Only ever forward."""
+    """``[.., cold_end)`` of a partition is safe in the table. Only ever forward.
+
+    With ``leader_epoch``, only that epoch's leader may say so: a replaced uploader is fenced.
+    """
 
     stream_uuid: StreamUuid
     partition: int
     cold_end: Offset
+    leader_epoch: LeaderEpoch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +111,9 @@ class DropLease:
     lease_id: LeaseId
 
 
-Command = (
-    RegisterBroker
-    | CreateStream
-    | DeleteStream
-    | RecordColdEnd
-    | TakeLease
-    | RenewLease
-    | DropLease
-)
-_KINDS: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind
-    for kind in (
-        RegisterBroker, CreateStream, DeleteStream, RecordColdEnd, TakeLease, RenewLease, DropLease,
-    )
-}  # fmt: skip
+StreamCommand = CreateStream | DeleteStream | RecordColdEnd | TakeLease | RenewLease | DropLease
+Command = StreamCommand | BrokerCommand | PartitionCommand
+_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
 def encode(command: Command) -> bytes:
@@ -103,12 +124,12 @@ def encode(command: Command) -> bytes:
 
 def decode(data: bytes) -> Command:
     """Parse a command; raises MetadataCorruptError for anything that is not one."""
+    if len(data) > COMMAND_BYTES_MAX:
+        raise MetadataCorruptError(f"a metadata command of {len(data)} bytes is too large")
     try:
         body: dict[str, Any] = json.loads(data)
-        kind = _KINDS[body.pop("op")]
-        if kind is CreateStream:
-            body["stream"] = Stream.from_dict(body["stream"])
-        command: Command = kind(**body)
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        return cast("Command", build(_KINDS[body.pop("op")], body))
+    except (
+        ValueError, KeyError, TypeError, AttributeError, RecursionError, HeadwaterError,
+    ) as cause:  # fmt: skip
         raise MetadataCorruptError(f"not a metadata command: {cause}") from cause
-    return command

@@ -1,4 +1,14 @@
-"""What the cluster knows: streams, leader epochs, cold ends, leases. Immutable values."""
+"""What the cluster knows: brokers, streams, partitions, leases. Immutable values.
+
+    Online ──▶ Election ──▶ CandidateFound ──▶ Online      leader epoch grows at every arrow but
+                  │  ▲            │                        the last: a candidate has it already
+                  ▼  └────────────┘
+                Offline ──▶ Election                       partition epoch grows at every change
+
+A partition has a leader only while it is Online. `eligible` are replicas outside the ISR that
+still hold everything committed, for the ISR is below its minimum and nothing is committed then
+(KIP-966's ELR).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +16,74 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
+FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
+FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
+FEATURE_LEVEL_MAX: Final = 2  # what this build understands
+
+FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
+
+PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An unclean election: what an operator gave up, so that writes could go on."""
+
+    leader_epoch: LeaderEpoch
+    leader: BrokerId
+    log_end: Offset  # of the new leader
+    known_end: Offset  # the highest end that the controller had ever heard of
+    given_up: tuple[BrokerId, ...]  # replicas that held everything committed, and were away
+    operator: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """The replicated facts of one partition."""
 
-    leader: BrokerId
+    leader: BrokerId | None
     leader_epoch: LeaderEpoch
     cold_end: Offset  # in the table, read back and in the ledger
+    partition_epoch: PartitionEpoch = FIRST_PARTITION_EPOCH
+    status: PartitionStatus = "online"
+    replicas: tuple[BrokerId, ...] = ()  # in order of preference as leader
+    isr: tuple[BrokerId, ...] = ()  # sorted
+    eligible: tuple[BrokerId, ...] = ()  # sorted; see above
+    min_isr: int = 1
+    candidate: BrokerId | None = None
+    tried: tuple[BrokerId, ...] = ()  # candidates of this election that did not confirm
+    last_known_leader: BrokerId | None = None
+    target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
+    losses: tuple[Loss, ...] = ()  # the newest few
+
+    def __post_init__(self) -> None:
+        assert (self.leader is not None) == (self.status == "online"), "online means led"
+        assert (self.candidate is not None) == (self.status == "candidate_found")
+        assert self.leader is None or self.leader in self.isr, "the leader is in sync with itself"
+        assert not set(self.isr) & set(self.eligible), "eligible is outside the ISR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    """One broker's newest registration."""
+
+    epoch: BrokerEpoch
+    session: str = ""  # drawn at start and durable in the broker's folder before it registered
+    addresses: Mapping[str, str] = field(default_factory=dict)  # by protocol
+    features_min: int = FEATURE_LEVEL_ALONE
+    features_max: int = FEATURE_LEVEL_ALONE
+    fenced: bool = False  # its session was lost: neither leads nor joins an ISR
+    stopping: bool = False  # a graceful shutdown: leads what it must, takes nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +100,23 @@ class LeaseState:
 class MetadataState:
     """Everything that commands change. Copied on change, shared otherwise."""
 
-    broker_epochs: Mapping[BrokerId, BrokerEpoch] = field(default_factory=dict)
+    brokers: Mapping[BrokerId, BrokerState] = field(default_factory=dict)
     streams: Mapping[str, Stream] = field(default_factory=dict)  # by name
     partitions: Mapping[StreamUuid, tuple[PartitionState, ...]] = field(default_factory=dict)
     leases: Mapping[LeaseId, LeaseState] = field(default_factory=dict)
+    feature_level: int = FEATURE_LEVEL_ALONE
+    next_id: int = 1  # ids that no name and no clock can make equal; see AllocateIds
+    broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch
+
+    @property
+    def broker_epochs(self) -> dict[BrokerId, BrokerEpoch]:
+        """Newest broker epoch of every broker."""
+        return {broker: one.epoch for broker, one in self.brokers.items()}
+
+    def is_alive(self, broker: BrokerId) -> bool:
+        """Tell whether a broker may lead and replicate: registered and not fenced."""
+        one = self.brokers.get(broker)
+        return one is not None and not one.fenced
 
     def to_json(self) -> str:
         """Return canonical text: equal states give equal text on every node."""
@@ -55,19 +128,29 @@ class MetadataState:
         """Rebuild from :meth:`to_json`; raises MetadataCorruptError for anything else."""
         try:
             body: dict[str, Any] = json.loads(text)
-            if body["v"] != STATE_VERSION:
-                raise MetadataCorruptError(f"metadata version {body['v']!r} is not known")
-            return cls(
-                broker_epochs=body["broker_epochs"],
-                streams={name: Stream.from_dict(one) for name, one in body["streams"].items()},
-                partitions={
-                    uuid: tuple(PartitionState(**one) for one in rows)
-                    for uuid, rows in body["partitions"].items()
-                },
-                leases={
-                    lease: LeaseState(**{**one, "floors": tuple(one["floors"])})
-                    for lease, one in body["leases"].items()
-                },
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, HeadwaterError) as cause:
+            version = body.pop("v")
+            if version == 1:
+                body = _upgraded(body)
+            elif version != STATE_VERSION:
+                raise MetadataCorruptError(f"metadata version {version!r} is not known")
+            return build(cls, body)
+        except (
+            ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError,
+            HeadwaterError,
+        ) as cause:  # fmt: skip
             raise MetadataCorruptError(f"metadata is not readable: {cause}") from cause
+
+
+def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a version 1 state, which one broker alone wrote."""
+    partitions = {
+        uuid: [{**one, "replicas": [one["leader"]], "isr": [one["leader"]]} for one in rows]
+        for uuid, rows in body["partitions"].items()
+    }
+    brokers = {broker: {"epoch": epoch} for broker, epoch in body["broker_epochs"].items()}
+    return {
+        "brokers": brokers,
+        "partitions": partitions,
+        "streams": body["streams"],
+        "leases": body["leases"],
+    }

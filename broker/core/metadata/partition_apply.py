@@ -1,0 +1,266 @@
+"""Apply the commands about one partition: compare what the sender expects, then take the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.core.metadata import partition_rules as rules
+from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.partition_commands import (
+    ChangeIsr,
+    ConfirmLeader,
+    ElectUnclean,
+    NameCandidate,
+    PartitionCommand,
+    ReassignReplicas,
+    StartElection,
+    TakeOffline,
+    WithdrawReplica,
+)
+from broker.core.metadata.state import Loss, MetadataState, PartitionState
+from broker.errors import (
+    HeadwaterError,
+    IneligibleReplicaError,
+    InvalidAssignmentError,
+    InvalidRequestError,
+    NotLeaderError,
+    StaleBrokerEpochError,
+    StaleLeaderEpochError,
+    StalePartitionEpochError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.epochs import BrokerEpoch
+from broker.model.ids import BrokerId, StreamUuid
+
+Step = PartitionState | HeadwaterError
+
+
+def find(
+    state: MetadataState, stream_uuid: StreamUuid, partition: int
+) -> PartitionState | HeadwaterError:
+    """Return the partition, or why there is none."""
+    rows = state.partitions.get(stream_uuid)
+    if rows is None:
+        return UnknownStreamError(
+            f"no stream has uuid {stream_uuid} (any more)", stream_uuid=stream_uuid
+        )
+    if not 0 <= partition < len(rows):
+        return UnknownPartitionError(
+            f"stream {stream_uuid} has {len(rows)} partitions, not {partition}",
+            partition=partition,
+            partitions_count=len(rows),
+        )
+    return rows[partition]
+
+
+def put(
+    state: MetadataState, stream_uuid: StreamUuid, partition: int, changed: PartitionState
+) -> MetadataState:
+    """Return the state with one partition replaced."""
+    rows = state.partitions[stream_uuid]
+    moved = (*rows[:partition], changed, *rows[partition + 1 :])
+    return replace(state, partitions={**state.partitions, stream_uuid: moved})
+
+
+def apply_partition(state: MetadataState, command: PartitionCommand) -> Applied:
+    """Return the next state and the reply of a command about one partition."""
+    present = find(state, command.stream_uuid, command.partition)
+    if isinstance(present, HeadwaterError):
+        return state, Rejected(present)
+    step = _step(state, present, command)
+    if isinstance(step, HeadwaterError):
+        return state, Rejected(step)
+    reply = {
+        "partition_epoch": step.partition_epoch,
+        "leader_epoch": step.leader_epoch,
+        "status": step.status,
+        "isr": list(step.isr),
+    }
+    if step is present:
+        return state, reply
+    return put(state, command.stream_uuid, command.partition, step), reply
+
+
+def _step(state: MetadataState, present: PartitionState, command: PartitionCommand) -> Step:
+    match command:
+        case ChangeIsr():
+            return _change_isr(state, present, command)
+        case WithdrawReplica():
+            stale = stale_broker(state, command.broker, command.broker_epoch, fenced_too=False)
+            return stale or rules.without(present, command.broker, keeps_data=False)
+        case StartElection():
+            return _start_election(present, command)
+        case NameCandidate():
+            return _name_candidate(state, present, command)
+        case ConfirmLeader():
+            return _confirm_leader(state, present, command)
+        case TakeOffline():
+            stale = _stale_partition(present, command)
+            if stale is not None or present.status not in ("election", "candidate_found"):
+                return stale or InvalidRequestError(f"the partition is {present.status}")
+            return rules.taken_offline(present)
+        case ElectUnclean():
+            return _elect_unclean(state, present, command)
+        case ReassignReplicas():
+            return _reassign(state, present, command)
+
+
+def _change_isr(state: MetadataState, present: PartitionState, command: ChangeIsr) -> Step:
+    stale = stale_broker(state, command.broker, command.broker_epoch)
+    if stale is not None:
+        return stale
+    if present.leader != command.broker:
+        return NotLeaderError(f"{command.broker} does not lead; {present.leader} does")
+    stale = _stale_partition(present, command)
+    if stale is not None:
+        return stale
+    if command.broker not in command.isr or not set(command.isr) <= set(present.replicas):
+        return InvalidRequestError("an ISR is the leader and other replicas of the partition")
+    for member, epoch in sorted(command.isr.items()):
+        if member in present.isr:
+            continue  # it was in sync all the time; a restart that lost data would have removed it
+        if not rules.may_lead(state, member):
+            return IneligibleReplicaError(
+                f"{member} is fenced or stopping and may not join the ISR", broker=member
+            )
+        stale = stale_broker(state, member, epoch)
+        if stale is not None:
+            return stale
+    return rules.with_isr(present, command.isr)
+
+
+def _start_election(present: PartitionState, command: StartElection) -> Step:
+    stale = _stale_partition(present, command)
+    if stale is not None:
+        return stale
+    if present.status not in ("online", "offline"):
+        return InvalidRequestError(f"the partition is {present.status} already")
+    if command.suspect is not None and command.suspect == present.leader:
+        return rules.without(present, command.suspect, keeps_data=True)
+    return rules.election_opened(present)
+
+
+def _name_candidate(state: MetadataState, present: PartitionState, command: NameCandidate) -> Step:
+    stale = _stale_partition(present, command) or stale_broker(
+        state, command.candidate, command.candidate_epoch
+    )
+    if stale is not None:
+        return stale
+    if present.status == "offline":
+        return InvalidRequestError("an offline partition needs an election first")
+    if command.candidate == present.leader:
+        return InvalidRequestError(f"{command.candidate} leads already")
+    tried = (*present.tried, present.candidate)
+    if command.candidate not in rules.candidates(state, present) or command.candidate in tried:
+        return IneligibleReplicaError(
+            f"{command.candidate} may not lead: ISR {present.isr}, eligible {present.eligible}, "
+            f"tried {present.tried}",
+            broker=command.candidate,
+        )
+    return rules.candidate_named(present, command.candidate)
+
+
+def _confirm_leader(state: MetadataState, present: PartitionState, command: ConfirmLeader) -> Step:
+    stale = stale_broker(state, command.broker, command.broker_epoch)
+    if stale is not None:
+        return stale
+    if command.leader_epoch != present.leader_epoch:
+        return _stale_leader(present, command.leader_epoch)
+    if present.candidate != command.broker:
+        return NotLeaderError(f"{command.broker} is not the candidate; {present.candidate} is")
+    return rules.leader_confirmed(present)
+
+
+def _elect_unclean(state: MetadataState, present: PartitionState, command: ElectUnclean) -> Step:
+    stale = stale_broker(state, command.broker, command.broker_epoch)
+    if stale is not None:
+        return stale
+    if command.partition_epoch != present.partition_epoch:
+        return _stale_epoch(present, command.partition_epoch)
+    if not command.accept_data_loss:
+        return InvalidRequestError(
+            "an unclean election loses committed records; say that you accept the loss"
+        )
+    clean = rules.candidates(state, present)
+    if present.status not in ("election", "offline") or clean:
+        return InvalidRequestError(f"the partition is {present.status} and {clean} can still lead")
+    if command.broker not in present.replicas:
+        return IneligibleReplicaError(f"{command.broker} holds no replica", broker=command.broker)
+    loss = Loss(
+        leader_epoch=present.leader_epoch,
+        leader=command.broker,
+        log_end=command.log_end,
+        known_end=command.known_end,
+        given_up=tuple(sorted((*present.isr, *present.eligible))),
+        operator=command.operator[:200],
+    )
+    return rules.given_up(present, loss)
+
+
+def _reassign(state: MetadataState, present: PartitionState, command: ReassignReplicas) -> Step:
+    if command.partition_epoch != present.partition_epoch:
+        return _stale_epoch(present, command.partition_epoch)
+    refused = refused_replicas(state, command.target, present.min_isr)
+    if refused is not None:
+        return refused
+    return rules.reassigned_to(present, command.target)
+
+
+def refused_replicas(
+    state: MetadataState, replicas: tuple[BrokerId, ...], min_isr: int
+) -> HeadwaterError | None:
+    """Return why these brokers cannot be a partition's replicas, if so."""
+    unknown = sorted(set(replicas) - state.brokers.keys())
+    if unknown or len(set(replicas)) != len(replicas) or not 1 <= min_isr <= len(replicas):
+        return InvalidAssignmentError(
+            f"replicas {replicas} must be registered brokers, each once, and at least min ISR "
+            f"{min_isr} of them; not registered: {unknown}",
+            replicas=list(replicas),
+            min_isr=min_isr,
+        )
+    return None
+
+
+def stale_broker(
+    state: MetadataState, broker: BrokerId, epoch: BrokerEpoch, *, fenced_too: bool = True
+) -> HeadwaterError | None:
+    """Return the refusal of a broker that registered again since, or that is fenced."""
+    present = state.brokers.get(broker)
+    current = 0 if present is None else present.epoch
+    if present is None or current != epoch:
+        return StaleBrokerEpochError(
+            f"broker {broker} acts with epoch {epoch}; its newest is {current}",
+            broker=broker,
+            got=epoch,
+            current=current,
+        )
+    if fenced_too and present.fenced:
+        return IneligibleReplicaError(f"broker {broker} is fenced", broker=broker)
+    return None
+
+
+def _stale_partition(
+    present: PartitionState, command: ChangeIsr | StartElection | NameCandidate | TakeOffline
+) -> HeadwaterError | None:
+    if command.leader_epoch != present.leader_epoch:
+        return _stale_leader(present, command.leader_epoch)
+    if command.partition_epoch != present.partition_epoch:
+        return _stale_epoch(present, command.partition_epoch)
+    return None
+
+
+def _stale_leader(present: PartitionState, got: int) -> HeadwaterError:
+    return StaleLeaderEpochError(
+        f"leader epoch {got} is not current; {present.leader_epoch} is",
+        got=got,
+        current=present.leader_epoch,
+    )
+
+
+def _stale_epoch(present: PartitionState, expected: int) -> HeadwaterError:
+    return StalePartitionEpochError(
+        f"partition epoch {expected} was expected; it is {present.partition_epoch}",
+        expected=expected,
+        current=present.partition_epoch,
+    )

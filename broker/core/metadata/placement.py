@@ -1,0 +1,88 @@
+"""Where replicas go, and which leaders should move: pure plans, proposed as ordinary commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from broker.core.metadata.commands import NameCandidate
+from broker.core.metadata.partition_rules import may_lead
+from broker.core.metadata.state import MetadataState, PartitionState
+from broker.errors import NotEnoughReplicasError
+from broker.model.ids import BrokerId, StreamUuid
+
+
+def place(
+    state: MetadataState, *, partitions: int, replication_factor: int
+) -> tuple[tuple[BrokerId, ...], ...]:
+    """Return replicas for each new partition: the brokers with the fewest, leaders spread first.
+
+    Raises:
+        NotEnoughReplicasError: fewer brokers are alive than replicas are wanted.
+    """
+    living = sorted(one for one in state.brokers if may_lead(state, one))
+    if replication_factor > len(living):
+        raise NotEnoughReplicasError(
+            f"{replication_factor} replicas need as many brokers; {len(living)} are alive",
+            isr=living,
+            min_isr=replication_factor,
+        )
+    held: Counter[BrokerId] = Counter()
+    led: Counter[BrokerId] = Counter()
+    for _, _, one in _all(state):
+        held.update(one.replicas)
+        led.update(one.replicas[:1])
+    rows: list[tuple[BrokerId, ...]] = []
+    for _ in range(partitions):
+        chosen = sorted(living, key=lambda one: (held[one], led[one], one))[:replication_factor]
+        chosen.sort(key=lambda one: (led[one], held[one], one))
+        held.update(chosen)
+        led.update(chosen[:1])
+        rows.append(tuple(chosen))
+    return tuple(rows)
+
+
+def balance(state: MetadataState) -> list[NameCandidate]:
+    """Return a hand-over for each partition whose preferred leader is in sync and does not lead."""
+    return [
+        _hand_over(state, uuid, number, one, one.replicas[0])
+        for uuid, number, one in _all(state)
+        if one.status == "online"
+        and one.replicas[0] != one.leader
+        and one.replicas[0] in one.isr
+        and may_lead(state, one.replicas[0])
+    ]
+
+
+def hand_overs(state: MetadataState, leaving: BrokerId) -> list[NameCandidate]:
+    """Return a hand-over for each partition that a stopping broker leads and another can."""
+    plan: list[NameCandidate] = []
+    for uuid, number, one in _all(state):
+        if one.leader == leaving:
+            others = [
+                other
+                for other in one.replicas
+                if other != leaving and other in one.isr and may_lead(state, other)
+            ]
+            if others:
+                plan.append(_hand_over(state, uuid, number, one, others[0]))
+    return plan
+
+
+def _all(state: MetadataState) -> Iterator[tuple[StreamUuid, int, PartitionState]]:
+    for uuid in sorted(state.partitions):
+        for number, one in enumerate(state.partitions[uuid]):
+            yield uuid, number, one
+
+
+def _hand_over(
+    state: MetadataState, uuid: StreamUuid, number: int, one: PartitionState, to: BrokerId
+) -> NameCandidate:
+    return NameCandidate(
+        stream_uuid=uuid,
+        partition=number,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.partition_epoch,
+        candidate=to,
+        candidate_epoch=state.brokers[to].epoch,
+    )

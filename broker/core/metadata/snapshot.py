@@ -1,0 +1,78 @@
+"""The whole state as bounded bytes, and its hash.
+
+    | magic "HWMS" | format u16 | 0 u16 | index u64 | state hash 32 B | length u64 | JSON ... |
+
+Little-endian. The hash is BLAKE2b of the canonical JSON, so the bytes check themselves, and two
+nodes that applied the same log can compare 32 bytes. A node whose hash differs at the same index
+has diverged and has to stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final
+
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.errors import FeatureLevelError, InvalidRequestError, MetadataCorruptError
+
+MAGIC: Final = b"HWMS"
+FORMAT: Final = 1
+SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
+_HEAD: Final = struct.Struct("<4sHHQ32sQ")
+
+
+def state_hash(state: MetadataState) -> bytes:
+    """Return 32 bytes that are equal on every node that applied the same log."""
+    return _hash(state.to_json().encode())
+
+
+def encode_snapshot(state: MetadataState, index: int) -> bytes:
+    """Return the state as of log entry ``index`` as bytes.
+
+    Raises:
+        InvalidRequestError: the state is larger than any node would take back.
+    """
+    body = state.to_json().encode()
+    if len(body) > SNAPSHOT_BYTES_MAX:
+        raise InvalidRequestError(f"a metadata state of {len(body)} bytes is too large")
+    return _HEAD.pack(MAGIC, FORMAT, 0, index, _hash(body), len(body)) + body
+
+
+def decode_snapshot(data: bytes) -> tuple[MetadataState, int]:
+    """Return the state and its index.
+
+    Raises:
+        MetadataCorruptError: these are not the bytes of a snapshot, whole and unchanged.
+        FeatureLevelError: the state needs a newer build.
+    """
+    if not _HEAD.size <= len(data) <= _HEAD.size + SNAPSHOT_BYTES_MAX:
+        raise MetadataCorruptError(f"a metadata snapshot does not have {len(data)} bytes")
+    magic, version, reserved, index, digest, length = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if magic != MAGIC or version != FORMAT or reserved:
+        raise MetadataCorruptError(f"not a metadata snapshot of format {FORMAT}")
+    if length != len(body) or _hash(body) != digest:
+        raise MetadataCorruptError("the metadata snapshot fails its checksum")
+    state = MetadataState.from_json(body.decode(errors="replace"))
+    require_supported(state)
+    return state, index
+
+
+def require_supported(state: MetadataState) -> None:
+    """Stop a node that is older than what its cluster has agreed on.
+
+    Raises:
+        FeatureLevelError: the state's feature level is above what this build understands.
+    """
+    if state.feature_level > FEATURE_LEVEL_MAX:
+        raise FeatureLevelError(
+            f"the cluster is at feature level {state.feature_level}; this build understands "
+            f"{FEATURE_LEVEL_MAX}: install the newer release on this node",
+            level=state.feature_level,
+            features_max=FEATURE_LEVEL_MAX,
+        )
+
+
+def _hash(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=32).digest()

@@ -1,0 +1,224 @@
+"""Apply the commands about streams, their cold ends and the leases on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from broker.core.metadata.commands import (
+    CreateStream,
+    DeleteStream,
+    DropLease,
+    RecordColdEnd,
+    RenewLease,
+    StreamCommand,
+    TakeLease,
+)
+from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.partition_apply import find, put, refused_replicas
+from broker.core.metadata.partition_rules import first_partition, may_lead
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_REPLICATED,
+    LeaseState,
+    MetadataState,
+    PartitionState,
+)
+from broker.errors import (
+    FeatureLevelError,
+    HeadwaterError,
+    InvalidAssignmentError,
+    InvalidRequestError,
+    NotEnoughReplicasError,
+    StaleColdEndError,
+    StaleLeaderEpochError,
+    StreamExistsError,
+    StreamRecreatedError,
+    UnknownLeaseError,
+    UnknownStreamError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset
+
+
+def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
+    """Return the next state and the reply of a command about a stream or a lease."""
+    match command:
+        case CreateStream():
+            return _create_stream(state, command)
+        case DeleteStream():
+            return _delete_stream(state, command)
+        case RecordColdEnd():
+            return _record_cold_end(state, command)
+        case TakeLease():
+            return _take_lease(state, command)
+        case RenewLease():
+            return _renew_lease(state, command)
+        case DropLease():
+            leases = {key: one for key, one in state.leases.items() if key != command.lease_id}
+            return replace(state, leases=leases), {}
+
+
+def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
+    wanted = command.stream
+    present = state.streams.get(wanted.name)
+    if present is not None:
+        if present.config == wanted.config:
+            return state, {"uuid": present.uuid, "created": False}
+        differing = _difference(present.config.to_dict(), wanted.config.to_dict())
+        return state, Rejected(
+            StreamExistsError(
+                f"stream {wanted.name!r} exists with another configuration: {differing}",
+                stream=wanted.name,
+                differing=differing,
+            )
+        )
+    if wanted.uuid in state.partitions:
+        return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is used twice"))
+    rows = _first_partitions(state, command)
+    if isinstance(rows, HeadwaterError):
+        return state, Rejected(rows)
+    return (
+        replace(
+            state,
+            streams={**state.streams, wanted.name: wanted},
+            partitions={**state.partitions, wanted.uuid: rows},
+        ),
+        {"uuid": wanted.uuid, "created": True},
+    )
+
+
+def _first_partitions(
+    state: MetadataState, command: CreateStream
+) -> tuple[PartitionState, ...] | HeadwaterError:
+    count = command.stream.config.partitions
+    if not command.assignment:
+        alone = PartitionState(
+            leader=command.leader,
+            leader_epoch=LeaderEpoch(1),
+            cold_end=Offset(0),
+            replicas=(command.leader,),
+            isr=(command.leader,),
+        )
+        return (alone,) * count
+    if state.feature_level < FEATURE_LEVEL_REPLICATED:
+        return FeatureLevelError(
+            f"replicas need feature level {FEATURE_LEVEL_REPLICATED}; the cluster is at "
+            f"{state.feature_level}",
+            level=state.feature_level,
+        )
+    if len(command.assignment) != count:
+        return InvalidAssignmentError(
+            f"{len(command.assignment)} rows of replicas for {count} partitions"
+        )
+    rows: list[PartitionState] = []
+    living = frozenset(one for one in state.brokers if may_lead(state, one))
+    for replicas in command.assignment:
+        refused = refused_replicas(state, replicas, command.min_isr)
+        if refused is not None:
+            return refused
+        row = first_partition(replicas, living, command.min_isr)
+        if row is None:
+            return NotEnoughReplicasError(
+                f"of {replicas}, fewer than min ISR {command.min_isr} are alive",
+                isr=sorted(set(replicas) & living),
+                min_isr=command.min_isr,
+            )
+        rows.append(row)
+    return tuple(rows)
+
+
+def _difference(present: dict[str, Any], wanted: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} is {present[name]!r}, not {wanted[name]!r}"
+        for name in present
+        if present[name] != wanted[name]
+    )
+
+
+def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
+    present = state.streams.get(command.name)
+    if present is None:
+        return state, Rejected(
+            UnknownStreamError(f"no stream is named {command.name!r}", stream=command.name)
+        )
+    if present.uuid != command.expected_uuid:
+        return state, Rejected(
+            StreamRecreatedError(
+                f"stream {command.name!r} was created again meanwhile",
+                expected=command.expected_uuid,
+                found=present.uuid,
+            )
+        )
+    return (
+        replace(
+            state,
+            streams={name: one for name, one in state.streams.items() if name != command.name},
+            partitions={
+                uuid: rows for uuid, rows in state.partitions.items() if uuid != present.uuid
+            },
+            leases={
+                key: one for key, one in state.leases.items() if one.stream_uuid != present.uuid
+            },
+        ),
+        {},
+    )
+
+
+def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
+    present = find(state, command.stream_uuid, command.partition)
+    if isinstance(present, HeadwaterError):
+        return state, Rejected(present)
+    if command.leader_epoch not in (None, present.leader_epoch):
+        return state, Rejected(
+            StaleLeaderEpochError(
+                f"leader epoch {command.leader_epoch} is not current; {present.leader_epoch} is",
+                got=command.leader_epoch,
+                current=present.leader_epoch,
+            )
+        )
+    if command.cold_end < present.cold_end:
+        return state, Rejected(
+            StaleColdEndError(
+                f"cold end {command.cold_end} is behind the recorded {present.cold_end}",
+                expected=command.cold_end,
+                found=present.cold_end,
+            )
+        )
+    moved = replace(present, cold_end=command.cold_end)
+    return put(state, command.stream_uuid, command.partition, moved), {}
+
+
+def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
+    rows = state.partitions.get(command.stream_uuid)
+    if rows is None:
+        return state, Rejected(_unknown_uuid(command.stream_uuid))
+    alive = {key: one for key, one in state.leases.items() if one.expires_us > command.now_us}
+    alive[command.lease_id] = LeaseState(
+        stream_uuid=command.stream_uuid,
+        owner=command.owner,
+        expires_us=command.expires_us,
+        floors=tuple(one.cold_end for one in rows),
+    )
+    return replace(state, leases=alive), {}
+
+
+def _renew_lease(state: MetadataState, command: RenewLease) -> Applied:
+    present = state.leases.get(command.lease_id)
+    if present is None or present.expires_us <= command.now_us:
+        return state, Rejected(
+            UnknownLeaseError(
+                f"lease {command.lease_id} has expired or was dropped; what it held may be gone",
+                lease_id=command.lease_id,
+            )
+        )
+    renewed = replace(present, expires_us=max(present.expires_us, command.expires_us))
+    return replace(state, leases={**state.leases, command.lease_id: renewed}), {
+        "expires_us": renewed.expires_us
+    }
+
+
+def _unknown_uuid(stream_uuid: StreamUuid) -> UnknownStreamError:
+    return UnknownStreamError(
+        f"no stream has uuid {stream_uuid} (any more)", stream_uuid=stream_uuid
+    )

@@ -1,0 +1,368 @@
+"""Who may lead, who is in sync, and what a restart proves: the rules one by one."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import (
+    ChangeIsr,
+    Command,
+    ConfirmLeader,
+    CreateStream,
+    ElectUnclean,
+    FenceBroker,
+    NameCandidate,
+    ReassignReplicas,
+    RecordColdEnd,
+    RegisterBroker,
+    RemoveBroker,
+    SetFeatureLevel,
+    StartElection,
+    TakeOffline,
+    UnfenceBroker,
+    WithdrawReplica,
+    decode,
+    encode,
+)
+from broker.core.metadata.partition_rules import candidates
+from broker.core.metadata.placement import place
+from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.errors import (
+    FeatureLevelError,
+    HeadwaterError,
+    IneligibleReplicaError,
+    InvalidAssignmentError,
+    InvalidRequestError,
+    MetadataCorruptError,
+    StaleBrokerEpochError,
+    StaleLeaderEpochError,
+    StalePartitionEpochError,
+)
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+
+UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+A, B, C, D = (BrokerId(name) for name in "abcd")
+AT: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
+
+
+class Cluster:
+    """Applies commands; the newest session of each broker is known."""
+
+    def __init__(self, replicas: tuple[BrokerId, ...] = (A, B, C), *, min_isr: int = 2) -> None:
+        self.state = MetadataState()
+        for broker in (A, B, C, D):
+            self.register(broker)
+        config = StreamConfig(subject="s")
+        stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
+        self.do(CreateStream(stream=stream, leader=A, assignment=(replicas,), min_isr=min_isr))
+
+    @property
+    def one(self) -> PartitionState:
+        """The partition."""
+        return self.state.partitions[UUID][0]
+
+    def epoch(self, broker: BrokerId) -> BrokerEpoch:
+        """Return the newest epoch of a broker."""
+        return self.state.brokers[broker].epoch
+
+    def do(self, command: Command) -> None:
+        """Apply a command that has to succeed."""
+        self.state, reply = apply(self.state, decode(encode(command)))
+        assert not isinstance(reply, Rejected), reply.error
+
+    def refused(self, command: Command) -> HeadwaterError:
+        """Apply a command that has to be refused."""
+        after, reply = apply(self.state, decode(encode(command)))
+        assert isinstance(reply, Rejected)
+        assert after is self.state
+        return reply.error
+
+    def register(self, broker: BrokerId, *, wiped: bool = False) -> None:
+        """Start a broker again, with the folder it had or an empty one."""
+        before = self.state.brokers.get(broker)
+        known = () if wiped or before is None else (before.session,)
+        number = 0 if before is None else before.epoch
+        self.do(
+            RegisterBroker(
+                broker=broker, session=f"{broker}{number}", known_sessions=known, features_max=2
+            )
+        )
+
+    def fence(self, broker: BrokerId) -> None:
+        """Lose a broker's session."""
+        self.do(FenceBroker(broker=broker, broker_epoch=self.epoch(broker)))
+
+    def isr(self, *members: BrokerId) -> ChangeIsr:
+        """Return the leader's proposal of an ISR."""
+        leader = self.one.leader
+        assert leader is not None
+        return ChangeIsr(
+            **AT,
+            broker=leader,
+            broker_epoch=self.epoch(leader),
+            leader_epoch=self.one.leader_epoch,
+            partition_epoch=self.one.partition_epoch,
+            isr={member: self.epoch(member) for member in members},
+        )
+
+    def name(self, broker: BrokerId) -> NameCandidate:
+        """Return the controller's choice."""
+        return NameCandidate(
+            **AT,
+            leader_epoch=self.one.leader_epoch,
+            partition_epoch=self.one.partition_epoch,
+            candidate=broker,
+            candidate_epoch=self.epoch(broker),
+        )
+
+    def confirm(self, broker: BrokerId) -> ConfirmLeader:
+        """Return the candidate's confirmation."""
+        return ConfirmLeader(
+            **AT,
+            broker=broker,
+            broker_epoch=self.epoch(broker),
+            leader_epoch=self.one.leader_epoch,
+        )
+
+    def elect(self, broker: BrokerId) -> None:
+        """Name and confirm."""
+        self.do(self.name(broker))
+        self.do(self.confirm(broker))
+
+
+def test_losing_the_leader_goes_through_candidate_found_to_online() -> None:
+    """Each step has an epoch of its own, and only the candidate can confirm."""
+    cluster = Cluster()
+    cluster.fence(A)
+    assert (cluster.one.status, cluster.one.leader, cluster.one.isr) == ("election", None, (B, C))
+    assert cluster.one.leader_epoch == 2
+    cluster.do(cluster.name(B))
+    assert (cluster.one.status, cluster.one.candidate) == ("candidate_found", B)
+    assert isinstance(cluster.refused(cluster.confirm(C)), HeadwaterError)
+    cluster.do(cluster.name(C))  # B did not answer in time
+    assert cluster.one.tried == (B,)
+    late = ConfirmLeader(**AT, broker=B, broker_epoch=cluster.epoch(B), leader_epoch=LeaderEpoch(3))
+    assert isinstance(cluster.refused(late), StaleLeaderEpochError)
+    cluster.do(cluster.confirm(C))
+    assert (cluster.one.status, cluster.one.leader, cluster.one.leader_epoch) == ("online", C, 4)
+
+
+def test_an_isr_change_is_compared_inside_apply() -> None:
+    """An old partition epoch, leader epoch or broker epoch is refused by name (A7)."""
+    cluster = Cluster()
+    shrink = cluster.isr(A, B)
+    cluster.do(shrink)
+    assert isinstance(cluster.refused(shrink), StalePartitionEpochError)
+    expand = cluster.isr(A, B, C)
+    cluster.register(C)  # it restarted between its fetch and the proposal (A8)
+    assert isinstance(cluster.refused(expand), StaleBrokerEpochError)
+    cluster.fence(C)
+    assert isinstance(cluster.refused(cluster.isr(A, B, C)), IneligibleReplicaError)  # A9
+    cluster.do(UnfenceBroker(broker=C, broker_epoch=cluster.epoch(C)))
+    cluster.do(cluster.isr(A, B, C))
+    old = cluster.isr(A, B)
+    cluster.fence(A)
+    assert isinstance(cluster.refused(old), IneligibleReplicaError)
+
+
+def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
+    """Nothing is committed below the minimum, so they lack nothing (KIP-966, A12)."""
+    cluster = Cluster()
+    cluster.do(cluster.isr(A, B))
+    assert cluster.one.eligible == ()
+    cluster.do(cluster.isr(A))
+    assert cluster.one.eligible == (B,)
+    cluster.fence(A)
+    assert (cluster.one.isr, cluster.one.eligible) == ((), (A, B))
+    assert candidates(cluster.state, cluster.one) == (B,)
+    cluster.elect(B)
+    assert (cluster.one.isr, cluster.one.eligible) == ((B,), (A,))
+    cluster.do(UnfenceBroker(broker=A, broker_epoch=cluster.epoch(A)))
+    cluster.do(cluster.isr(A, B))
+    assert cluster.one.eligible == ()
+
+
+def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
+    """A wiped, copied or restored folder is out of ISR and eligible as it registers (A8, D14)."""
+    cluster = Cluster()
+    cluster.register(B)
+    assert cluster.one.isr == (A, B, C)
+    cluster.register(B, wiped=True)
+    assert cluster.one.isr == (A, C)
+    cluster.do(cluster.isr(A))
+    cluster.register(A, wiped=True)
+    assert (cluster.one.status, cluster.one.isr, cluster.one.eligible) == ("election", (), (C,))
+    assert cluster.one.last_known_leader is None
+
+
+def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
+    """What it had not synced may be gone; the epoch must not hold two contents (A25)."""
+    cluster = Cluster()
+    cluster.register(A)
+    assert (cluster.one.leader, cluster.one.leader_epoch) == (A, 2)
+
+
+def test_a_damaged_replica_withdraws_and_cannot_be_elected() -> None:
+    """Rot or a failed fsync takes a replica out, the last one included: it fails closed."""
+    cluster = Cluster(replicas=(A,), min_isr=1)
+    cluster.do(WithdrawReplica(**AT, broker=A, broker_epoch=cluster.epoch(A)))
+    assert cluster.one.status == "election"
+    assert candidates(cluster.state, cluster.one) == ()
+    offline = TakeOffline(
+        **AT, leader_epoch=cluster.one.leader_epoch, partition_epoch=cluster.one.partition_epoch
+    )
+    cluster.do(offline)
+    assert cluster.one.status == "offline"
+
+
+def test_an_unclean_election_is_asked_for_and_recorded() -> None:
+    """Only without a clean candidate, only with consent; what was given up stays on record."""
+    cluster = Cluster()
+    cluster.do(cluster.isr(A, B))
+    cluster.fence(B)
+    cluster.fence(A)
+
+    def force(*, accept: bool) -> ElectUnclean:
+        return ElectUnclean(
+            **AT, partition_epoch=cluster.one.partition_epoch, broker=C,
+            broker_epoch=cluster.epoch(C), log_end=Offset(5), known_end=Offset(9),
+            operator="olga", accept_data_loss=accept,
+        )  # fmt: skip
+
+    assert isinstance(cluster.refused(force(accept=False)), InvalidRequestError)
+    cluster.do(force(accept=True))
+    cluster.do(cluster.confirm(C))
+    (loss,) = cluster.one.losses
+    assert (loss.leader, loss.log_end, loss.known_end, loss.given_up) == (C, 5, 9, (A, B))
+    assert (cluster.one.isr, cluster.one.eligible) == ((C,), ())
+    healthy = Cluster()
+    healthy.fence(A)
+    assert isinstance(
+        healthy.refused(
+            ElectUnclean(
+                **AT, partition_epoch=healthy.one.partition_epoch, broker=B,
+                broker_epoch=healthy.epoch(B), log_end=Offset(0), known_end=Offset(0),
+                operator="olga", accept_data_loss=True,
+            )
+        ),
+        InvalidRequestError,
+    )  # fmt: skip
+
+
+def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
+    """A reassignment never drops a replica before its successors hold everything (A23)."""
+    cluster = Cluster()
+    cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one.partition_epoch, target=(D, B)))
+    assert cluster.one.replicas == (D, B, A, C)
+    cluster.do(cluster.isr(A, B, C, D))
+    assert (cluster.one.replicas, cluster.one.isr) == ((D, B), (B, D))
+    assert (cluster.one.status, cluster.one.candidate) == ("candidate_found", D)
+    cluster.do(cluster.confirm(D))
+    assert cluster.one.leader == D
+    twice = ReassignReplicas(**AT, partition_epoch=cluster.one.partition_epoch, target=(D, D))
+    assert isinstance(cluster.refused(twice), InvalidAssignmentError)
+
+
+def test_a_reported_leader_leaves_the_isr_and_fences_itself_out() -> None:
+    """The epoch of the reports is compared; the suspect rejoins like any other replica."""
+    cluster = Cluster()
+    report = StartElection(
+        **AT, leader_epoch=LeaderEpoch(1), partition_epoch=PartitionEpoch(1), suspect=A
+    )
+    cluster.do(report)
+    assert (cluster.one.status, cluster.one.isr) == ("election", (B, C))
+    assert isinstance(cluster.refused(report), StaleLeaderEpochError)
+
+
+def test_an_uploader_of_an_older_epoch_is_fenced() -> None:
+    """A cold end may name the leader epoch it was shipped in."""
+    cluster = Cluster()
+    cluster.do(RecordColdEnd(**AT, cold_end=Offset(5), leader_epoch=LeaderEpoch(1)))
+    cluster.fence(A)
+    late = RecordColdEnd(**AT, cold_end=Offset(9), leader_epoch=LeaderEpoch(1))
+    assert isinstance(cluster.refused(late), StaleLeaderEpochError)
+    assert cluster.one.cold_end == 5
+
+
+def test_mixed_versions_are_refused_by_feature_level() -> None:
+    """A broker that does not understand the level stays out; the level never goes down."""
+    cluster = Cluster()
+    old = RegisterBroker(broker=BrokerId("e"), session="e", features_max=1)
+    assert isinstance(cluster.refused(old), FeatureLevelError)
+    assert isinstance(cluster.refused(SetFeatureLevel(expected=2, level=3)), FeatureLevelError)
+    alone = MetadataState()
+    alone, _ = apply(alone, RegisterBroker(broker=A))
+    assert alone.feature_level == 1
+
+
+def test_a_removed_broker_never_repeats_an_epoch() -> None:
+    """Its old messages stay fenced when it comes back under the same name."""
+    cluster = Cluster()
+    cluster.fence(D)
+    cluster.register(D)
+    cluster.fence(D)
+    before = cluster.epoch(D)
+    cluster.do(RemoveBroker(broker=D, broker_epoch=before))
+    cluster.register(D)
+    assert cluster.epoch(D) > before
+    cluster.fence(A)
+    assert isinstance(
+        cluster.refused(RemoveBroker(broker=A, broker_epoch=cluster.epoch(A))),
+        InvalidRequestError,
+    )
+
+
+def test_new_replicas_go_where_the_fewest_are() -> None:
+    """Replicas and leaders are spread over the living brokers."""
+    cluster = Cluster()
+    rows = place(cluster.state, partitions=4, replication_factor=2)
+    assert all(len(set(row)) == 2 for row in rows)
+    assert {row[0] for row in rows} >= {B, C, D}
+    assert rows[0][0] == D or D in rows[0]
+
+
+def test_damaged_snapshots_are_named_and_newer_ones_refused() -> None:
+    """Every changed byte is noticed; a feature level of the future stops the node."""
+    cluster = Cluster()
+    data = encode_snapshot(cluster.state, 7)
+    assert decode_snapshot(data) == (cluster.state, 7)
+    for position in range(0, len(data), 7):
+        if 8 <= position < 16:
+            continue  # the index is the Raft journal's to check
+        broken = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        with pytest.raises(MetadataCorruptError):
+            decode_snapshot(broken)
+    for cut in (b"", data[:10], data[:-1], data + b"x"):
+        with pytest.raises(MetadataCorruptError):
+            decode_snapshot(cut)
+    assert struct.unpack_from("<Q", data, 8) == (7,)
+    newer = MetadataState(feature_level=FEATURE_LEVEL_MAX + 1)
+    with pytest.raises(FeatureLevelError):
+        decode_snapshot(encode_snapshot(newer, 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"op":"FenceBroker","broker":"a","broker_epoch":"1"}',
+        b'{"op":"FenceBroker","broker":"a","broker_epoch":true}',
+        b'{"op":"FenceBroker","broker":"a","broker_epoch":99999999999999999999}',
+        b'{"op":"FenceBroker","broker":"a","broker_epoch":1,"extra":1}',
+        b'{"op":"FenceBroker","broker":"a"}',
+        b'{"op":"ReassignReplicas","stream_uuid":"u","partition":0,"partition_epoch":1,"target":"ab"}',
+        b'{"op":"RegisterBroker","broker":"a","addresses":[]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_command_of_the_wrong_shape_never_reaches_apply(data: bytes) -> None:
+    """Types, names and bounds are checked as a command is decoded."""
+    with pytest.raises(MetadataCorruptError):
+        decode(data)
