@@ -1,0 +1,1 @@
+"""Payload decoders: Arrow rows of a stream in, decoded and rejected Arrow rows out."""

@@ -1,0 +1,245 @@
+"""Avro binary records to columns, with the schema that wrote them. The only user of fastavro.
+
+Payloads are single datums without a container file, optionally behind the five bytes that
+registries put before them (a zero and the schema's number). No registry is asked: the number must
+be the given one, because bytes of another schema may decode to nonsense without an error.
+
+A schema is refused at start where a decoder could be made to loop or to guess: items of no encoded
+size (an array of a billion nulls is five bytes), recursion, unions of several types.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import fastavro
+import pyarrow as pa
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode import types
+from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, Bounds, Reason
+from spark_jobs.decode.outcome import Outcome, Undecodable, from_objects
+
+_FRAME: Final = struct.Struct(">BI")  # 0, then the registry's number of the schema
+_SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
+_SIMPLE: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_TIMESTAMP: Final = types.SIMPLE["timestamp"]
+_LOGICAL: Final = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): _TIMESTAMP,
+    ("long", "timestamp-micros"): _TIMESTAMP,
+    ("string", "uuid"): pa.string(),
+}
+
+
+class AvroDecoder:
+    """Decodes Avro datums of one record schema.
+
+    Args:
+        schema_text: the writer's schema as JSON.
+        schema_id: None for bare datums; else the number that each payload's frame must name.
+        bounds: what a payload may cost.
+
+    Raises:
+        InvalidRequestError: the schema is not one that can be decoded safely into columns.
+    """
+
+    def __init__(self, schema_text: str, *, schema_id: int | None, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._schema_id = schema_id
+        body = _parsed_text(schema_text)
+        try:
+            kind = _Mapping(bounds).kind_of(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+            raise InvalidRequestError(f"not an Avro schema: {cause!r}") from cause
+        if not pa.types.is_struct(kind):
+            raise InvalidRequestError("the Avro schema must be a record")
+        self._schema = types.check(pa.schema(list(kind)), bounds)
+        self._kind = kind
+        self._writer = _parsed(_without_uuids(body))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the payload."""
+        return self._schema
+
+    def decode(self, values: pa.Array) -> Outcome:
+        """Decode datums; see :class:`spark_jobs.decode.outcome.Decoder`."""
+        return from_objects(values, self._one, self._kind, self._bounds)
+
+    def _one(self, body: bytes) -> Any:
+        if self._schema_id is not None:
+            body = self._unframed(body)
+        source = io.BytesIO(body)
+        try:
+            found = fastavro.schemaless_reader(source, self._writer, None)
+        except (EOFError, ValueError, OverflowError, IndexError, TypeError, KeyError) as error:
+            raise Undecodable(Reason.of(MALFORMED, f"{type(error).__name__} {error}")) from None
+        if source.tell() != len(body):
+            left = len(body) - source.tell()
+            raise Undecodable(Reason.of(MALFORMED, f"{left} bytes are left after the datum"))
+        return found
+
+    def _unframed(self, body: bytes) -> bytes:
+        if len(body) < _FRAME.size or body[0] != 0:
+            raise Undecodable(Reason.of(MALFORMED, "no frame with the number of a schema"))
+        _, number = _FRAME.unpack_from(body)
+        if number != self._schema_id:
+            detail = f"the frame names schema {number}, not {self._schema_id}"
+            raise Undecodable(Reason.of(OTHER_SCHEMA, detail))
+        return body[_FRAME.size :]
+
+
+def _parsed_text(text: str) -> Any:
+    if len(text) > _SCHEMA_TEXT_MAX:
+        raise InvalidRequestError(f"a schema of {len(text)} characters is not believed")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise InvalidRequestError(f"the Avro schema is not JSON: {cause}") from cause
+
+
+def _without_uuids(body: Any) -> Any:
+    """Return the schema with uuids as the plain texts that they are on the wire."""
+    if isinstance(body, dict):
+        kept = {name: _without_uuids(value) for name, value in body.items()}
+        if kept.get("logicalType") == "uuid":
+            del kept["logicalType"]
+        return kept
+    return [_without_uuids(each) for each in body] if isinstance(body, list) else body
+
+
+def _parsed(body: Any) -> Any:
+    """Return the schema as fastavro keeps it, which judges what :class:`_Mapping` did not."""
+    try:
+        return fastavro.parse_schema(body)
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError) as cause:
+        raise InvalidRequestError(f"not an Avro schema: {cause}") from cause
+
+
+class _Mapping:
+    """Avro types to Arrow's. Follows names, and refuses what must not be decoded."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._named: dict[str, tuple[Any, str]] = {}
+        self._open: list[str] = []  # named types around the one being looked at
+        self._left = bounds.columns_max * 4
+        self._depth_max = bounds.depth_max
+
+    def kind_of(self, body: Any, namespace: str = "", depth: int = 0) -> pa.DataType:
+        """Return the Arrow type of a schema; raises InvalidRequestError."""
+        self._left -= 1
+        if self._left < 0 or depth > self._depth_max:
+            raise InvalidRequestError("the Avro schema has too many fields or is nested too deep")
+        if isinstance(body, list):
+            return self._union(body, namespace, depth)
+        if isinstance(body, str):
+            return self._by_name(body, namespace, depth)
+        if not isinstance(body, Mapping) or "type" not in body:
+            raise InvalidRequestError(f"{str(body)[:80]!r} is not an Avro type")
+        kind = body["type"]
+        if isinstance(kind, dict | list):
+            return self.kind_of(kind, namespace, depth + 1)
+        if kind in {"record", "error", "enum", "fixed"}:
+            return self._define(body, namespace, depth)
+        if kind == "array":
+            self._refuse_weightless(body.get("items"), namespace)
+            inner = self.kind_of(body.get("items"), namespace, depth + 1)
+            return pa.list_(pa.field("element", inner))
+        if kind == "map":
+            return pa.map_(pa.string(), self.kind_of(body.get("values"), namespace, depth + 1))
+        return self._logical(body) or self._by_name(kind, namespace, depth)
+
+    def _logical(self, body: Mapping[str, Any]) -> pa.DataType | None:
+        logical = body.get("logicalType")
+        if logical is None:
+            return None
+        if logical == "decimal" and body["type"] in {"bytes", "fixed"}:
+            precision, scale = body.get("precision"), body.get("scale", 0)
+            if not isinstance(precision, int) or not isinstance(scale, int):
+                raise InvalidRequestError("an Avro decimal needs a precision")
+            return types.decimal(precision, scale)
+        found = _LOGICAL.get((body["type"], logical))
+        if found is None:
+            raise InvalidRequestError(f"Avro's logical type {logical!r} has no place in a column")
+        return found
+
+    def _by_name(self, name: str, namespace: str, depth: int) -> pa.DataType:
+        if name in _SIMPLE:
+            return _SIMPLE[name]
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        if full not in self._named:
+            full = name
+        if full not in self._named:
+            raise InvalidRequestError(f"Avro type {name[:80]!r} is not known or stands alone")
+        if full in self._open:
+            raise InvalidRequestError(f"Avro type {full} contains itself; columns cannot")
+        known, inside = self._named[full]
+        return self.kind_of(known, inside, depth + 1)
+
+    def _define(self, body: Mapping[str, Any], namespace: str, depth: int) -> pa.DataType:
+        name = str(body.get("name", ""))
+        inside = str(body.get("namespace", "")) or (
+            name.rpartition(".")[0] if "." in name else namespace
+        )
+        full = name if "." in name or not inside else f"{inside}.{name}"
+        self._named[full] = (body, namespace)
+        if body["type"] == "enum":
+            return pa.string()
+        if body["type"] == "fixed":
+            return self._logical(body) or pa.binary()
+        fields = body.get("fields")
+        if not isinstance(fields, list):
+            raise InvalidRequestError(f"Avro record {full} has no fields")
+        self._open.append(full)
+        made = [
+            pa.field(str(each["name"]), self.kind_of(each["type"], inside, depth + 1))
+            for each in fields
+        ]
+        self._open.pop()
+        return pa.struct(made)
+
+    def _union(self, body: list[Any], namespace: str, depth: int) -> pa.DataType:
+        kinds = [each for each in body if each != "null"]
+        if len(kinds) != 1:
+            raise InvalidRequestError(
+                f"an Avro union must be of null and one type, not {json.dumps(body)[:120]}"
+            )
+        return self.kind_of(kinds[0], namespace, depth + 1)
+
+    def _refuse_weightless(self, items: Any, namespace: str) -> None:
+        if not self._weighs(items, namespace, depth=0):
+            raise InvalidRequestError("an Avro array of items without any bytes is not believed")
+
+    def _weighs(self, body: Any, namespace: str, *, depth: int) -> bool:
+        """Tell whether each datum of the type takes at least a byte."""
+        if depth > self._depth_max:
+            return False
+        if isinstance(body, dict):
+            if body.get("type") == "fixed":
+                return int(body.get("size", 0)) > 0
+            if body.get("type") in {"record", "error"}:
+                return any(
+                    self._weighs(each.get("type"), namespace, depth=depth + 1)
+                    for each in body.get("fields", [])
+                )
+            return self._weighs(body.get("type"), namespace, depth=depth + 1)
+        if isinstance(body, str) and body not in _SIMPLE:
+            full = body if "." in body or not namespace else f"{namespace}.{body}"
+            known = self._named.get(full) or self._named.get(body)
+            if known is not None:
+                return self._weighs(known[0], namespace, depth=depth + 1)
+            return body in {"array", "map", "enum"}
+        return bool(body)  # a union writes its branch, a simple type its value

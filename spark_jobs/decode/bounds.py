@@ -1,0 +1,56 @@
+"""What a payload and a schema may cost, and what is said of a record that costs more.
+
+Payloads come from anybody who may publish. Every limit is checked before the bytes are parsed; a
+record beyond one is rejected with its reason and stops nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from broker.errors import InvalidRequestError
+
+DETAIL_CHARACTERS_MAX: Final = 300
+
+# Why a record was rejected; the first column that people look at in a table of rejected records.
+MALFORMED: Final = "malformed"  # the bytes are not of the format
+NOT_UTF8: Final = "not_utf8"
+WRONG_TYPE: Final = "wrong_type"  # well formed, but a value does not fit its column
+TOO_LARGE: Final = "too_large"
+TOO_DEEP: Final = "too_deep"
+OTHER_SCHEMA: Final = "other_schema"  # the frame names a schema that was not given
+REASONS: Final = (MALFORMED, NOT_UTF8, WRONG_TYPE, TOO_LARGE, TOO_DEEP, OTHER_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one table's decoding; part of what is pinned, since they decide who is rejected."""
+
+    record_bytes_max: int = 16 * 1024 * 1024  # twice the largest NATS message that a broker takes
+    depth_max: int = 64
+    columns_max: int = 1000  # leaves of the schema, nested ones counted
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("record_bytes_max", self.record_bytes_max, 1 << 30),
+            ("depth_max", self.depth_max, 500),
+            ("columns_max", self.columns_max, 10_000),
+        )
+        for name, value, top in limits:
+            if not 1 <= value <= top:
+                raise InvalidRequestError(f"{name} must be 1 to {top}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why one record was rejected."""
+
+    code: str
+    detail: str
+
+    @classmethod
+    def of(cls, code: str, detail: object) -> Reason:
+        """Return a reason whose detail is bounded and one line."""
+        text = " ".join(str(detail).split())
+        return cls(code, text[:DETAIL_CHARACTERS_MAX])

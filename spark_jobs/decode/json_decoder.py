@@ -1,0 +1,287 @@
+"""JSON objects to columns, at Arrow's speed.
+
+Arrow's JSON parser takes a whole batch of concatenated texts. Three things make that safe here:
+
+- Each text must begin with ``{`` and end with ``}``, and the parser must find as many objects as
+  there are texts. Then no object can span two texts or hide beside another: after a ``}`` that
+  closes nothing, the next text's ``{`` is an error, and so is the line end inside a string. (The
+  parser of pyarrow 26 also crashes the process on a text that is just ``null``.)
+- Texts are valid UTF-8 and not nested deeper than allowed before the parser sees them.
+- A piece that fails is halved until the bad record stands alone: the parser judges a record alone
+  as it does among others, so poison costs itself and some repeated work.
+
+Types are strict: ``"5"`` is no number and ``1.5`` no integer. A field named twice is malformed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from datetime import date, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode import types
+from spark_jobs.decode.bounds import MALFORMED, NOT_UTF8, TOO_DEEP, WRONG_TYPE, Bounds, Reason
+from spark_jobs.decode.outcome import Outcome, Undecodable, concat, decode_pieces, too_large
+
+_PIECE_BYTES_MAX: Final = 64 * 1024 * 1024
+_PIECE_ROWS_MAX: Final = 16_384
+_SPACE: Final = " \t\r\n"
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+class JsonDecoder:
+    """Decodes JSON objects by a fixed schema; other fields are left out, and counted."""
+
+    def __init__(self, schema: pa.Schema, bounds: Bounds) -> None:
+        self._schema = types.check(schema, bounds)
+        self._bounds = bounds
+        self._parsed = pa.schema([pa.field(each.name, _parsed_type(each.type)) for each in schema])
+        self._kind = pa.struct(list(schema))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the payload."""
+        return self._schema
+
+    def decode(self, values: pa.Array) -> Outcome:
+        """Decode texts; see :class:`spark_jobs.decode.outcome.Decoder`."""
+        rejected = too_large(values, self._bounds)
+        places = _all_but(rejected, len(values))
+        texts, refused = _texts(_taken(values, places), self._bounds)
+        rejected |= {int(places[at]): reason for at, reason in refused.items()}
+        places = np.delete(places, list(refused))
+        good: list[pa.StructArray] = []
+        unknown = 0
+        for start, end in _pieces(texts):
+            counting = _Counting(self)
+            made, bad = decode_pieces(
+                texts.slice(start, end - start), counting.parse, self._suspects, self._kind
+            )
+            good.append(made)
+            unknown += counting.unknown_count
+            rejected |= {int(places[start + at]): reason for at, reason in bad.items()}
+        return Outcome(columns=concat(good, self._kind), rejected=rejected, unknown_count=unknown)
+
+    def unknown_fields(self, texts: pa.Array) -> list[dict[str, Any]]:
+        """Return the objects that have fields, at any depth, which the schema lacks."""
+        found = []
+        for text in texts.to_pylist():
+            try:
+                body = json.loads(text)
+            except (ValueError, RecursionError):  # Arrow's parser knows a few spellings more
+                continue
+            if isinstance(body, dict) and _has_unknown(body, self._kind):
+                found.append(body)
+        return found
+
+    def parse(self, texts: pa.Array, *, strict: bool) -> pa.StructArray:
+        """Parse texts as a whole; with ``strict`` also an unknown field is a failure."""
+        joined = pc.binary_join(
+            pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), "\n"
+        )
+        body = joined[0].as_buffer()
+        try:
+            table = pj.read_json(
+                pa.BufferReader(body),
+                read_options=pj.ReadOptions(use_threads=False, block_size=body.size + 16),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=self._parsed,
+                    unexpected_field_behavior="error" if strict else "ignore",
+                ),
+            )
+            if table.num_rows != len(texts):
+                raise Undecodable(Reason.of(MALFORMED, "more than one JSON value in a record"))
+            return _conformed(table, self._kind)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise Undecodable(_reason(error)) from None
+
+    def _suspects(self, texts: pa.Array) -> set[int]:
+        return {
+            at for at, text in enumerate(texts.to_pylist()) if not _fits(_loaded(text), self._kind)
+        }
+
+
+class _Counting:
+    """Parses texts, and counts the good ones of which something was left out."""
+
+    def __init__(self, decoder: JsonDecoder) -> None:
+        self._decoder = decoder
+        self.unknown_count = 0
+
+    def parse(self, texts: pa.Array) -> pa.StructArray:
+        try:
+            return self._decoder.parse(texts, strict=True)
+        except Undecodable:
+            made = self._decoder.parse(texts, strict=False)  # fails again if it was not that
+        self.unknown_count += len(self._decoder.unknown_fields(texts))
+        return made
+
+
+def check_json_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema if JSON can fill it.
+
+    Raises:
+        InvalidRequestError: a column is a map or binary, which JSON has no one spelling for.
+    """
+    todo = [(each.name, each.type) for each in schema]
+    while todo:
+        path, kind = todo.pop()
+        if pa.types.is_map(kind) or pa.types.is_binary(kind):
+            raise InvalidRequestError(
+                f"column {path} is {kind}, which JSON has no one spelling for; declare it as a "
+                "struct or a string"
+            )
+        todo += [(f"{path}.{each.name}", each.type) for each in types.children(kind)]
+    return schema
+
+
+def _texts(values: pa.Array, bounds: Bounds) -> tuple[pa.Array, dict[int, Reason]]:
+    """Return the values as texts of one object each, as far as that shows from outside."""
+    refused: dict[int, Reason] = {}
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        good = []
+        for at, value in enumerate(values.to_pylist()):
+            try:
+                good.append(value.decode())
+            except UnicodeDecodeError:
+                refused[at] = Reason.of(NOT_UTF8, "the bytes are not UTF-8")
+                good.append("{}")  # stands in for it until it is dropped below
+        texts = pa.array(good, pa.string())
+    framed = _framed(texts)
+    if not pc.all(framed, min_count=0).as_py():
+        texts = pc.utf8_trim(texts, characters=_SPACE)
+        framed = _framed(texts)
+    for at in pc.indices_nonzero(pc.invert(framed)).to_pylist():
+        refused[at] = Reason.of(MALFORMED, "the text is not one JSON object")
+    openers = pc.add(pc.count_substring(texts, "{"), pc.count_substring(texts, "["))
+    for at in pc.indices_nonzero(pc.greater(openers, bounds.depth_max)).to_pylist():
+        depth = _depth(texts[at].as_py().encode())
+        if depth > bounds.depth_max and at not in refused:
+            refused[at] = Reason.of(TOO_DEEP, f"depth {depth}, the limit is {bounds.depth_max}")
+    return _taken(texts, _all_but(refused, len(texts))), refused
+
+
+def _framed(texts: pa.Array) -> pa.Array:
+    return pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+
+
+def _all_but(refused: Collection[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.delete(np.arange(count, dtype=np.int64), list(refused))
+
+
+def _taken(values: pa.Array, places: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    return values if len(places) == len(values) else values.take(pa.array(places))
+
+
+def _depth(text: bytes) -> int:
+    """Return how deep brackets are nested outside strings; exact for well-formed JSON."""
+    marks = np.frombuffer(_STRING.sub(b"", text), np.uint8)
+    opened = (marks == ord("{")) | (marks == ord("["))
+    closed = (marks == ord("}")) | (marks == ord("]"))
+    steps = opened.astype(np.int64) - closed.astype(np.int64)
+    return int(np.cumsum(steps).max(initial=0))
+
+
+def _pieces(values: pa.Array) -> list[tuple[int, int]]:
+    """Cut a batch so that no piece is too long for one parse."""
+    if values.nbytes <= _PIECE_BYTES_MAX and len(values) <= _PIECE_ROWS_MAX:
+        return [(0, len(values))]
+    pieces, start, size = [], 0, 0
+    for at, length in enumerate(pc.binary_length(values).to_pylist()):
+        if at > start and (size + length > _PIECE_BYTES_MAX or at - start == _PIECE_ROWS_MAX):
+            pieces.append((start, at))
+            start, size = at, 0
+        size += length
+    return [*pieces, (start, len(values))]
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type to parse as: dates have no parser, so they come as texts."""
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _parsed_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _parsed_type(each.type)) for each in kind])
+    return kind
+
+
+def _conformed(table: pa.Table, kind: pa.StructType) -> pa.StructArray:
+    """Return the parsed table as one struct array of exactly the schema's types."""
+    columns = []
+    for each in kind:
+        column = table.column(each.name).combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # what no chunk at all combines to
+            column = pa.concat_arrays(column.chunks) if column.chunks else pa.nulls(0, each.type)
+        columns.append(column if column.type == each.type else column.cast(each.type))
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _reason(error: Exception) -> Reason:
+    text = str(error).removeprefix("JSON parse error: ")
+    typed = "changed from" in text or "Failed to " in text or "Failed of" in text
+    # The row is always 0 when it matters, and the rest says where in the record it was.
+    return Reason.of(WRONG_TYPE if typed else MALFORMED, text.removesuffix(" in row 0"))
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _fits(body: Any, kind: pa.DataType) -> bool:
+    """Guess whether a JSON value will parse as the type; wrong guesses cost only time."""
+    if pa.types.is_struct(kind):
+        return isinstance(body, dict) and all(
+            body.get(each.name) is None or _fits(body[each.name], each.type) for each in kind
+        )
+    if pa.types.is_list(kind):
+        return isinstance(body, list) and all(
+            each is None or _fits(each, kind.value_type) for each in body
+        )
+    if pa.types.is_boolean(kind):
+        return isinstance(body, bool)
+    if pa.types.is_integer(kind):
+        return type(body) is int and -(1 << kind.bit_width - 1) <= body < 1 << kind.bit_width - 1
+    if pa.types.is_floating(kind):
+        return type(body) in {int, float}
+    if not isinstance(body, str):
+        return pa.types.is_decimal(kind) and type(body) in {int, float}
+    try:
+        if pa.types.is_date(kind):
+            date.fromisoformat(body)
+        elif pa.types.is_timestamp(kind):
+            datetime.fromisoformat(body)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_unknown(body: Any, kind: pa.DataType) -> bool:
+    if isinstance(body, dict) and pa.types.is_struct(kind):
+        for name, inner in body.items():
+            at = kind.get_field_index(name)
+            if at < 0 or _has_unknown(inner, kind.field(at).type):
+                return True
+    if isinstance(body, list) and pa.types.is_list(kind):
+        return any(_has_unknown(inner, kind.value_type) for inner in body)
+    return False

@@ -1,0 +1,114 @@
+"""What a table's ingest was set up with, kept beside the table's files, one object per change.
+
+    <table>/_headwater/ingest/<app>/00000001.json
+
+A pin is created once and never changed; the newest counts. Whoever wants a change creates the next
+number, and the store lets exactly one have it. VACUUM leaves names that begin with ``_`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from broker.codec.checksum import crc32c
+from broker.errors import MetadataCorruptError, SchemaMismatchError
+from broker.model.ids import is_stream_name, is_uuid
+from broker.model.offsets import OFFSET_MAX, Offset
+from spark_jobs.decode.spec import DecodeSpec
+from tiering.object_store import ObjectStore
+
+_VERSION: Final = 1
+_FOLDER: Final = "_headwater/ingest"
+_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One state of a table's set-up."""
+
+    stream: str
+    stream_uuid: str
+    starts: Mapping[int, Offset]  # where partitions began; others begin at their first record
+    spec: DecodeSpec
+    number: int = 0  # 0: not stored yet
+
+    def to_text(self) -> str:
+        """Return the stored form."""
+        body = {
+            "headwater_ingest": _VERSION,
+            "stream": self.stream,
+            "stream_uuid": self.stream_uuid,
+            "starts": {str(partition): at for partition, at in sorted(self.starts.items())},
+            "spec": json.loads(self.spec.to_text()),
+        }
+        return json.dumps(body, sort_keys=True, indent=1)
+
+    @classmethod
+    def from_text(cls, text: str, number: int) -> Pin:
+        """Parse :meth:`to_text`.
+
+        Raises:
+            MetadataCorruptError: it is something else.
+            SchemaMismatchError: it was written by a newer version.
+        """
+        try:
+            body: Any = json.loads(text)
+            version = body["headwater_ingest"]
+            stream, uuid = str(body["stream"]), str(body["stream_uuid"])
+            starts = {int(name): Offset(int(at)) for name, at in body["starts"].items()}
+            spec = json.dumps(body["spec"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+            raise MetadataCorruptError(
+                f"pin {number} of the table is damaged: {cause!r}"
+            ) from cause
+        if version != _VERSION:
+            raise SchemaMismatchError(f"pin {number} has version {version}, known is {_VERSION}")
+        sane = all(0 <= at <= OFFSET_MAX for at in starts.values())
+        if not (is_stream_name(stream) and is_uuid(uuid) and sane):
+            raise MetadataCorruptError(f"pin {number} of the table is damaged")
+        return cls(
+            stream=stream,
+            stream_uuid=uuid,
+            starts=starts,
+            spec=DecodeSpec.from_text(spec),
+            number=number,
+        )
+
+
+class Pins:
+    """The pins of one table and one appender. Blocks on the object store."""
+
+    def __init__(self, store: ObjectStore, app: str) -> None:
+        self._store = store
+        self._folder = f"{_FOLDER}/{app}/"
+
+    def newest(self) -> Pin | None:
+        """Return the pin that counts, None for a table that was never set up."""
+        names = [info.key for info in self._store.list(self._folder) if info.key.endswith(".json")]
+        if not names:
+            return None
+        number = _number(names[-1])
+        if len(names) != number:
+            raise MetadataCorruptError(
+                f"{self._store.config.uri}: {len(names)} pins, the last is {names[-1]}; one is gone"
+            )
+        return Pin.from_text(self._store.get(names[-1], 0, None)[:_BYTES_MAX].decode(), number)
+
+    def put(self, pin: Pin) -> Pin | None:
+        """Store a pin as the one after ``pin.number``; None when somebody else was first."""
+        number = pin.number + 1
+        body = pin.to_text().encode()
+        key = f"{self._folder}{number:08}.json"
+        if not self._store.put_if_absent(key, body, crc32c=crc32c(body)):
+            return None
+        return replace(pin, number=number)
+
+
+def _number(key: str) -> int:
+    text = key.rpartition("/")[2].removesuffix(".json")
+    if not (text.isdecimal() and len(text) == 8):
+        raise MetadataCorruptError(f"{key} is not a pin")
+    return int(text)

@@ -1,0 +1,176 @@
+"""How a table's payloads are decoded, as one value that is pinned with the table.
+
+A spec is everything that decides a record's outcome: format, schema, bounds, the row columns kept
+beside the payload. It is text when stored and when it travels to workers, never code. A spec of a
+newer version of this program is refused, not guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import InvalidRequestError, SchemaMismatchError
+from spark_jobs.decode import types
+from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.outcome import Decoder
+from spark_jobs.source.columns import check_projection
+
+FORMATS: Final = ("json", "avro", "protobuf", "raw")
+ROW_COLUMNS_DEFAULT: Final = ("partition", "offset", "timestamp", "key")
+_NEEDED: Final = ("partition", "offset")  # without them nobody could check what a table holds
+_VERSION: Final = 1
+_TEXT_MAX: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSpec:
+    """One way to decode. ``raw`` decodes nothing: the table has the row columns and the value."""
+
+    format: str
+    schema: str | None = None  # json: Spark's schema JSON
+    avro_schema: str | None = None
+    avro_schema_id: int | None = None  # None: no frame before the datum
+    descriptors: str | None = None  # base64 of a FileDescriptorSet
+    message: str | None = None
+    row_columns: tuple[str, ...] = ROW_COLUMNS_DEFAULT
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise InvalidRequestError(
+                f"format {self.format!r} is not known; known: {', '.join(FORMATS)}"
+            )
+        check_projection(self.row_columns, where="row columns")
+        missing = [name for name in _NEEDED if name not in self.row_columns]
+        if missing:
+            raise InvalidRequestError(f"row columns must include {' and '.join(missing)}")
+        for name, needed in self._needs().items():
+            if needed and getattr(self, name) is None:
+                raise InvalidRequestError(f"format {self.format} needs {name.replace('_', ' ')}")
+            if not needed and getattr(self, name) is not None:
+                raise InvalidRequestError(f"format {self.format} takes no {name.replace('_', ' ')}")
+
+    def _needs(self) -> dict[str, bool]:
+        return {
+            "schema": self.format == "json",
+            "avro_schema": self.format == "avro",
+            "descriptors": self.format == "protobuf",
+            "message": self.format == "protobuf",
+        }
+
+    def decoder(self) -> Decoder | None:
+        """Build the decoder, None for ``raw``. Imports what the format needs, nothing else.
+
+        Raises:
+            InvalidRequestError: the schema is not one that can become columns.
+        """
+        match self.format:
+            case "json":
+                from spark_jobs.decode import json_decoder  # noqa: PLC0415
+
+                assert self.schema is not None, "checked at construction"
+                schema = json_decoder.check_json_schema(types.from_json(self.schema))
+                return json_decoder.JsonDecoder(schema, self.bounds)
+            case "avro":
+                from spark_jobs.decode.avro_decoder import AvroDecoder  # noqa: PLC0415
+
+                assert self.avro_schema is not None, "checked at construction"
+                return AvroDecoder(
+                    self.avro_schema, schema_id=self.avro_schema_id, bounds=self.bounds
+                )
+            case "protobuf":
+                from spark_jobs.decode.protobuf_decoder import ProtobufDecoder  # noqa: PLC0415
+
+                assert self.descriptors is not None, "checked at construction"
+                assert self.message is not None, "checked at construction"
+                try:
+                    body = base64.b64decode(self.descriptors, validate=True)
+                except binascii.Error as cause:
+                    raise InvalidRequestError("the descriptor set is not base64") from cause
+                return ProtobufDecoder(body, self.message, self.bounds)
+        return None
+
+    def names(self, payload: pa.Schema) -> list[str]:
+        """Return the table's name for each payload column.
+
+        Characters that Delta refuses become ``_``. A name that is taken, by a row column or, but
+        for case, by an earlier payload column, gets ``value_`` before it, as often as needed.
+        Columns are only ever added at the end, so a name once given stays.
+        """
+        taken = {name.lower() for name in self.row_columns}
+        found = []
+        for each in payload:
+            name = types.FORBIDDEN.sub("_", each.name) or "_"
+            while name.lower() in taken:
+                name = f"value_{name}"
+            taken.add(name.lower())
+            found.append(name)
+        return found
+
+    def table_schema(self, payload: pa.Schema | None) -> pa.Schema:
+        """Return the columns of the decoded table."""
+        rows = [types_of_row(name) for name in self.row_columns]
+        if payload is None:
+            if "value" not in self.row_columns:
+                rows.append(types_of_row("value"))
+            return pa.schema(rows)
+        named = zip(self.names(payload), payload, strict=True)
+        return pa.schema([*rows, *(pa.field(name, each.type) for name, each in named)])
+
+    def with_fields(self, added: pa.Schema) -> DecodeSpec:
+        """Return the spec with more JSON columns at the end."""
+        assert self.schema is not None, "only JSON grows"
+        known = types.from_json(self.schema)
+        return replace(self, schema=types.to_json(pa.schema([*known, *added])))
+
+    def grown_from(self, older: DecodeSpec) -> bool:
+        """Tell whether this spec is the older one, or that with columns added at its end."""
+        if self.format != "json" or older.schema is None or self.schema is None:
+            return self == older
+        if replace(self, schema=older.schema) != older:
+            return False
+        before, now = list(types.from_json(older.schema)), list(types.from_json(self.schema))
+        return now[: len(before)] == before
+
+    def to_text(self) -> str:
+        """Return the spec as JSON, in one spelling."""
+        body = {"headwater_decode": _VERSION, **asdict(self)}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> DecodeSpec:
+        """Parse :meth:`to_text`.
+
+        Raises:
+            SchemaMismatchError: it is no spec, or one of a newer version.
+        """
+        if len(text) > _TEXT_MAX:
+            raise SchemaMismatchError(f"a decode spec of {len(text)} characters is not believed")
+        try:
+            body: Any = json.loads(text)
+            version = body.pop("headwater_decode")
+            body["row_columns"] = tuple(body["row_columns"])
+            body["bounds"] = Bounds(**body["bounds"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+            raise SchemaMismatchError(f"not a decode spec: {cause!r}") from cause
+        if version != _VERSION:
+            raise SchemaMismatchError(
+                f"the decode spec has version {version}, this program knows {_VERSION}"
+            )
+        try:
+            return cls(**body)
+        except TypeError as cause:
+            raise SchemaMismatchError(f"not a decode spec: {cause}") from cause
+
+
+def types_of_row(name: str) -> pa.Field:
+    """Return a row column as decoded tables have it."""
+    each = ROW_SCHEMA.field(name)
+    return pa.field(name, types.normal(each.type))

@@ -1,0 +1,179 @@
+"""Column types in three spellings: Arrow's, Spark's DDL and Spark's schema JSON.
+
+Only types that Parquet, Delta and Spark hold without loss exist here. A schema is refused as a
+whole, at start, when one of its columns has another type, a name that Delta does not take, or a
+name that differs from another only by case.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode.bounds import Bounds
+
+SIMPLE: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_NAMES: Final = {kind: name for name, kind in SIMPLE.items()}
+_DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)\Z")
+FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")  # Delta, without column mapping
+_SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
+
+
+def decimal(precision: int, scale: int) -> pa.DataType:
+    """Return a decimal type; raises InvalidRequestError for one that Spark does not have."""
+    if not (1 <= precision <= 38 and 0 <= scale <= precision):
+        raise InvalidRequestError(f"decimal({precision},{scale}) is not a type of Spark's")
+    return pa.decimal128(precision, scale)
+
+
+def to_json(schema: pa.Schema) -> str:
+    """Return a schema as ``StructType.json()`` spells it."""
+    return json.dumps(_struct_json(list(schema)), separators=(",", ":"))
+
+
+def from_json(text: str) -> pa.Schema:
+    """Parse what ``df.schema.json()`` prints. Nullability is ignored: every column may be null.
+
+    Raises:
+        InvalidRequestError: it is not such a text, or names a type that is not known here.
+    """
+    if len(text) > _SCHEMA_TEXT_MAX:
+        raise InvalidRequestError(f"a schema of {len(text)} characters is not believed")
+    try:
+        body = json.loads(text)
+        kind = _from_json(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+        raise InvalidRequestError(f"not a Spark schema in JSON: {cause!r}") from cause
+    if not pa.types.is_struct(kind):
+        raise InvalidRequestError("a schema in JSON must be a struct")
+    return pa.schema(list(kind))
+
+
+def check(schema: pa.Schema, bounds: Bounds) -> pa.Schema:
+    """Return the schema if a table can have it, once its outermost columns have their names.
+
+    Raises:
+        InvalidRequestError: it has no column, too many, an inner name or a type that will not do.
+    """
+    if len(schema) == 0:
+        raise InvalidRequestError("the schema has no column")
+    leaves = _check_fields(list(schema), "", bounds, depth=1)
+    if leaves > bounds.columns_max:
+        raise InvalidRequestError(
+            f"the schema has {leaves} columns, more than {bounds.columns_max}"
+        )
+    return schema
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields inside a nested type, none for a simple one."""
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.value_field] if pa.types.is_list(kind) else []
+
+
+def normal(kind: pa.DataType) -> pa.DataType:
+    """Return the type with list and map children as Spark's Arrow conversion names them."""
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", normal(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(normal(kind.key_type), normal(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, normal(each.type)) for each in kind])
+    return kind
+
+
+def _check_fields(fields: list[pa.Field], where: str, bounds: Bounds, *, depth: int) -> int:
+    if depth > bounds.depth_max:
+        raise InvalidRequestError(f"column {where} is nested deeper than {bounds.depth_max}")
+    seen: set[str] = set()
+    leaves = 0
+    for each in fields:
+        path = f"{where}.{each.name}" if where else each.name
+        if depth > 1 and (not each.name or FORBIDDEN.search(each.name)):
+            raise InvalidRequestError(
+                f"column {path!r}: Delta takes no empty name and none of ' ,;{{}}()=', tabs or "
+                "line ends in a name"
+            )
+        if (each.name.lower() if depth > 1 else each.name) in seen:
+            raise InvalidRequestError(f"column {path} occurs twice; case makes no difference")
+        seen.add(each.name.lower() if depth > 1 else each.name)
+        inner = children(each.type)
+        if inner:
+            leaves += _check_fields(inner, path, bounds, depth=depth + 1)
+        elif pa.types.is_struct(each.type):
+            raise InvalidRequestError(f"column {path} is a struct without fields")
+        elif each.type not in _NAMES and not pa.types.is_decimal128(each.type):
+            raise InvalidRequestError(f"column {path} has type {each.type}, which has no place")
+        else:
+            leaves += 1
+    return leaves
+
+
+def _struct_json(fields: list[pa.Field]) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [
+            {"name": each.name, "type": _to_json(each.type), "nullable": True, "metadata": {}}
+            for each in fields
+        ],
+    }
+
+
+def _to_json(kind: pa.DataType) -> Any:
+    if pa.types.is_struct(kind):
+        return _struct_json(list(kind))
+    if pa.types.is_list(kind):
+        return {"type": "array", "elementType": _to_json(kind.value_type), "containsNull": True}
+    if pa.types.is_map(kind):
+        return {
+            "type": "map",
+            "keyType": _to_json(kind.key_type),
+            "valueType": _to_json(kind.item_type),
+            "valueContainsNull": True,
+        }
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if kind not in _NAMES:
+        raise InvalidRequestError(f"type {kind} has no name in Spark")
+    return _NAMES[kind]
+
+
+def _from_json(body: Any) -> pa.DataType:
+    if isinstance(body, str):
+        found = _DECIMAL.match(body)
+        if found:
+            return decimal(int(found.group(1)), int(found.group(2)))
+        if body not in SIMPLE:
+            raise InvalidRequestError(
+                f"type {body[:60]!r} is not known; known: {', '.join(SIMPLE)}"
+            )
+        return SIMPLE[body]
+    match body["type"]:
+        case "struct":
+            return pa.struct(
+                [pa.field(str(f["name"]), _from_json(f["type"])) for f in body["fields"]]
+            )
+        case "array":
+            return pa.list_(pa.field("element", _from_json(body["elementType"])))
+        case "map":
+            return pa.map_(_from_json(body["keyType"]), _from_json(body["valueType"]))
+    raise InvalidRequestError(f"type {str(body['type'])[:60]!r} is not known")

@@ -1,0 +1,136 @@
+"""Avro payloads: every type, every damage, and schemas that must not be believed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode.avro_decoder import AvroDecoder
+from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, TOO_LARGE, Bounds
+
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "demo",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9,
+                                   "scale": 2}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "other", "type": "Kind"},
+        {"name": "lines", "type": {"type": "array", "items": {
+            "type": "record", "name": "Line", "fields": [{"name": "x", "type": "int"}]}}},
+        {"name": "rates", "type": {"type": "map", "values": "double"}},
+        {"name": "mark", "type": {"type": "fixed", "name": "Mark", "size": 4}},
+        {"name": "uid", "type": {"type": "string", "logicalType": "uuid"}},
+    ],
+}  # fmt: skip
+ORDER: dict[str, Any] = {
+    "id": 1,
+    "note": None,
+    "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC),
+    "day": dt.date(2020, 1, 2),
+    "price": Decimal("1.23"),
+    "kind": "A",
+    "other": "B",
+    "lines": [{"x": 1}],
+    "rates": {"a": 1.0},
+    "mark": b"abcd",
+    "uid": "7f7edbb3-d932-472d-8e16-8b0b5eecfb97",
+}
+
+
+def datum(value: Any = None) -> bytes:
+    """Return one encoded order."""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(SCHEMA), value or ORDER)
+    return out.getvalue()
+
+
+def decoder(schema: Any = None, **options: Any) -> AvroDecoder:
+    """Return a decoder of orders, or of another schema."""
+    given_options = {"schema_id": None, "bounds": Bounds(), **options}
+    return AvroDecoder(json.dumps(schema or SCHEMA), **given_options)
+
+
+def test_every_type_has_its_value() -> None:
+    """Numbers, texts, times, decimals, enums, arrays, maps, fixed and uuids become columns."""
+    found = decoder().decode(pa.array([datum()], pa.binary()))
+    assert found.rejected == {}
+    assert found.columns.to_pylist() == [{**ORDER, "rates": [("a", 1.0)]}]
+
+
+def test_damage_is_rejected_alone() -> None:
+    """Cut short, too long, too large, empty or noise: rejected, and the good ones stay."""
+    good = datum()
+    payloads = [good, good[:-1], good + b"x", b"", b"\xff" * 50, b"x" * 2000, good]
+    found = decoder(bounds=Bounds(record_bytes_max=1000)).decode(pa.array(payloads, pa.binary()))
+    assert len(found.columns) == 2
+    codes = {at: reason.code for at, reason in found.rejected.items()}
+    assert codes == {1: MALFORMED, 2: MALFORMED, 3: MALFORMED, 4: MALFORMED, 5: TOO_LARGE}
+
+
+@given(st.integers(0, 80), st.binary(min_size=1, max_size=4), st.integers(0, 90))
+def test_no_bytes_raise(at: int, noise: bytes, length: int) -> None:
+    """Whatever is written over an order, it decodes or is rejected."""
+    body = bytearray(datum())
+    body[at : at + len(noise)] = noise
+    found = decoder().decode(pa.array([bytes(body[:length])], pa.binary()))
+    assert len(found.columns) + len(found.rejected) == 1
+
+
+def test_a_frame_must_name_the_given_schema() -> None:
+    """Behind a registry's frame only the given number is decoded; others are told apart."""
+    payloads = [b"\0\0\0\0\7" + datum(), b"\0\0\0\0\x08" + datum(), datum(), b"\0\0"]
+    found = decoder(schema_id=7).decode(pa.array(payloads, pa.binary()))
+    assert len(found.columns) == 1
+    codes = [found.rejected[at].code for at in (1, 2, 3)]
+    assert codes[0] == OTHER_SCHEMA
+    assert codes[1] in {MALFORMED, OTHER_SCHEMA}
+    assert codes[2] == MALFORMED
+
+
+def _with(kind: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (_with({"type": "array", "items": "null"}), "without any bytes"),
+        (
+            _with({"type": "array", "items": {"type": "record", "name": "Z", "fields": []}}),
+            "without any bytes",
+        ),
+        (
+            _with({"type": "array", "items": {"type": "fixed", "name": "Z", "size": 0}}),
+            "without any bytes",
+        ),
+        (_with(["null", "R"]), "contains itself"),
+        (_with(["int", "string"]), "union"),
+        (_with("null"), "stands alone"),
+        (_with("Nobody"), "not known"),
+        (_with({"type": "long", "logicalType": "time-micros"}), "no place"),
+        ({"type": "record", "name": "R", "fields": [{"name": "a"}]}, "not an Avro schema"),
+        ({"type": "record", "name": "R"}, "has no fields"),
+        ({"type": "array", "items": "int"}, "must be a record"),
+        ("string", "must be a record"),
+    ],
+)
+def test_dangerous_and_columnless_schemas_are_refused(schema: Any, words: str) -> None:
+    """Five bytes must not become a billion nulls, and a union has no one type."""
+    with pytest.raises(InvalidRequestError, match=words):
+        decoder(schema)

@@ -1,0 +1,178 @@
+"""JSON payloads: strict types, poison that costs only itself, nothing that a text can break."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode import ddl
+from spark_jobs.decode.bounds import (
+    MALFORMED,
+    NOT_UTF8,
+    TOO_DEEP,
+    TOO_LARGE,
+    WRONG_TYPE,
+    Bounds,
+)
+from spark_jobs.decode.json_decoder import JsonDecoder, check_json_schema
+from spark_jobs.decode.outcome import Outcome
+
+SCHEMA = ddl.parse(
+    "n bigint, s string, f double, l array<bigint>, st struct<x: int, y: array<struct<z: string>>>,"
+    " t timestamp, d date, e decimal(9,2), b boolean, i int"
+)
+BOUNDS = Bounds(depth_max=20, record_bytes_max=10_000)
+
+
+def decode(*payloads: bytes) -> Outcome:
+    """Decode payloads with the schema of this file."""
+    return JsonDecoder(SCHEMA, BOUNDS).decode(pa.array(payloads, pa.binary()))
+
+
+def only(payload: bytes) -> dict[str, Any]:
+    """Return the one row of a good payload, without its nulls."""
+    (row,) = decode(payload).columns.to_pylist()
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def test_every_type_has_its_value() -> None:
+    """Each column type takes its JSON spelling, nested ones too; what is absent is null."""
+    payload = (
+        b'{"n": 5, "s": "\\u00e9", "f": 1, "l": [1, null], "st": {"x": 1, "y": [{"z": "q"}]}, '
+        b'"t": "2020-01-01T02:00:00.000001+02:00", "d": "2020-02-29", "e": 1.25, "b": false}'
+    )
+    assert only(payload) == {
+        "n": 5,
+        "s": "é",
+        "f": 1.0,
+        "l": [1, None],
+        "st": {"x": 1, "y": [{"z": "q"}]},
+        "t": dt.datetime(2020, 1, 1, 0, 0, 0, 1, dt.UTC),
+        "d": dt.date(2020, 2, 29),
+        "e": Decimal("1.25"),
+        "b": False,
+    }
+    assert only(b"{}") == {}
+    assert math.isnan(only(b'{"f": NaN}')["f"])
+    assert only(b' \r\n{"n":\n1}\t') == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (b"", MALFORMED),
+        (b"null", MALFORMED),
+        (b"[]", MALFORMED),
+        (b"{", MALFORMED),
+        (b"}{", MALFORMED),
+        (b'{"n":1}{"n":2}', MALFORMED),
+        (b'{"n":1}\n{"n":2}', MALFORMED),
+        (b'{"n":1,}', MALFORMED),
+        (b'{"n":1,"n":2}', MALFORMED),
+        (b'{"s":"a\nb"}', MALFORMED),
+        (b'{"s":"\\ud800"}', MALFORMED),
+        (b'\xef\xbb\xbf{"n":1}', MALFORMED),
+        (b'{"s":"\xff"}', NOT_UTF8),
+        (b'{"n":"5"}', WRONG_TYPE),
+        (b'{"n":1.0}', WRONG_TYPE),
+        (b'{"n":99999999999999999999}', WRONG_TYPE),
+        (b'{"i":3000000000}', WRONG_TYPE),
+        (b'{"s":5}', WRONG_TYPE),
+        (b'{"s":{"a":1}}', WRONG_TYPE),
+        (b'{"st":[]}', WRONG_TYPE),
+        (b'{"st":{"x":"1"}}', WRONG_TYPE),
+        (b'{"l":[1,"a"]}', WRONG_TYPE),
+        (b'{"t":5}', WRONG_TYPE),
+        (b'{"t":"yesterday"}', WRONG_TYPE),
+        (b'{"d":"2020-13-01"}', WRONG_TYPE),
+        (b'{"e":1.234}', WRONG_TYPE),
+        (b'{"z":' + b"[" * 30 + b"]" * 30 + b"}", TOO_DEEP),
+        (b'{"z":' + b"[" * 4000 + b"]" * 4000 + b"}", TOO_DEEP),
+        (b'{"s":"' + b"x" * 10_000 + b'"}', TOO_LARGE),
+    ],
+)
+def test_a_bad_record_is_rejected_alone_with_its_reason(payload: bytes, code: str) -> None:
+    """Its neighbours are decoded, and the reason is the same alone and in company."""
+    among = decode(b'{"n":1}', payload, b'{"n":2}')
+    assert [row["n"] for row in among.columns.to_pylist()] == [1, 2]
+    assert {at: reason.code for at, reason in among.rejected.items()} == {1: code}
+    assert decode(payload).rejected[0] == among.rejected[1]
+    assert len(among.rejected[1].detail) <= 300
+
+
+def test_brackets_in_texts_are_not_depth() -> None:
+    """Only real nesting counts."""
+    assert only(b'{"s":"' + b"[{" * 100 + b'\\"[["}')["s"].startswith("[{")
+    assert only(b'{"l":[1],"z":[' + b"{}," * 100 + b"{}]}") == {"l": [1]}
+
+
+def test_fields_without_a_column_are_left_out_and_counted() -> None:
+    """Unknown fields, outermost or inner, do not stop a record; the records are counted."""
+    found = decode(b'{"n":1,"new":{"deep":[1]}}', b'{"n":2}', b'{"st":{"x":1,"more":2}}', b"no")
+    assert found.unknown_count == 2
+    assert [row["n"] for row in found.columns.to_pylist()] == [1, 2, None]
+    assert list(found.rejected) == [3]
+
+
+def test_much_poison_is_found_without_trying_every_split() -> None:
+    """A thousand bad records among as many good ones: each is where it belongs."""
+    payloads = [json.dumps({"n": n if n % 2 else str(n)}).encode() for n in range(400)]
+    found = decode(*payloads)
+    assert [row["n"] for row in found.columns.to_pylist()] == list(range(1, 400, 2))
+    assert sorted(found.rejected) == list(range(0, 400, 2))
+
+
+def test_no_values_at_all() -> None:
+    """An empty batch has the columns and no row."""
+    found = decode()
+    assert found.columns.type == pa.struct(list(SCHEMA))
+    assert len(found.columns) == 0
+
+
+def test_columns_that_json_cannot_spell_are_refused() -> None:
+    """Maps and binaries have no one JSON form; a schema with one is refused by name."""
+    for text in ("m map<string, int>", "a array<struct<x: binary>>"):
+        with pytest.raises(InvalidRequestError, match="no one spelling"):
+            check_json_schema(ddl.parse(text))
+
+
+_ATOMS = [
+    "1", "-1", "1.5", '"x"', "null", "true", "[]", "{}", "[1,2]", '{"x":1,"y":[{"z":"q"}]}',
+    '"2020-01-01"', '"2020-01-01T00:00:00Z"', "NaN", "1e400", '"\\ud800"', "Infinity", "Inf",
+    "99999999999999999999", "[[[[]]]]", '{"a":{"a":{}}}', "-", '{"x":null}', "[null]", "[{}]",
+]  # fmt: skip
+_FIELDS = st.tuples(
+    st.sampled_from(["n", "s", "f", "l", "st", "t", "d", "e", "b", "i", "zz", "", "N"]),
+    st.sampled_from(_ATOMS),
+)
+_OBJECTS = st.lists(_FIELDS, max_size=4).map(
+    lambda pairs: ("{" + ",".join(f'"{name}":{atom}' for name, atom in pairs) + "}").encode()
+)
+_DAMAGED = st.tuples(_OBJECTS, st.integers(0, 30), st.binary(max_size=2)).map(
+    lambda parts: parts[0][: parts[1]] + parts[2] + parts[0][parts[1] :]
+)
+_PAYLOADS = st.one_of(_OBJECTS, _DAMAGED, st.binary(max_size=12), st.just(b"null"))
+
+
+@given(st.lists(_PAYLOADS, max_size=8))
+def test_a_record_fares_alone_as_in_any_company(payloads: list[bytes]) -> None:
+    """Row, reason and validity do not depend on the batch: retries may cut batches anywhere."""
+    together = decode(*payloads)
+    together.columns.validate(full=True)
+    rows = iter(together.columns.to_pylist())
+    for at, payload in enumerate(payloads):
+        alone = decode(payload)
+        if at in together.rejected:
+            assert alone.rejected == {0: together.rejected[at]}
+        else:
+            assert repr(alone.columns.to_pylist()) == repr([next(rows)])  # NaN has no equal
+    assert next(rows, None) is None

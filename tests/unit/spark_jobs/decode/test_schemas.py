@@ -1,0 +1,108 @@
+"""Schemas: DDL, Spark's JSON and what is guessed from samples agree with each other."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import InvalidRequestError
+from spark_jobs.decode import ddl, json_inference, types
+from spark_jobs.decode.bounds import Bounds
+
+DDL = (
+    "id BIGINT NOT NULL COMMENT 'it''s', `odd name` string, d decimal(9, 2), n decimal, "
+    "m map<string, array<int>>, st struct<x: int, y STRING COMMENT 'q'>, t timestamp, b boolean"
+)
+
+
+def test_ddl_and_json_spell_the_same_schema() -> None:
+    """A DDL text, its schema and that schema's JSON are the same columns."""
+    schema = ddl.parse(DDL.replace("''", ""))
+    assert schema.names == ["id", "odd name", "d", "n", "m", "st", "t", "b"]
+    assert schema.field("n").type == pa.decimal128(10, 0)
+    assert schema.field("st").type == pa.struct([("x", pa.int32()), ("y", pa.string())])
+    assert types.from_json(types.to_json(schema)) == schema
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "id", "id bigint,", "id bigint name string", "id array<", "id array<int", "id decimal(50)",
+     "id decimal(2,9)", "id what", "1 int", "id struct<>", "id int)", "id int not", "id int; drop",
+     "a " + "array<" * 200 + "int" + ">" * 200],
+)  # fmt: skip
+def test_what_is_no_ddl_is_refused(text: str) -> None:
+    """Half a schema is no schema, and the message is ours."""
+    with pytest.raises(InvalidRequestError):
+        ddl.parse(text)
+
+
+@given(st.text("abin<>(),:`'1 tgrys", max_size=40))
+def test_ddl_parsing_ends_in_a_schema_or_a_refusal(text: str) -> None:
+    """No text makes the parser fail in another way."""
+    try:
+        ddl.parse(text)
+    except InvalidRequestError:
+        return
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '"long"', '{"type":"struct"}', '{"type":"struct","fields":[{"name":"a"}]}',
+     '{"type":"struct","fields":[{"name":"a","type":"void"}]}', "[" * 100_000,
+     '{"type":"array","elementType":"long","containsNull":true}'],
+)  # fmt: skip
+def test_what_is_no_schema_in_json_is_refused(text: str) -> None:
+    """Nothing else than a struct of known types gets through."""
+    with pytest.raises(InvalidRequestError):
+        types.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a struct<`x y`: int>", "Delta takes no"),
+        ("a struct<x: int, X: int>", "occurs twice"),
+        ("a int, a int", "occurs twice"),
+        ("a int, b int, c struct<d: int, e: int>", "has 4 columns"),
+    ],
+)
+def test_schemas_that_a_table_cannot_have_are_refused(text: str, words: str) -> None:
+    """Inner names, twins and width are checked when the decoder is built."""
+    with pytest.raises(InvalidRequestError, match=words):
+        types.check(ddl.parse(text), Bounds(columns_max=3))
+
+
+def infer(*bodies: dict[str, object]) -> pa.Schema:
+    """Guess columns from objects."""
+    return json_inference.infer(bodies, Bounds())
+
+
+def test_columns_are_guessed_from_a_sample() -> None:
+    """Names come in order of appearance, numbers widen, the majority decides, nulls wait."""
+    found = infer(
+        {"a": 1, "b": "2020-01-01", "n": None, "e": [], "o": {}},
+        {"a": 1.5, "c": [1, None], "s": {"x": True, "bad name": 1, "X": 2}, "big": 2**70},
+        {"b": "x", "mixed": 1, "l": [{"y": 1}, {"z": "q"}]},
+        {"mixed": "a"},
+        {"mixed": "b"},
+    )
+    assert found == ddl.parse(
+        "a double, b string, c array<bigint>, s struct<x: boolean>, big double, mixed string, "
+        "l array<struct<y: bigint, z: string>>"
+    )
+
+
+def test_new_fields_stay_within_bounds() -> None:
+    """Known fields and unusable names are passed over, and width has an end."""
+    known = ddl.parse("a int, b int")
+    body = {"a": 1, "c": 1, "": 1, "x\ny": 1, "d" * 300: 1, "e": None, "f": 1, "g": 1}
+    assert json_inference.new_fields([body], known, Bounds()).names == ["c", "f", "g"]
+    assert json_inference.new_fields([body], known, Bounds(columns_max=3)).names == ["c"]
+    assert json_inference.new_fields([body], known, Bounds(columns_max=2)).names == []
+
+
+def test_only_objects_say_something_about_columns() -> None:
+    """Nulls, noise and other JSON values are no sample."""
+    assert json_inference.objects([None, b"x", b"[1]", b"5", b'{"a":1}', b"\xff"]) == [{"a": 1}]
