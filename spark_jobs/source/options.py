@@ -1,45 +1,70 @@
-"""The options of ``spark.read.format("headwater")``: parsed once, refused when not understood.
+"""The options of ``format("headwater")``: parsed once, refused when not understood.
 
-Names follow Spark's Kafka source. Spark lower-cases option names before we see them, so they are
-compared without case. A misspelt option would silently read other rows; it is an error instead.
+Names and meanings follow Spark's Kafka source. Spark lower-cases option names before we see them,
+so they are compared without case. A misspelt option would silently read other rows; it is an error
+instead. So is one that has no effect on the read at hand.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from broker.errors import InvalidRequestError
-from broker.model.ids import StreamUuid, is_stream_name, is_uuid
-from broker.model.offsets import OFFSET_MAX, Offset
-from spark_jobs.source.columns import ROW_COLUMNS, check_projection, nearest
+from broker.model.cut import Cut
+from broker.model.ids import StreamUuid, is_uuid
+from broker.model.offsets import OFFSET_MAX
+from spark_jobs.source import positions
+from spark_jobs.source.columns import (
+    KAFKA,
+    KAFKA_COLUMNS,
+    RANGE_COLUMNS,
+    READ_COLUMNS,
+    ROW_COLUMNS,
+    STREAM_COLUMN,
+    check_projection,
+    nearest,
+)
+from spark_jobs.source.positions import EARLIEST, LATEST, Bound, Position, positions_text
+from spark_jobs.source.selection import SELECTORS, Selection, parse_selection
 
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
+__all__ = ["EARLIEST", "KNOWN", "LATEST", "SERVER_VARIABLE", "SourceOptions", "positions_text"]
+
 SERVER_VARIABLE: Final = "HEADWATER_SERVER"
 
 # A task of this many 100 B records runs about a second: long against its start, short enough that
 # the cores finish together.
 RECORDS_PER_PARTITION_DEFAULT: Final = 2_000_000
 _SPARK_PARTITIONS_MAX: Final = 100_000
-_OFFSETS_TEXT_MAX: Final = 1024 * 1024
-_KAFKA_WORDS: Final = {-2: EARLIEST, -1: LATEST}  # Kafka's JSON writes the words as numbers
 
 KNOWN: Final = (
     "server",
-    "stream",
+    *SELECTORS,
     "streamUuid",
     "startingOffsets",
     "endingOffsets",
-    "columns",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
     "minPartitions",
     "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "columns",
+    "isolation",
+    "emit",
+)
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+# What Spark adds by itself when the source stands behind a table of its catalog.
+_OF_CATALOG: Final = frozenset(
+    {"provider", "owner", "comment", "external", "is_managed_location", "location", "collation"}
 )
 
-Position = Offset | str  # an offset, EARLIEST or LATEST
-Positions = str | dict[int, Position]  # one word for every partition, or one position for each
+Emit = Literal["records", "ranges"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +72,101 @@ class SourceOptions:
     """What one read of the source was asked for."""
 
     server: str | None  # None: HEADWATER_SERVER, else the client's default
-    stream: str
+    selection: Selection
     stream_uuid: StreamUuid | None  # refuse a stream re-created under the same name
-    starting: Positions
-    ending: Positions
+    starting: Bound | None  # None: by default earliest for a batch, latest for a stream
+    ending: Bound
+    cut: Cut | None
     columns: tuple[str, ...]
+    emit: Emit
     partitions_min: int  # ask for at least so many Spark partitions; 0: as the ranges are
     records_per_partition_max: int
+    records_per_trigger_max: int | None
+    bytes_per_trigger_max: int | None
+    fail_on_data_loss: bool
 
-    def explicit(self) -> bool:
-        """Tell whether every bound is a number, so that planning needs no server."""
-        return all(
-            isinstance(side, dict) and not any(isinstance(at, str) for at in side.values())
-            for side in (self.starting, self.ending)
-        )
+    def known_columns(self) -> Mapping[str, str]:
+        """Return the columns, with their types, that this read could have."""
+        return RANGE_COLUMNS if self.emit == "ranges" else READ_COLUMNS
+
+    def started_at(self, word: str) -> SourceOptions:
+        """Return the options with a default for where to begin."""
+        return self if self.starting is not None else replace(self, starting=word)
 
 
 def parse(options: Mapping[str, str]) -> SourceOptions:
-    """Return the checked options.
+    """Return the checked options of a read.
 
     Raises:
         InvalidRequestError: an option is unknown (the nearest right name is offered), missing or
             out of bounds.
+        InvalidCutError: option ``cut`` is not a saved cut.
     """
-    known = {name.lower(): name for name in KNOWN}
+    given = _given(options)
+    cut = Cut.load(given["cut"]) if "cut" in given else None
+    selection = parse_selection(given, None if cut is None else cut.stream)
+    emit = _word(given, "emit", ("records", "ranges"))
+    _check_isolation(given)
+    uuid = given.get("streamuuid")
+    if uuid is not None and not is_uuid(uuid):
+        raise InvalidRequestError(f"streamUuid {uuid!r} is not a uuid")
+    if uuid is not None and selection.single is None:
+        raise InvalidRequestError("streamUuid is for a read of one stream")
+    if cut is not None and uuid not in {None, cut.stream_uuid}:
+        raise InvalidRequestError(f"the cut is of stream {cut.stream_uuid}, not of {uuid}")
+    starting, ending = _bounds(given, selection, cut)
+    return SourceOptions(
+        server=given.get("server") or None,
+        selection=selection,
+        stream_uuid=None if uuid is None else StreamUuid(uuid),
+        starting=starting,
+        ending=LATEST if ending is None else ending,
+        cut=cut,
+        columns=_columns(given, selection, emit),
+        emit="ranges" if emit == "ranges" else "records",
+        partitions_min=_integer(given, "minPartitions", 0, _SPARK_PARTITIONS_MAX) or 0,
+        records_per_partition_max=_integer(given, "maxRecordsPerPartition", 1, OFFSET_MAX)
+        or RECORDS_PER_PARTITION_DEFAULT,
+        records_per_trigger_max=_integer(given, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
+        bytes_per_trigger_max=_integer(given, "maxBytesPerTrigger", 1, OFFSET_MAX),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", default=True),
+    )
+
+
+def parse_batch(options: Mapping[str, str]) -> SourceOptions:
+    """Return the options of ``spark.read``; raises as :func:`parse`."""
+    _refuse(options, _STREAM_ONLY, "is for readStream; a batch read takes all of its range")
+    return parse(options).started_at(EARLIEST)
+
+
+def parse_stream(options: Mapping[str, str]) -> SourceOptions:
+    """Return the options of ``spark.readStream``; raises as :func:`parse`."""
+    _refuse(options, _BATCH_ONLY, "is for spark.read; a stream has no end")
+    return parse(options).started_at(LATEST)
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the columns that options ask for, and all with their types.
+
+    Also for options that do not yet name a stream: a table of Spark's catalog is declared once and
+    gets its stream with each query. Raises as :func:`parse`.
+    """
+    if not any(name.lower() in _given(options) for name in SELECTORS):
+        options = {**options, "stream": "unnamed"}
+    found = parse(options)
+    return found.columns, found.known_columns()
+
+
+def _given(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by lower-case name, each of them known."""
+    known = {name.lower() for name in KNOWN}
     given = {name.lower(): value for name, value in options.items()}
+    if "provider" in given:
+        given = {
+            name: value
+            for name, value in given.items()
+            if name not in _OF_CATALOG and not name.startswith("option.")
+        }
     if "path" in given:
         raise InvalidRequestError(
             'load("...") takes no path here; name the stream with .option("stream", "...")'
@@ -79,90 +174,115 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     for name in given:
         if name not in known:
             raise InvalidRequestError(f"unknown option {name!r}{nearest(name, KNOWN)}")
-    stream = given.get("stream", "")
-    if not is_stream_name(stream):
+    return given
+
+
+def _refuse(options: Mapping[str, str], names: tuple[str, ...], why: str) -> None:
+    lowered = {name.lower() for name in options}
+    for name in names:
+        if name.lower() in lowered:
+            raise InvalidRequestError(f"option {name} {why}")
+
+
+def _bounds(
+    given: Mapping[str, str], selection: Selection, cut: Cut | None
+) -> tuple[Bound | None, Bound | None]:
+    """Return where to begin and to end; a time wins over offsets, as in Spark's Kafka source."""
+    strategy = _word(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
+    found: list[Bound | None] = []
+    for side in ("starting", "ending"):
+        offsets, stamp = given.get(f"{side}offsets"), given.get(f"{side}timestamp")
+        if cut is not None and (offsets is not None or stamp is not None):
+            raise InvalidRequestError(f"the cut says where to read; {side}Offsets has no place")
+        if stamp is not None:
+            or_latest = side == "ending" or strategy == "latest"
+            name = f"{side}Timestamp"
+            found.append(positions.parse_timestamp(name, stamp, or_latest=or_latest))
+        elif offsets is not None:
+            bound = positions.parse_bound(f"{side}Offsets", offsets)
+            _check_bound(bound, selection, f"{side}Offsets")
+            found.append(bound)
+        else:
+            found.append(None)
+    if cut is not None:
+        starts: dict[int, Position] = {part.partition: part.start for part in cut.partitions}
+        ends: dict[int, Position] = {part.partition: part.hot_end for part in cut.partitions}
+        return starts, ends
+    return found[0], found[1]
+
+
+def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
+    streams = positions.named_streams(bound)
+    if isinstance(bound, dict) and not streams and selection.single is None:
         raise InvalidRequestError(
-            f'stream {stream!r} is not a stream name; give one with .option("stream", "...")'
+            f'{option} must name each stream: {{"flights": {{"0": 5}}}}; there are several'
         )
-    uuid = given.get("streamuuid")
-    if uuid is not None and not is_uuid(uuid):
-        raise InvalidRequestError(f"streamUuid {uuid!r} is not a uuid")
-    return SourceOptions(
-        server=given.get("server") or None,
-        stream=stream,
-        stream_uuid=None if uuid is None else StreamUuid(uuid),
-        starting=_positions("startingOffsets", given.get("startingoffsets", EARLIEST)),
-        ending=_positions("endingOffsets", given.get("endingoffsets", LATEST)),
-        columns=_columns(given.get("columns")),
-        partitions_min=_integer(
-            "minPartitions", given.get("minpartitions", "0"), 0, _SPARK_PARTITIONS_MAX
-        ),
-        records_per_partition_max=_integer(
-            "maxRecordsPerPartition",
-            given.get("maxrecordsperpartition", str(RECORDS_PER_PARTITION_DEFAULT)),
-            1,
-            OFFSET_MAX,
-        ),
+    strangers = streams - set(selection.names)
+    if strangers and selection.pattern is None:
+        raise InvalidRequestError(
+            f"{option} names stream {min(strangers)!r}, which is not read"
+            f"{nearest(min(strangers), selection.names)}"
+        )
+
+
+def _columns(given: Mapping[str, str], selection: Selection, emit: str) -> tuple[str, ...]:
+    text = given.get("columns")
+    if emit == "ranges":
+        for name in ("columns", "includeHeaders"):
+            if name.lower() in given:
+                raise InvalidRequestError(f"emit=ranges gives no records, so {name} has no effect")
+        return tuple(RANGE_COLUMNS)
+    if text is None:
+        # Rows of several streams would be indistinguishable without the stream's name.
+        names = (*ROW_COLUMNS, STREAM_COLUMN) if selection.single is None else tuple(ROW_COLUMNS)
+    elif text.strip().lower() == KAFKA:
+        names = KAFKA_COLUMNS
+    else:
+        asked = [name.strip() for name in text.split(",")]
+        names = check_projection(asked, where="option columns", known=READ_COLUMNS)
+    if "includeheaders" not in given:
+        return names
+    wanted = _flag(given, "includeHeaders", default=False)
+    if wanted:
+        return names if "headers" in names else (*names, "headers")
+    return check_projection(
+        [name for name in names if name != "headers"],
+        where="option columns, without headers,",
+        known=READ_COLUMNS,
     )
 
 
-def positions_text(offsets: Mapping[int, Offset]) -> str:
-    """Return offsets as the option takes them, in one spelling."""
-    return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
+def _check_isolation(given: Mapping[str, str]) -> None:
+    text = given.get("isolation", "committed").strip().lower()
+    if text in {"uncommitted", "read_uncommitted"}:
+        raise InvalidRequestError(
+            "isolation=uncommitted is not offered: without replication every record that can be "
+            "read is committed"
+        )
+    if text not in {"committed", "read_committed"}:
+        raise InvalidRequestError(f"isolation must be committed, not {text[:100]!r}")
 
 
-def _columns(text: str | None) -> tuple[str, ...]:
+def _word(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """Return one of the words; the first is the default."""
+    text = given.get(name.lower(), words[0]).strip().lower()
+    if text not in words:
+        raise InvalidRequestError(f"{name} must be {' or '.join(words)}, not {text[:100]!r}")
+    return text
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    return _word(given, name, ("true", "false") if default else ("false", "true")) == "true"
+
+
+def _integer(given: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    text = given.get(name.lower())
     if text is None:
-        return tuple(ROW_COLUMNS)
-    return check_projection([name.strip() for name in text.split(",")], where="option columns")
-
-
-def _integer(name: str, text: str, low: int, high: int) -> int:
+        return None
     try:
         value = int(text)
     except ValueError as cause:
-        raise InvalidRequestError(f"{name} must be a whole number, not {text!r}") from cause
+        raise InvalidRequestError(f"{name} must be a whole number, not {text[:100]!r}") from cause
     if not low <= value <= high:
         raise InvalidRequestError(f"{name} must be {low} to {high}, not {value}")
     return value
-
-
-def _positions(name: str, text: str) -> Positions:
-    """Parse ``earliest``, ``latest`` or a JSON object ``{"<partition>": <offset>, ...}``."""
-    if text.strip().lower() in {EARLIEST, LATEST}:
-        return text.strip().lower()
-    shape = f'{name} must be "earliest", "latest" or JSON like {{"0": 5}}'
-    if len(text) > _OFFSETS_TEXT_MAX:
-        raise InvalidRequestError(f"{shape}; this is {len(text)} characters long")
-    try:
-        body = json.loads(text, object_pairs_hook=_unique_pairs)
-    except (ValueError, RecursionError) as cause:
-        raise InvalidRequestError(f"{shape}, not {text[:100]!r}") from cause
-    if not isinstance(body, dict) or not body:
-        raise InvalidRequestError(f"{shape}, not {text[:100]!r}")
-    found: dict[int, Position] = {}
-    for partition, position in body.items():
-        if not (partition.isascii() and partition.isdigit() and len(partition) <= 9):
-            raise InvalidRequestError(f"{shape}: {partition!r} is not a partition number")
-        found[int(partition)] = _position(shape, partition, position)
-    if len(found) != len(body):
-        raise InvalidRequestError(f"{shape}: a partition is named twice")
-    return found
-
-
-def _position(shape: str, partition: str, position: object) -> Position:
-    if isinstance(position, int) and not isinstance(position, bool):
-        if position in _KAFKA_WORDS:
-            return _KAFKA_WORDS[position]
-        if 0 <= position <= OFFSET_MAX:
-            return Offset(position)
-    elif position in {EARLIEST, LATEST}:
-        return str(position)
-    raise InvalidRequestError(f"{shape}: partition {partition} has {position!r}")
-
-
-def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError
+from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.source.options import EARLIEST, Position, Positions, SourceOptions
+from spark_jobs.source.positions import EARLIEST, AtMs, Position, Positions, is_explicit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +29,63 @@ class OffsetSlice:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a stream's table lies: what a task needs to read its files by itself."""
+
+    uri: str
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTask:
+    """All that a task must know: it runs in another process, where nothing else was said."""
+
+    stream: str
+    stream_uuid: StreamUuid | None  # None: whatever the name means when the slice is read
+    piece: OffsetSlice
+    table: TableRef | None = None  # None: not known when planning; the task asks the broker
+
+
 def resolve(
-    options: SourceOptions, retained: Mapping[int, OffsetRange] | None
+    stream: str,
+    starting: Positions,
+    ending: Positions,
+    known: Mapping[int, OffsetRange] | None,
 ) -> dict[int, OffsetRange]:
-    """Turn words into offsets; return the range to read of each partition.
+    """Turn words into offsets; return the range to read of each partition of one stream.
 
     Where both sides are explicit, exactly the partitions that they name are read. Otherwise every
-    partition of the stream must be named, or covered by a word: a read never loses a partition
+    partition of the read must be named, or covered by a word: a read never loses a partition
     because somebody added one.
 
     Args:
-        options: what was asked for.
-        retained: ``[earliest, latest)`` of every partition; None when nobody asked the server,
-            which is only right for explicit options.
+        stream: for messages.
+        starting: where to begin; a time was looked up before.
+        ending: where to end, the same.
+        known: ``[earliest, latest)`` of every partition of the read; None when nobody asked the
+            server, which is only right for explicit bounds.
 
     Raises:
         InvalidRequestError: the two sides name different partitions, or not all of them.
         OffsetOutOfRangeError: an end is below its start.
     """
-    named = _named_partitions(options)
-    if options.explicit():
+    named = _named_partitions(starting, ending)
+    if is_explicit(starting) and is_explicit(ending):
         assert named is not None, "explicit bounds name their partitions"
-        known: Mapping[int, OffsetRange] = retained or {}
+        known = known or {}
     else:
-        assert retained is not None, "words need the server's answer"
-        known = retained
+        assert known is not None, "words need the server's answer"
         if named is not None and named != set(known):
             raise InvalidRequestError(
                 f"offsets are given for partitions {sorted(named)}, but stream "
-                f"{options.stream} has {sorted(known)}; name each of them"
+                f"{stream} has {sorted(known)}; name each of them"
             )
         named = set(known)
     found = {}
     for partition in sorted(named):
-        start = _offset(options.starting, partition, known)
-        end = _offset(options.ending, partition, known)
+        start = offset_at(starting, partition, known)
+        end = offset_at(ending, partition, known)
         if end < start:
             raise OffsetOutOfRangeError(
                 f"partition {partition}: endingOffsets {end} is below startingOffsets {start}",
@@ -72,6 +95,16 @@ def resolve(
             )
         found[partition] = OffsetRange(start, end)
     return found
+
+
+def offset_at(side: Positions, partition: int, known: Mapping[int, OffsetRange]) -> Offset:
+    """Return the offset that a bound means for one partition."""
+    assert not isinstance(side, AtMs), "times are looked up before"
+    position: Position = side if isinstance(side, str) else side[partition]
+    if not isinstance(position, str):
+        return position
+    offsets = known[partition]
+    return offsets.start if position == EARLIEST else offsets.end
 
 
 def plan(
@@ -97,20 +130,12 @@ def plan(
     return slices
 
 
-def _named_partitions(options: SourceOptions) -> set[int] | None:
-    """Return the partitions that the options name, None when both sides are one word."""
-    sides = [set(side) for side in (options.starting, options.ending) if isinstance(side, dict)]
-    if len(sides) == 2 and sides[0] != sides[1]:
+def _named_partitions(*sides: Positions) -> set[int] | None:
+    """Return the partitions that the bounds name, None when both are words."""
+    named = [set(side) for side in sides if isinstance(side, dict)]
+    if len(named) == 2 and named[0] != named[1]:
         raise InvalidRequestError(
-            f"startingOffsets names partitions {sorted(sides[0])} and endingOffsets "
-            f"{sorted(sides[1])}; they must name the same"
+            f"startingOffsets names partitions {sorted(named[0])} and endingOffsets "
+            f"{sorted(named[1])}; they must name the same"
         )
-    return sides[0] if sides else None
-
-
-def _offset(side: Positions, partition: int, retained: Mapping[int, OffsetRange]) -> Offset:
-    position: Position = side if isinstance(side, str) else side[partition]
-    if not isinstance(position, str):
-        return position
-    offsets = retained[partition]
-    return offsets.start if position == EARLIEST else offsets.end
+    return named[0] if named else None

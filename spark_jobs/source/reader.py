@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.errors import GapError, HeadwaterError, OverlapError, SchemaMismatchError
 from broker.model.offsets import Offset
+from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
-from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.source.partitions import OffsetSlice
+from spark_jobs.source import shapes
+from spark_jobs.source.partitions import OffsetSlice, SliceTask
+from spark_jobs.source.shapes import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +71,42 @@ class TailClient(Protocol):
         """Open a read of the rows of ``[start, end)``."""
 
 
+def read_task(
+    task: SliceTask | None,
+    *,
+    server: str | None,
+    columns: tuple[str, ...],
+    emit: str,
+    fail_on_data_loss: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what a task of Spark is to give: its records, or the one row that names them.
+
+    Args:
+        task: the task; None is what Spark makes of a plan without tasks.
+        server: the broker's address; None means HEADWATER_SERVER or the default.
+        columns: what the read projects, added columns included.
+        emit: ``records`` or ``ranges``.
+        fail_on_data_loss: false skips records that retention has deleted.
+
+    Raises:
+        HeadwaterError: see :func:`read_slice`.
+    """
+    if task is None:
+        return
+    if emit == "ranges":
+        yield shapes.range_row(task, columns)
+        return
+    rows = read_slice(
+        client_of(server),
+        task.piece,
+        stream=task.stream,
+        stream_uuid=task.stream_uuid,
+        columns=shapes.stored(columns),
+        fail_on_data_loss=fail_on_data_loss,
+    )
+    yield from shapes.dress(rows, columns, task.stream)
+
+
 def read_slice(
     client: TailClient,
     task: OffsetSlice,
@@ -76,6 +114,7 @@ def read_slice(
     stream: str,
     stream_uuid: str | None,
     columns: tuple[str, ...],
+    fail_on_data_loss: bool = True,  # noqa: ARG001  (with the tiers)
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one slice in offset order; blocks on the network.
 
@@ -173,16 +212,6 @@ def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, size = [], 0, 0
     if held:
         yield held[0] if len(held) == 1 else pa.concat_batches(held)
-
-
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the Arrow schema of a projection, as Spark demands it."""
-    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
-
-    from broker.codec.schema import ROW_SCHEMA  # noqa: PLC0415
-
-    assert set(columns) <= set(ROW_COLUMNS), f"unknown columns in {columns}"
-    return pa.schema([ROW_SCHEMA.field(name) for name in columns])
 
 
 def _check_offsets(part: FetchedBatch, task: OffsetSlice) -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.source.options import parse
+from spark_jobs.source.options import parse_batch
 from spark_jobs.source.partitions import OffsetSlice, plan, resolve
+from spark_jobs.source.positions import is_explicit, of_stream
 
 RETAINED = {
     0: OffsetRange(Offset(10), Offset(100)),
@@ -19,8 +20,12 @@ RETAINED = {
 
 def found(**options: str) -> dict[int, tuple[int, int]]:
     """Resolve options against RETAINED, as the source does."""
-    parsed = parse({"stream": "s", **options})
-    ranges = resolve(parsed, None if parsed.explicit() else RETAINED)
+    parsed = parse_batch({"stream": "s", **options})
+    assert parsed.starting is not None
+    starting = of_stream(parsed.starting, "s", option="startingOffsets")
+    ending = of_stream(parsed.ending, "s", option="endingOffsets")
+    explicit = is_explicit(starting) and is_explicit(ending)
+    ranges = resolve("s", starting, ending, None if explicit else RETAINED)
     return {partition: (span.start, span.end) for partition, span in ranges.items()}
 
 

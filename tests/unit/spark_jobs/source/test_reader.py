@@ -15,7 +15,8 @@ from broker.model.offsets import Offset
 from spark_jobs.failures import typed
 from spark_jobs.source.columns import ROW_COLUMNS, check_types, ddl
 from spark_jobs.source.partitions import OffsetSlice
-from spark_jobs.source.reader import arrow_schema, conform, join_small, read_slice
+from spark_jobs.source.reader import conform, join_small, read_slice
+from spark_jobs.source.shapes import arrow_schema
 
 TASK = OffsetSlice(0, Offset(10), Offset(20))
 

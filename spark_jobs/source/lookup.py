@@ -1,0 +1,222 @@
+"""What planning asks the broker: which streams there are, what they hold, where a time is.
+
+A broker that restarts is away for seconds; :func:`patiently` bridges that, so that a query does not
+end because of it. What cannot change by waiting is raised at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from broker.errors import (
+    FencedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StreamRecreatedError,
+    UnavailableError,
+    UnknownPartitionError,
+)
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.source.positions import AtMs, Positions
+from spark_jobs.source.selection import Selection
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+PATIENCE_S: Final = 60.0
+_WAIT_FIRST_S: Final = 0.1
+_WAIT_MAX_S: Final = 2.0
+_SAMPLE_RECORDS: Final = 256
+
+_log = logging.getLogger("headwater.read")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPositions:
+    """What one stream holds now: ``[earliest, high watermark)`` of every partition of the read."""
+
+    name: str
+    uuid: StreamUuid
+    ranges: Mapping[int, OffsetRange]
+
+
+class Lookup(Protocol):
+    """What planning needs to know. Blocks on the network."""
+
+    def names(self, selection: Selection) -> tuple[str, ...]:
+        """Return the streams of the read."""
+
+    def uuid(self, name: str) -> StreamUuid:
+        """Return the incarnation that a name means; raises UnknownStreamError."""
+
+    def positions(self, name: str, selection: Selection) -> StreamPositions:
+        """Return what a stream holds; raises UnknownStreamError, UnknownPartitionError."""
+
+    def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
+        """Return where a time is; raises OffsetOutOfRangeError when nothing is that young."""
+
+    def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
+        """Return about how large the records from an offset on are, in Arrow."""
+
+
+class BrokerLookup:
+    """Lookup over a client."""
+
+    def __init__(self, client: Client, *, patience_s: float = PATIENCE_S) -> None:
+        self._client = client
+        self._patience_s = patience_s
+
+    def names(self, selection: Selection) -> tuple[str, ...]:
+        """Return the streams of the read; see the port."""
+        if selection.pattern is None:
+            return selection.names
+        streams = self._patiently(self._client.streams)
+        return selection.matching(stream.name for stream in streams)
+
+    def uuid(self, name: str) -> StreamUuid:
+        """Return the incarnation that a name means; see the port."""
+        return self._patiently(lambda: self._client.stream(name)).uuid
+
+    def positions(self, name: str, selection: Selection) -> StreamPositions:
+        """Return what a stream holds; see the port."""
+        found = self._patiently(lambda: self._client.describe(name))
+        ranges = {
+            part.partition: OffsetRange(part.start, part.high_watermark)
+            for part in found.partitions
+            if selection.takes(name, part.partition)
+        }
+        if selection.assigned is not None:
+            for number in sorted(selection.assigned[name] - set(ranges)):
+                raise UnknownPartitionError(
+                    f"stream {name!r} has {len(found.partitions)} partitions, no {number}",
+                    stream=name,
+                    partition=number,
+                )
+        return StreamPositions(name, found.stream.uuid, ranges)
+
+    def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
+        """Return the first offset stamped at or after a time; see the port."""
+        from broker.codec.flight_protocol import (  # noqa: PLC0415  (it loads pyarrow)
+            BATCH_BYTES_MIN,
+            AtTime,
+        )
+
+        def ask() -> Offset | None:
+            with self._client.fetch(
+                stream.name,
+                partition,
+                AtTime(at.timestamp_ms * 1000),
+                columns=["offset"],
+                stream_uuid=stream.uuid,
+                batch_bytes_max=BATCH_BYTES_MIN,
+            ) as fetched:
+                for batch in fetched:
+                    return batch.base_offset
+            return None
+
+        found = self._patiently(ask)
+        end = stream.ranges[partition].end
+        if found is not None:
+            return min(found, end)
+        if at.or_latest:
+            return end
+        raise OffsetOutOfRangeError(
+            f"{stream.name}/{partition} has no record stamped at or after {at.timestamp_ms} ms; "
+            "startingOffsetsByTimestampStrategy=latest would begin at the end",
+            offset=end,
+            start=stream.ranges[partition].start,
+            end=end,
+        )
+
+    def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
+        """Return the mean size of the next few records; see the port."""
+        end = min(stream.ranges[partition].end, Offset(start + _SAMPLE_RECORDS))
+
+        def ask() -> int:
+            rows = size = 0
+            with self._client.fetch(
+                stream.name, partition, start, end, stream_uuid=stream.uuid
+            ) as fetched:
+                for one in fetched:
+                    rows += one.batch.num_rows
+                    size += one.batch.get_total_buffer_size()
+            return max(1, size // max(1, rows))
+
+        return self._patiently(ask)
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        return patiently(call, self._patience_s)
+
+
+class Backoff:
+    """Waits between attempts, longer each time, until patience is at its end."""
+
+    def __init__(
+        self, patience_s: float, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._patience_s = patience_s
+        self._monotonic_s = monotonic_s
+        self._never = threading.Event()
+        self._until_s: float | None = None
+        self._wait_s = _WAIT_FIRST_S
+
+    def progressed(self) -> None:
+        """Begin anew: the next failure is the first."""
+        self._until_s, self._wait_s = None, _WAIT_FIRST_S
+
+    def wait(self, error: BaseException) -> None:
+        """Wait before another attempt; raises ``error`` when there were enough, or none helps."""
+        if not may_pass(error):
+            raise error
+        self.wait_for(error)
+
+    def wait_for(self, error: BaseException) -> None:
+        """Wait before another attempt, whatever the error is; raises it when patience is over."""
+        now_s = self._monotonic_s()
+        if self._until_s is None:
+            self._until_s = now_s + self._patience_s
+        if now_s >= self._until_s:
+            raise error
+        _log.info("read_waits seconds=%.1f error=%s", self._wait_s, error)
+        self._never.wait(min(self._wait_s, max(0.0, self._until_s - now_s)))
+        self._wait_s = min(_WAIT_MAX_S, 2 * self._wait_s)
+
+
+def patiently(call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
+    """Return what a call returns, however often it had to be made while the broker was away."""
+    backoff = Backoff(patience_s)
+    while True:
+        try:
+            return call()
+        except (UnavailableError, FencedError) as error:
+            backoff.wait(error)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether the same call may succeed a little later."""
+    if isinstance(error, StreamRecreatedError):
+        return False
+    return isinstance(error, UnavailableError | FencedError) and error.retriable
+
+
+def without_times(lookup: Lookup, stream: StreamPositions, side: Positions) -> str | dict[int, Any]:
+    """Return a bound with a time replaced by the offsets that it means."""
+    if not isinstance(side, AtMs):
+        return side
+    return {number: lookup.offset_at(stream, number, side) for number in stream.ranges}
+
+
+def check_named(stream: StreamPositions, side: Positions) -> None:
+    """Raise InvalidRequestError for offsets that do not name every partition of the read."""
+    if isinstance(side, dict) and set(side) != set(stream.ranges):
+        raise InvalidRequestError(
+            f"offsets are given for partitions {sorted(side)}, but stream {stream.name} has "
+            f"{sorted(stream.ranges)}; name each of them"
+        )

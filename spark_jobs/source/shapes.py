@@ -1,0 +1,83 @@
+"""What a slice looks like to Spark: the stored columns, those that we add, or its range alone.
+
+pyarrow is imported when rows are shaped, not when Spark imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_jobs.source.columns import ADDED_COLUMNS, RANGE_COLUMNS, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_jobs.source.partitions import SliceTask
+
+_CREATE_TIME: Final = 0  # Kafka's TimestampType: the producer's time, not the log's
+
+
+def stored(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to fetch for a projection: never none, for rows must be counted."""
+    return tuple(name for name in names if name in ROW_COLUMNS) or ("offset",)
+
+
+def dress(
+    batches: Iterable[pa.RecordBatch], names: Sequence[str], stream: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches with exactly the columns ``names``, those that we add included."""
+    if all(name in ROW_COLUMNS for name in names):
+        yield from batches
+        return
+    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
+
+    schema = arrow_schema(names)
+    for batch in batches:
+        arrays = [
+            batch.column(batch.schema.get_field_index(name))
+            if name in ROW_COLUMNS
+            else pa.repeat(
+                pa.scalar(_CREATE_TIME if name == "timestampType" else stream, _type_of(name)),
+                batch.num_rows,
+            )
+            for name in names
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def range_row(task: SliceTask, names: Sequence[str]) -> pa.RecordBatch:
+    """Return the one row that says which records the slice has; ``names`` gives the order."""
+    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
+
+    values: dict[str, Any] = {
+        "stream": task.stream,
+        "stream_uuid": task.stream_uuid,
+        "partition": task.piece.partition,
+        "start": int(task.piece.start),
+        "end": int(task.piece.end),
+    }
+    fields = [pa.field(name, _type_of(name)) for name in names]
+    arrays = [pa.array([values[field.name]], field.type) for field in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Return the Arrow schema of a projection, as Spark demands it."""
+    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
+
+    from broker.codec.schema import ROW_SCHEMA  # noqa: PLC0415
+
+    return pa.schema(
+        [
+            ROW_SCHEMA.field(name) if name in ROW_COLUMNS else pa.field(name, _type_of(name))
+            for name in columns
+        ]
+    )
+
+
+def _type_of(name: str) -> pa.DataType:
+    import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
+
+    spark = {**RANGE_COLUMNS, **ADDED_COLUMNS}[name]
+    return {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}[spark]

@@ -1,0 +1,117 @@
+"""The leases of a streaming query, one per stream, held by the process that plans its batches.
+
+A lease keeps the local log from the cold end of the moment it was taken. A query may run for years,
+so its lease is replaced by a younger one now and then, or the local disk would fill up behind it:
+what the older lease held and the younger does not is in the table by then.
+
+Losing a lease is no error by itself. The planner is told, and looks whether anything that it still
+needs is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import HeadwaterError, UnknownStreamError
+from broker.model.cut import Lease
+from broker.model.ids import LeaseId, StreamUuid
+from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
+from spark_jobs.source.lookup import patiently
+from spark_jobs.source.partitions import TableRef
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+_YOUNG_S: Final = 120.0  # a lease older than this is replaced
+
+_log = logging.getLogger("headwater.read")
+
+
+@dataclass(slots=True)
+class _Held:
+    lease_id: LeaseId
+    since_s: float
+
+
+class StreamHolds:
+    """Holds streams by leases. One thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        keeper: LeaseKeeper = KEEPER,
+        ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._keeper = keeper
+        self._ttl_ms = ttl_ms
+        self._monotonic_s = monotonic_s
+        self._held: dict[str, _Held] = {}
+        self._tables: dict[StreamUuid, TableRef | None] = {}
+
+    def hold(self, stream: str) -> HeadwaterError | None:
+        """Hold a stream, or go on holding it; return how the lease before was lost, if it was.
+
+        A stream that is not there is not held: whoever looks at it next will say so.
+        """
+        held = self._held.get(stream)
+        lost = None if held is None else self._keeper.lost(held.lease_id)
+        if held is not None and lost is None and self._monotonic_s() - held.since_s < _YOUNG_S:
+            return None
+        try:
+            lease = patiently(lambda: self._client.take_lease(stream, ttl_ms=self._ttl_ms))
+        except UnknownStreamError:
+            return lost
+        self._keep(stream, lease)
+        if held is not None:
+            self._keeper.release(held.lease_id)
+        return lost
+
+    def table(self, stream: str, uuid: StreamUuid) -> TableRef | None:
+        """Return where the stream's table is; None when that is not known now."""
+        if uuid not in self._tables:
+            try:
+                ref = find_table(self._client, stream, uuid)
+            except HeadwaterError as error:
+                _log.info("table_not_known stream=%s error=%s", stream, error)
+                return None  # asked again for the next batch; until then tasks ask by themselves
+            self._tables[uuid] = ref
+        return self._tables[uuid]
+
+    def release(self) -> None:
+        """End every lease."""
+        held, self._held = self._held, {}
+        for one in held.values():
+            self._keeper.release(one.lease_id)
+
+    def _keep(self, stream: str, lease: Lease) -> None:
+        self._held[stream] = _Held(lease.lease_id, self._monotonic_s())
+        self._keeper.hold(
+            lease,
+            client=self._client,
+            ttl_ms=self._ttl_ms,
+            drop_at_end=True,
+            what=f"stream={stream} query",
+        )
+
+
+def find_table(client: Client, stream: str, uuid: StreamUuid | None) -> TableRef | None:
+    """Ask the broker where a stream's table is; None when there is none, or it is another's.
+
+    Raises:
+        HeadwaterError: the broker or the table does not answer, or there is no such stream.
+    """
+    cut = client.cut(stream, ttl_ms=_CUT_TTL_MS)
+    client.drop_lease(cut.lease.lease_id)
+    if cut.table_version is None or uuid not in {None, cut.stream_uuid}:
+        return None
+    return TableRef(cut.table_uri, cut.cluster)
+
+
+_CUT_TTL_MS: Final = 1000

@@ -1,0 +1,170 @@
+"""The offsets of a streaming query, as its checkpoint keeps them. Pure.
+
+    {"v": 1, "id": "<uuid>", "p": {"0": 40, "1": 7}}                     one stream
+    {"v": 1, "s": {"flights": {"id": "<uuid>", "p": {"0": 40}}, ...}}    several, by name
+
+``p`` has the next offset to read of each partition. ``from`` beside it, in the end of a batch, has
+the first offset of each partition that this batch begins with. The start of a query is nowhere
+else: Spark asks for the initial offset again when it repeats the first batch, and "latest" is
+another offset by then. ``first`` marks an answer to that question, which binds nobody.
+
+Spark compares offsets as text, so the same offsets are always spelled alike: streams by name,
+partitions by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.model.ids import StreamUuid, is_stream_name, is_uuid
+from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffsets:
+    """How far one incarnation of one stream was read."""
+
+    uuid: StreamUuid
+    ends: Mapping[int, Offset]
+    starts: Mapping[int, Offset] = field(default_factory=dict)  # of partitions that begin here
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, its keys in the one right order."""
+        found: dict[str, Any] = {"id": self.uuid, "p": _numbers(self.ends)}
+        return found | {"from": _numbers(self.starts)} if self.starts else found
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOffsets:
+    """How far a query has read each of its streams."""
+
+    streams: Mapping[str, StreamOffsets]
+    first: bool = False  # where a query would begin; no batch has ended here
+
+    def to_json(self, single: str | None) -> dict[str, Any]:
+        """Return the JSON form; ``single`` is the one stream of a query that can have no other."""
+        found: dict[str, Any] = {"v": _VERSION}
+        if single is not None:
+            found |= self.streams[single].to_json()
+        else:
+            found["s"] = {name: self.streams[name].to_json() for name in sorted(self.streams)}
+        return found | {"first": True} if self.first else found
+
+    def ranges(self, end: QueryOffsets) -> dict[str, tuple[StreamUuid, dict[int, OffsetRange]]]:
+        """Return what the batch from here to ``end`` reads; depends on the two alone.
+
+        Raises:
+            StreamRecreatedError: the two are of different incarnations of a stream.
+            OffsetOutOfRangeError: the end is below the start.
+        """
+        if end.first:
+            return {}  # nothing was read when this end was written
+        found = {}
+        for name, offsets in sorted(end.streams.items()):
+            before = self.streams.get(name)
+            if before is not None and before.uuid != offsets.uuid:
+                raise recreated(name, before.uuid, offsets.uuid)
+            known = {} if before is None else before.ends
+            found[name] = (
+                offsets.uuid,
+                {
+                    partition: _range(name, partition, known, offsets)
+                    for partition in sorted(offsets.ends)
+                },
+            )
+        return found
+
+
+def parse_offsets(body: object, *, single: str | None, names: Mapping[str, str]) -> QueryOffsets:
+    """Parse the JSON form, whichever of the two it is.
+
+    Args:
+        body: what the checkpoint holds.
+        single: the query's one stream, None when it may have several.
+        names: stream name by uuid, for the short form in a query that has several streams now.
+
+    Raises:
+        InvalidRequestError: not offsets of this source, or of a stream that is not read any more.
+    """
+    if not isinstance(body, dict) or body.get("v") != _VERSION:
+        raise InvalidRequestError(f"not offsets of a headwater stream: {str(body)[:200]}")
+    first = body.get("first", False)
+    if type(first) is not bool:
+        raise InvalidRequestError(f"offsets: first is {str(first)[:100]}")
+    if "s" not in body:
+        offsets = _stream_offsets(body)
+        name = single or names.get(offsets.uuid)
+        if name is None:
+            raise InvalidRequestError(
+                f"the checkpoint is of stream {offsets.uuid}, which this query does not read"
+            )
+        return QueryOffsets({name: offsets}, first)
+    streams = body["s"]
+    if not isinstance(streams, dict) or not all(is_stream_name(name) for name in streams):
+        raise InvalidRequestError(f"not offsets by stream: {str(streams)[:200]}")
+    found = {name: _stream_offsets(value) for name, value in streams.items()}
+    if single is not None and set(found) != {single}:
+        raise InvalidRequestError(
+            f"the checkpoint is of streams {', '.join(sorted(found))}; this query reads {single}. "
+            "Name them all, or start with another checkpoint"
+        )
+    return QueryOffsets(found, first)
+
+
+def recreated(name: str, expected: str, found: str) -> StreamRecreatedError:
+    """Return the error for a name that now means another stream than the query's."""
+    return StreamRecreatedError(
+        f"stream {name!r} was deleted and created again: the query has read {expected}, the name "
+        f"means {found} now. Start a new query, with another checkpoint",
+        stream=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def _range(
+    name: str, partition: int, known: Mapping[int, Offset], offsets: StreamOffsets
+) -> OffsetRange:
+    end = offsets.ends[partition]
+    start = offsets.starts.get(partition, known.get(partition))
+    if start is None:
+        raise InvalidRequestError(f"offsets do not say where {name}/{partition} begins")
+    if end < start:
+        raise OffsetOutOfRangeError(
+            f"{name}/{partition}: a batch of [{start}, {end}) goes backwards",
+            offset=end,
+            start=start,
+            end=end,
+        )
+    return OffsetRange(start, end)
+
+
+def _stream_offsets(body: object) -> StreamOffsets:
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f"not offsets of a stream: {str(body)[:200]}")
+    uuid = body.get("id")
+    if not isinstance(uuid, str) or not is_uuid(uuid):
+        raise InvalidRequestError(f"offsets: id {str(uuid)[:100]} is not a uuid")
+    ends, starts = _offsets(body.get("p")), _offsets(body.get("from", {}))
+    return StreamOffsets(StreamUuid(uuid), ends, starts)
+
+
+def _offsets(body: object) -> dict[int, Offset]:
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f"not offsets by partition: {str(body)[:200]}")
+    found = {}
+    for partition, offset in body.items():
+        number = isinstance(partition, str) and partition.isascii() and partition.isdigit()
+        if not number or type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
+            raise InvalidRequestError(f"not offsets by partition: {str(body)[:200]}")
+        found[int(partition)] = Offset(offset)
+    return found
+
+
+def _numbers(offsets: Mapping[int, Offset]) -> dict[str, int]:
+    return {str(partition): int(offset) for partition, offset in sorted(offsets.items())}
