@@ -1,0 +1,1 @@
+"""Writing a DataFrame, or a streaming query, into a stream: ``format("headwater")``."""

@@ -1,0 +1,143 @@
+"""The columns that a write may have, and what the log takes for them.
+
+Pure. Imports pyarrow late, because Spark's planner loads this file, too.
+
+Where a row goes: the column ``partition`` where it is given and not null; else the CRC-32 of the
+key modulo the number of partitions; without a key, the number of Spark's task modulo that number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import SchemaMismatchError, UnknownPartitionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+# Name -> the types that are taken, in Spark's words.
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "headers": (_HEADERS,),
+    "subject": ("string",),
+    "timestamp": ("timestamp",),
+    "partition": ("int", "bigint"),
+    "reply_subject": ("string",),
+    "correlation_id": ("string",),
+}
+_ROW_OVERHEAD_BYTES: Final = 64
+
+
+def check_schema(fields: Sequence[tuple[str, str]]) -> None:
+    """Refuse a schema that records do not have.
+
+    Args:
+        fields: names and Spark's short names of their types.
+
+    Raises:
+        SchemaMismatchError: with the facts column, got, wanted.
+    """
+    for name, got in fields:
+        wanted = COLUMNS.get(name)
+        if wanted is None:
+            raise SchemaMismatchError(
+                f"a record has no column {name!r}: select what to write, of {', '.join(COLUMNS)}",
+                column=name,
+                got=got,
+                wanted=list(COLUMNS),
+            )
+        if got not in wanted:
+            raise SchemaMismatchError(
+                f"column {name} is {got}; it has to be {' or '.join(wanted)}",
+                column=name,
+                got=got,
+                wanted=list(wanted),
+            )
+    names = [name for name, _ in fields]
+    if "value" not in names:
+        raise SchemaMismatchError(
+            "a write needs the column value (null makes a tombstone)",
+            column="value",
+            got=None,
+            wanted=list(COLUMNS["value"]),
+        )
+    if len(set(names)) != len(names):
+        raise SchemaMismatchError(f"a column occurs twice in {names}", column=names[0])
+
+
+def to_records(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch of Spark's as producer columns, in one order and of exact types."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    from broker.codec.schema import PRODUCER_FIELDS, TIMESTAMP_TYPE  # noqa: PLC0415
+
+    fields, arrays = [], []
+    for name, field in PRODUCER_FIELDS.items():
+        if name not in rows.schema.names:
+            continue
+        column = rows.column(name)
+        if name == "timestamp":
+            column = column.cast(TIMESTAMP_TYPE)
+        fields.append(field)
+        arrays.append(column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def targets(rows: pa.RecordBatch, *, partitions_count: int, task: int) -> np.ndarray[Any, Any]:
+    """Return the stream's partition of each row.
+
+    Raises:
+        UnknownPartitionError: the column ``partition`` has a number that the stream does not.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    names = rows.schema.names
+    found = np.full(rows.num_rows, task % partitions_count, dtype=np.int64)
+    if "key" in names and partitions_count > 1:
+        for row, key in enumerate(rows.column("key").to_pylist()):
+            if key is not None:
+                data = key.encode() if isinstance(key, str) else key
+                found[row] = zlib.crc32(data) % partitions_count
+    if "partition" in names:
+        column = rows.column("partition")
+        chosen = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+        found[chosen] = column.drop_null().to_numpy(zero_copy_only=False)
+    strange = (found < 0) | (found >= partitions_count)
+    if strange.any():
+        number = int(found[strange][0])
+        raise UnknownPartitionError(
+            f"a row has partition {number}; the stream has 0 to {partitions_count - 1}",
+            partition=number,
+        )
+    return found
+
+
+def row_sizes(records: pa.RecordBatch) -> np.ndarray[Any, Any]:
+    """Return about how many bytes each record takes; the same for the same record, always."""
+    import numpy as np  # noqa: PLC0415
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    total = np.full(records.num_rows, _ROW_OVERHEAD_BYTES, dtype=np.int64)
+    for column in records.columns:
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+            total += _lengths(column)
+        elif pa.types.is_list(column.type) and len(column.flatten()):
+            entries = column.flatten()
+            each = sum(_lengths(part) for part in entries.flatten())
+            parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+            total += np.bincount(parents, weights=each, minlength=len(total)).astype(np.int64)
+    return total
+
+
+def _lengths(column: pa.Array) -> np.ndarray[Any, Any]:
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    found: np.ndarray[Any, Any] = lengths.to_numpy(zero_copy_only=False).astype("int64")
+    return found
