@@ -7,6 +7,7 @@ reader.py and verify.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Lake:
         """
         store = self._store.under(table_path(stream.namespace, stream.table_name))
         return DeltaStreamTable(
-            store, stream=stream, cluster=self._cluster, storage_options=_options(store)
+            store, stream=stream, cluster=self._cluster, storage_options=storage_options_of(store)
         )
 
     def table_at(self, uri: str) -> DeltaStreamTable:
@@ -90,7 +91,7 @@ class Lake:
             store = self._store.under(wanted[len(root) + 1 :])
         else:
             store = open_store(self.config.at(wanted))
-        return DeltaStreamTable(store, storage_options=_options(store))
+        return DeltaStreamTable(store, storage_options=storage_options_of(store))
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose a new stream's table folder: its name, or ``<name>-<uuid8>`` if that is taken.
@@ -118,5 +119,6 @@ class _Options:
         return self._config.storage_options(credentials, region=region)
 
 
-def _options(store: ObjectStore) -> _Options:
+def storage_options_of(store: ObjectStore) -> Callable[[], dict[str, str]]:
+    """Return what asks for delta-rs's options of a store, each time one is needed."""
     return _Options(store.config)

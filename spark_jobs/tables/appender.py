@@ -1,0 +1,315 @@
+"""Exactly-once append of offset ranges to a Delta table: the library under every job.
+
+    ranges ─ cut at the watermarks of version v ─ slices ─ tasks write Parquet ─ commit on v, or on
+    a later version whose watermarks are the same: files, statistics and watermarks in one
+
+What decides is in the table alone: no checkpoint of a job, no name of a query. Two appenders of one
+name, a killed one, a paused one that wakes up late: one of them commits a range, the others are
+told. Rejected rows go to a table beside it, committed first, so that a row is never in neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import (
+    FencedError,
+    GapError,
+    HeadwaterError,
+    InvalidRequestError,
+    SchemaMismatchError,
+)
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.tables import plan, schema_match
+from spark_jobs.tables.committing import CommittingTable, State
+from spark_jobs.tables.file_writer import Output, WrittenFile
+from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
+from spark_jobs.tables.schema_match import Fit
+from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_on_executors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+RECORDS_PER_TASK_MAX: Final = 1_000_000
+RECORDS_PER_TASK_MIN: Final = 50_000  # below it a second task costs more than it saves
+
+_log = logging.getLogger("headwater.tables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """One table's part of an append."""
+
+    table: CommittingTable
+    state: State
+    fit: Fit
+    ranges: Mapping[int, OffsetRange]
+    output: Output
+
+
+class Appender:
+    """Appends ranges of one stream to one table. One thread; make one per target and keep it."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: Target,
+        source: Source,
+        transform: Transform | None = None,
+        *,
+        rejects: Target | None = None,
+    ) -> None:
+        """Bind; makes no request.
+
+        Args:
+            spark: runs the tasks, classic or Connect.
+            target: the table.
+            source: the stream.
+            transform: what turns rows of the stream into rows of the table; None: they stay.
+            rejects: the table of rows that the transform sets aside, see
+                :meth:`spark_jobs.tables.model.Target.beside`. Created with the first of them.
+        """
+        if rejects is not None and getattr(transform, "rejected_schema", None) is None:
+            raise InvalidRequestError("a table of rejects needs a transform with rejected_schema")
+        self._spark = spark
+        self._source = source
+        self._transform = transform
+        self._positions = target.positions
+        self._main = CommittingTable(target, source)
+        self._rejects = None if rejects is None else CommittingTable(rejects, source)
+
+    def watermarks(self) -> Watermarks:
+        """Return how far the table has come, proved against its rows; creates nothing.
+
+        Raises:
+            TableMismatchError: the rows are not what was appended.
+            StreamRecreatedError: it was filled from another incarnation of the stream.
+        """
+        state = self._main.find()
+        if state is None:
+            return Watermarks(version=-1, ends={}, starts={})
+        return Watermarks(
+            version=state.snapshot.version,
+            ends={number: claim.end for number, claim in state.mine.items()},
+            starts={number: claim.start for number, claim in state.mine.items()},
+        )
+
+    def append(self, ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
+        """Append what of these ranges is not in the table yet, in one commit. Blocks.
+
+        Ranges wholly below the watermark are passed over; a first range may begin anywhere.
+
+        Raises:
+            GapError: a range begins above the watermark.
+            StaleWatermarkError: another appender was first. Nothing of this append is in the
+                table; appending again appends what is left.
+            SchemaMismatchError: the rows do not fit the table; names the column.
+            RemoteTierUnavailableError: the outcome is unknown; appending again finds out.
+            HeadwaterError: what reading the stream raised, in a task.
+        """
+        main = self._planned(self._main, ranges, self._row_schema(), self._optional())
+        if not main.ranges:
+            return Appended(version=main.state.snapshot.version, ranges={})
+        rejects = self._planned_rejects(main)
+        parts = self._parts(main, rejects)
+        work = Work(
+            source=self._source,
+            positions=self._positions,
+            transform=self._transform,
+            main=main.output,
+            rejects=None if rejects is None else rejects.output,
+        )
+        done = run_on_executors(self._spark, work, parts)
+        _check_complete(parts, done)
+        note = {
+            "app": main.table.target.app,
+            "stream": self._source.stream,
+            "stream_uuid": self._source.stream_uuid,
+            "batch_id": batch_id,
+        }
+        if rejects is not None:
+            self._commit_rejects(rejects, done, note)
+        version = self._commit(main, [file for each in done for file in each.files], done, note)
+        files = [file for each in done for file in each.files]
+        return Appended(
+            version=version,
+            ranges=main.ranges,
+            rows_count=sum(each.rows_count for each in done),
+            files_count=len(files),
+            bytes_count=sum(file.size_bytes for file in files),
+            rejected_count=sum(each.rejected_count for each in done),
+            dropped_count=sum(each.dropped_count for each in done),
+        )
+
+    # ---------------------------------------------------------------------------- planning
+
+    def _row_schema(self) -> pa.Schema:
+        if self._transform is None:
+            return schema_match.row_schema(self._positions)
+        return schema_match.with_positions(self._transform.output_schema, self._positions)
+
+    def _optional(self) -> tuple[str, ...]:
+        """Return the columns that we add and nobody asked for: a user's table may do without."""
+        given = () if self._transform is None else self._transform.output_schema.names
+        return tuple(name for name in self._positions or () if name not in given)
+
+    def _planned(
+        self,
+        table: CommittingTable,
+        ranges: Mapping[int, OffsetRange],
+        rows: pa.Schema,
+        optional: Sequence[str],
+    ) -> _Planned:
+        state = table.ensure(rows, ranges)
+        wanted = plan.cut(ranges, state.mine)
+        state, fit = table.fitted(state, rows, optional)
+        wanted = plan.cut(wanted, state.mine)  # columns were added meanwhile, or rows appended
+        return _Planned(
+            table=table, state=state, fit=fit, ranges=wanted, output=self._output(table, state, fit)
+        )
+
+    def _planned_rejects(self, main: _Planned) -> _Planned | None:
+        """Plan the rejected rows: those of the main ranges that are not in their table yet.
+
+        That table moves only when rows are rejected, so its watermark may lie below; it lies above
+        when an append ended between the two commits, and these rows are not written again.
+        """
+        if self._rejects is None:
+            return None
+        table = self._rejects
+        schema = getattr(self._transform, "rejected_schema")  # noqa: B009  (checked at the start)
+        state = table.ensure(schema, main.ranges)
+        state, fit = table.fitted(state, schema, ())
+        ranges = {}
+        for number, wanted in main.ranges.items():
+            claim = state.mine.get(number)
+            start = wanted.start if claim is None else max(wanted.start, claim.end)
+            if start < wanted.end:
+                ranges[number] = OffsetRange(Offset(start), wanted.end)
+        return _Planned(
+            table=table, state=state, fit=fit, ranges=ranges, output=self._output(table, state, fit)
+        )
+
+    def _output(self, table: CommittingTable, state: State, fit: Fit) -> Output:
+        target = table.target
+        return Output(
+            store=target.store,
+            folder=f"appended/{uuid.uuid4().hex}",
+            fit=fit,
+            stats_columns=schema_match.stats_columns(
+                fit, state.snapshot.properties, target.positions or ()
+            ),
+            note={"app": target.app, "stream_uuid": self._source.stream_uuid},
+        )
+
+    def _parts(self, main: _Planned, rejects: _Planned | None) -> list[SliceWork]:
+        at = {}
+        if rejects is not None:
+            at = {number: offsets.start for number, offsets in rejects.ranges.items()}
+        found = plan.slices(
+            main.ranges,
+            tasks=_parallelism(self._spark),
+            records_min=RECORDS_PER_TASK_MIN,
+            records_max=RECORDS_PER_TASK_MAX,
+            at=at,
+        )
+        return [
+            SliceWork(slice=each, rejects=each.partition in at and each.start >= at[each.partition])
+            for each in found
+        ]
+
+    # ---------------------------------------------------------------------------- committing
+
+    def _commit_rejects(
+        self, rejects: _Planned, done: Sequence[SliceDone], note: Mapping[str, Any]
+    ) -> None:
+        files = [file for each in done for file in each.reject_files]
+        if not files:
+            return
+        rows: dict[int, int] = dict.fromkeys(rejects.ranges, 0)
+        for each in done:
+            for file in each.reject_files:
+                rows[each.partition] += file.rows_count
+        # A partition without rejected rows stays where it is.
+        moving = {number: offsets for number, offsets in rejects.ranges.items() if rows[number]}
+        self._commit_to(rejects, files, moving, rows, note)
+
+    def _commit(
+        self,
+        main: _Planned,
+        files: Sequence[WrittenFile],
+        done: Sequence[SliceDone],
+        note: Mapping[str, Any],
+    ) -> int:
+        rows = dict.fromkeys(main.ranges, 0)
+        for each in done:
+            rows[each.partition] += each.rows_count
+        return self._commit_to(main, files, main.ranges, rows, note)
+
+    def _commit_to(
+        self,
+        planned: _Planned,
+        files: Sequence[WrittenFile],
+        ranges: Mapping[int, OffsetRange],
+        rows: Mapping[int, int],
+        note: Mapping[str, Any],
+    ) -> int:
+        told = {
+            **note,
+            "ranges": {str(number): [int(r.start), int(r.end)] for number, r in ranges.items()},
+            "rows": sum(rows.values()),
+        }
+        try:
+            return planned.table.commit(
+                planned.state,
+                planned.fit,
+                files,
+                ranges,
+                rows=rows,
+                commit_id=planned.output.folder,
+                note=told,
+            )
+        except FencedError as error:
+            _log.warning("append_lost uri=%s: %s", planned.table.target.uri, error)
+            raise
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """Return how many tasks may run at once; under Connect only a setting tells."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, HeadwaterError):
+        return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
+
+
+def _check_complete(parts: Sequence[SliceWork], done: Sequence[SliceDone]) -> None:
+    """Refuse answers that do not account for every offset of every slice exactly once.
+
+    Raises:
+        GapError: a slice is missing, doubled, or short.
+        SchemaMismatchError: files and counts differ.
+    """
+    if [each.number for each in done] != list(range(len(parts))):
+        raise GapError(f"{len(parts)} slices were given out, {len(done)} came back")
+    for part, each in zip(parts, done, strict=True):
+        piece = part.slice
+        accounted = each.rows_count + each.rejected_count + each.dropped_count
+        if (each.partition, each.records_count) != (piece.partition, piece.records_count):
+            raise GapError(
+                f"partition {piece.partition}, slice [{piece.start}, {piece.end}): "
+                f"{each.records_count} records were read",
+                partition=piece.partition,
+                start=int(piece.start),
+                end=int(piece.end),
+            )
+        in_files = sum(file.rows_count for file in each.files)
+        if accounted != each.records_count or in_files != each.rows_count:
+            raise SchemaMismatchError(
+                f"partition {piece.partition}, slice [{piece.start}, {piece.end}): "
+                f"{accounted} of {each.records_count} records accounted for, {in_files} in files"
+            )

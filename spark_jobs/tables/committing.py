@@ -1,0 +1,305 @@
+"""One target table: what it claims, whether that is true, and the commit that moves it on.
+
+The fence: files are written for the watermarks of one version. They are committed on that version,
+or on a later one in which exactly these watermarks still stand and the table still has the shape
+they were written for. Otherwise the appender has lost, and says so by a typed error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import (
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    SchemaMismatchError,
+    StaleWatermarkError,
+    StreamRecreatedError,
+    TableRolledBackError,
+)
+from broker.model.offsets import OffsetRange
+from spark_jobs.tables import plan, schema_match
+from spark_jobs.tables.file_writer import WrittenFile
+from spark_jobs.tables.model import Source, Target
+from spark_jobs.tables.plan import Claim, Claims
+from spark_jobs.tables.row_counts import FileRows, check_rows
+from spark_jobs.tables.schema_match import Fit
+from tiering.delta_append import AddedFile, AppendSnapshot, AppendTable
+from tiering.lake import storage_options_of
+from tiering.object_store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ATTEMPTS_MAX: Final = 30
+_BACKOFF_S: Final = 0.02
+_BACKOFF_S_MAX: Final = 1.0
+_CHECKPOINT_EVERY: Final = 20  # versions, where the table does not say
+
+_log = logging.getLogger("headwater.tables")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The table at one version, as one appender sees it."""
+
+    snapshot: AppendSnapshot
+    claims: Claims
+    mine: Mapping[int, Claim]
+
+
+class CommittingTable:
+    """A target and its fence. One thread."""
+
+    def __init__(self, target: Target, source: Source) -> None:
+        """Bind; makes no request."""
+        self._target = target
+        self._source = source
+        self.store: ObjectStore = open_store(target.store)
+        self._table = AppendTable(self.store, storage_options=storage_options_of(self.store))
+        self._proved = -1  # the version whose rows were counted, or that we made from such a one
+        self._newest: tuple[int, str] | None = None  # the newest version seen, and the table's id
+        self._properties: Mapping[str, str] = {}
+
+    @property
+    def target(self) -> Target:
+        """What was asked for."""
+        return self._target
+
+    def find(self, partitions: Iterable[int] = ()) -> State | None:
+        """Load the newest version and prove it; None when there is no table.
+
+        Raises:
+            TableMismatchError: its rows are not what was appended, or it is not to be appended to.
+            TableRolledBackError: it is older than what this object saw.
+            StreamRecreatedError: this appender filled it from another incarnation of the stream.
+        """
+        app, uuid = self._target.app, self._source.stream_uuid
+        ids = [each for number in partitions for each in plan.app_ids(app, uuid, number)]
+        snapshot = self._table.find(ids)
+        self._require_progress(snapshot)
+        if snapshot is None:
+            return None
+        claims = plan.claims_of(snapshot.transactions)
+        strangers = claims.strangers(app, uuid)
+        if strangers:
+            raise StreamRecreatedError(
+                f"{snapshot.uri} was filled by {app!r} from stream {strangers[0]}, and "
+                f"{self._source.stream} is {uuid}; append under another app name, or elsewhere",
+                expected=strangers[0],
+                found=uuid,
+            )
+        self._prove(snapshot, claims)
+        return State(snapshot=snapshot, claims=claims, mine=claims.mine(app, uuid))
+
+    def ensure(self, rows: pa.Schema, partitions: Iterable[int]) -> State:
+        """Return the newest version, of a table made for such rows if there is none.
+
+        Raises:
+            ObjectMissingError: there is none, and none is to be created.
+            SchemaMismatchError: no table can have such rows.
+        """
+        found = self.find(partitions)
+        if found is not None:
+            return found
+        target = self._target
+        if not target.create:
+            raise ObjectMissingError(f"there is no table at {target.uri}", key="_delta_log")
+        self._table.create(
+            schema_match.new_table(rows, target.partition_by),
+            partition_by=target.partition_by,
+            name=None,
+            properties=target.properties,
+        )
+        found = self.find(partitions)
+        assert found is not None, "it was created"
+        return found
+
+    def fitted(self, state: State, rows: pa.Schema, optional: Sequence[str]) -> tuple[State, Fit]:
+        """Match rows against the table; add columns first where that is asked for.
+
+        Raises:
+            SchemaMismatchError: names the column that does not match.
+        """
+        asked = self._target.partition_by
+        for _ in range(_ATTEMPTS_MAX):
+            snapshot = state.snapshot
+            if asked and tuple(asked) != snapshot.partition_columns:
+                raise SchemaMismatchError(
+                    f"{snapshot.uri} is partitioned by {list(snapshot.partition_columns)}, not by "
+                    f"{list(asked)}"
+                )
+            fit = schema_match.match(
+                rows,
+                snapshot.schema,
+                partition_columns=snapshot.partition_columns,
+                evolve=self._target.evolve,
+                optional=optional,
+            )
+            if not fit.additions:
+                return state, fit
+            if self._table.add_columns(snapshot, fit.additions):
+                _log.info(
+                    "columns_added uri=%s columns=%s",
+                    snapshot.uri,
+                    ",".join(each.name for each in fit.additions),
+                )
+            again = self.find(state.mine)
+            assert again is not None, "find raises when the table has vanished"
+            state = again
+        raise self._too_busy()
+
+    def commit(
+        self,
+        planned: State,
+        fit: Fit,
+        files: Sequence[WrittenFile],
+        ranges: Mapping[int, OffsetRange],
+        *,
+        rows: Mapping[int, int],
+        commit_id: str,
+        note: Mapping[str, Any],
+    ) -> int:
+        """Add files and move watermarks, all or nothing; return the version, durable.
+
+        Raises:
+            StaleWatermarkError: the watermarks, or the table's shape, are no longer what the files
+                were written for. Nothing was committed.
+            RemoteTierUnavailableError: the outcome is unknown; the next append will see.
+        """
+        app, uuid = self._target.app, self._source.stream_uuid
+        metadata = {
+            "headwater.commit_id": commit_id,
+            "headwater.append": json.dumps(note),
+            "userMetadata": f"headwater {app} {_ranges_text(ranges)}",
+        }
+        added = [_added(file) for file in files]
+        state = planned
+        for attempt in range(_ATTEMPTS_MAX):
+            plan.require_unmoved(planned.mine, state.mine, ranges)
+            self._require_shape(planned, state, fit)
+            base = state.snapshot.version
+            transactions = plan.moved(app, uuid, state.mine, ranges, rows)
+            try:
+                done = self._table.commit(
+                    state.snapshot, added, transactions=transactions, metadata=metadata
+                )
+            except RemoteTierUnavailableError:
+                found = self._table.committed_as(commit_id, above=base)
+                if found is None:
+                    raise
+                return self._is(found, base)
+            if done:
+                return self._is(base + 1, base)
+            found = self._table.committed_as(commit_id, above=base)
+            if found is not None:  # it was written, and only the answer was lost
+                return self._is(found, base)
+            pause = min(_BACKOFF_S_MAX, _BACKOFF_S * 2**attempt)
+            threading.Event().wait(random.uniform(0, pause))  # noqa: S311  (no secret)
+            again = self.find(ranges)
+            assert again is not None, "find raises when the table has vanished"
+            state = again
+        raise self._too_busy()
+
+    def _is(self, version: int, base: int) -> int:
+        """Note our own version: its rows need no counting when those of its base were counted."""
+        if version == base + 1 and self._proved == base:
+            self._proved = version
+        if self._newest is not None:
+            self._newest = (max(version, self._newest[0]), self._newest[1])
+        if version % _checkpoint_interval(self._properties) == 0:
+            try:
+                self._table.checkpoint()
+            except RemoteTierUnavailableError as error:  # the commit stands without it
+                _log.warning("checkpoint_failed uri=%s error=%s", self._target.uri, error)
+        return version
+
+    def _require_progress(self, snapshot: AppendSnapshot | None) -> None:
+        """Refuse a table that went back, or was replaced, while we were appending to it."""
+        if self._newest is not None:
+            version, table_id = self._newest
+            if snapshot is None or snapshot.version < version or snapshot.table_id != table_id:
+                found = "no table" if snapshot is None else f"version {snapshot.version}"
+                raise TableRolledBackError(
+                    f"{self._target.uri} was at version {version}, and there is {found} now; its "
+                    "log was cut, or it is another table",
+                    uri=self._target.uri,
+                    expected=version,
+                    found=-1 if snapshot is None else snapshot.version,
+                )
+        if snapshot is not None:
+            self._newest = (snapshot.version, snapshot.table_id)
+            self._properties = snapshot.properties
+
+    def _require_shape(self, planned: State, found: State, fit: Fit) -> None:
+        before, now = planned.snapshot, found.snapshot
+        if before is now or schema_match.still_fits(fit, now.schema, now.partition_columns):
+            return
+        raise StaleWatermarkError(
+            f"{now.uri} changed its columns between versions {before.version} and {now.version}, "
+            "while rows were written for it; append again",
+            expected=before.version,
+            found=now.version,
+        )
+
+    def _prove(self, snapshot: AppendSnapshot, claims: Claims) -> None:
+        """Count the table's rows, once per version that others made."""
+        positions = self._target.positions
+        if snapshot.version == self._proved or not self._target.verify or positions is None:
+            return
+        partition, offset = positions
+        if any(snapshot.schema.get_field_index(name) < 0 for name in positions):
+            return
+        files = []
+        for file in self._table.files(snapshot, positions):
+            least, greatest = file.least[partition], file.greatest[partition]
+            nulls = file.nulls[offset]
+            files.append(
+                FileRows(
+                    path=file.path,
+                    rows_count=_minus(file.records_count, nulls),
+                    partition=least if least == greatest else None,
+                    min_offset=file.least[offset],
+                    max_offset=file.greatest[offset],
+                )
+            )
+        check_rows(files, claims, uri=snapshot.uri)
+        self._proved = snapshot.version
+
+    def _too_busy(self) -> RemoteTierUnavailableError:
+        return RemoteTierUnavailableError(
+            f"{self._target.uri}: other commits won {_ATTEMPTS_MAX} times in a row",
+            uri=self._target.uri,
+        )
+
+
+def _minus(count: int | None, nulls: int | None) -> int | None:
+    """Return the rows that have an offset, None when the file does not tell."""
+    if count == 0:
+        return 0
+    return None if count is None or nulls is None else count - nulls
+
+
+def _checkpoint_interval(properties: Mapping[str, str]) -> int:
+    text = properties.get("delta.checkpointInterval", "")
+    return int(text) if text.isdigit() and int(text) > 0 else _CHECKPOINT_EVERY
+
+
+def _added(file: WrittenFile) -> AddedFile:
+    return AddedFile(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        partition_values=file.partition_values,
+        modified_us=file.modified_us,
+        stats_json=file.stats_json,
+    )
+
+
+def _ranges_text(ranges: Mapping[int, OffsetRange]) -> str:
+    return " ".join(f"{number}:{offsets}" for number, offsets in sorted(ranges.items()))

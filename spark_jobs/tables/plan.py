@@ -1,0 +1,177 @@
+"""What an append may write: ranges cut at watermarks, and slices for tasks. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.errors import GapError, StaleWatermarkError, TableMismatchError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.source.partitions import OffsetSlice
+
+PREFIX: Final = "headwater-append"
+_APP_ID: Final = re.compile(
+    rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<partition>\d{{1,9}})(?P<what>/start|/rows)?\Z"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What one appender says of one partition of one stream: its range, and its rows in it."""
+
+    start: Offset
+    end: Offset
+    rows_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """Every claim in a table version, by (app, stream uuid, partition)."""
+
+    of: Mapping[tuple[str, str, int], Claim] = field(default_factory=dict)
+
+    def mine(self, app: str, uuid: str) -> dict[int, Claim]:
+        """Return the claims of one appender of one stream, by partition."""
+        return {number: claim for (a, u, number), claim in self.of.items() if (a, u) == (app, uuid)}
+
+    def strangers(self, app: str, uuid: str) -> list[str]:
+        """Return other streams that this appender has put into the table."""
+        return sorted({u for a, u, _ in self.of if a == app and u != uuid})
+
+
+def app_ids(app: str, uuid: str, partition: int) -> tuple[str, str, str]:
+    """Return the transactions of a partition: its exclusive end, its start, its count of rows."""
+    end = f"{PREFIX}/{app}/{uuid}/{partition}"
+    return end, f"{end}/start", f"{end}/rows"
+
+
+def claims_of(transactions: Mapping[str, int]) -> Claims:
+    """Read the claims out of a version's transactions; others' are passed over.
+
+    Raises:
+        TableMismatchError: a claim is not whole, or makes no sense.
+    """
+    found: dict[tuple[str, str, int], dict[str, int]] = {}
+    for app_id, number in transactions.items():
+        match = _APP_ID.match(app_id)
+        if match is not None:
+            key = (match["app"], match["uuid"], int(match["partition"]))
+            found.setdefault(key, {})[match["what"] or "/end"] = number
+    claims = {}
+    for key, parts in found.items():
+        start, end, rows = (parts.get(what, -1) for what in ("/start", "/end", "/rows"))
+        if not 0 <= start <= end or rows < 0:
+            raise TableMismatchError(
+                f"the transactions of {key} claim [{start}, {end}) with {rows} rows",
+                partition=key[2],
+            )
+        claims[key] = Claim(start=Offset(start), end=Offset(end), rows_count=rows)
+    return Claims(of=claims)
+
+
+def cut(ranges: Mapping[int, OffsetRange], claims: Mapping[int, Claim]) -> dict[int, OffsetRange]:
+    """Return the part of each range that is not in the table yet; none for a partition: absent.
+
+    The first append of a partition may begin anywhere.
+
+    Raises:
+        GapError: a range begins above the watermark. Facts: partition, start, end.
+    """
+    found = {}
+    for partition, wanted in sorted(ranges.items()):
+        claim = claims.get(partition)
+        if len(wanted) == 0:
+            continue
+        if claim is None:
+            found[partition] = wanted
+            continue
+        if wanted.start > claim.end:
+            raise GapError(
+                f"partition {partition}: the table ends at {claim.end}, and {wanted} was to follow",
+                partition=partition,
+                start=int(claim.end),
+                end=int(wanted.start),
+            )
+        if wanted.end > claim.end:
+            found[partition] = OffsetRange(claim.end, wanted.end)
+    return found
+
+
+def require_unmoved(
+    planned: Mapping[int, Claim], found: Mapping[int, Claim], partitions: Mapping[int, OffsetRange]
+) -> None:
+    """Check that the watermarks which files were written for still stand.
+
+    Raises:
+        StaleWatermarkError: one has moved, or gone. Facts: partition, expected, found.
+    """
+    for partition in sorted(partitions):
+        before, now = planned.get(partition), found.get(partition)
+        if before != now:
+            raise StaleWatermarkError(
+                f"partition {partition} was at {_at(before)} and is at {_at(now)}: another appender"
+                " of the same name was here",
+                partition=partition,
+                expected=None if before is None else int(before.end),
+                found=None if now is None else int(now.end),
+            )
+
+
+def moved(
+    app: str,
+    uuid: str,
+    claims: Mapping[int, Claim],
+    ranges: Mapping[int, OffsetRange],
+    rows: Mapping[int, int],
+) -> dict[str, int]:
+    """Return the transactions that a commit sets: what the partitions claim after it."""
+    transactions = {}
+    for partition, new in sorted(ranges.items()):
+        end_id, start_id, rows_id = app_ids(app, uuid, partition)
+        before = claims.get(partition)
+        transactions[end_id] = int(new.end)
+        transactions[rows_id] = (0 if before is None else before.rows_count) + rows[partition]
+        if before is None:
+            transactions[start_id] = int(new.start)
+    return transactions
+
+
+def slices(
+    ranges: Mapping[int, OffsetRange],
+    *,
+    tasks: int,
+    records_min: int,
+    records_max: int,
+    at: Mapping[int, Offset] | None = None,
+) -> list[OffsetSlice]:
+    """Cut ranges evenly into about ``tasks`` slices of at most ``records_max`` records.
+
+    No slice is cut only to be smaller than ``records_min``. A slice never crosses the offset ``at``
+    of its partition. Slices are in order and cover exactly the ranges.
+    """
+    total = sum(len(offsets) for offsets in ranges.values())
+    if total == 0:
+        return []
+    share = max(-(-total // max(1, tasks)), records_min, 1)
+    limit = min(share, records_max)
+    found = []
+    for partition, offsets in sorted(ranges.items()):
+        point = (at or {}).get(partition)
+        edges = [offsets.start, offsets.end]
+        if point is not None and offsets.start < point < offsets.end:
+            edges.insert(1, point)
+        for low, high in itertools.pairwise(edges):
+            pieces = -(-(high - low) // limit)
+            bounds = [low + (high - low) * piece // pieces for piece in range(pieces + 1)]
+            found += [
+                OffsetSlice(partition, Offset(start), Offset(end))
+                for start, end in itertools.pairwise(bounds)
+            ]
+    return found
+
+
+def _at(claim: Claim | None) -> str:
+    return "no watermark" if claim is None else f"{claim.end} after {claim.rows_count} rows"

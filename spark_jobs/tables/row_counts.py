@@ -1,0 +1,83 @@
+"""Do the rows that a table lists agree with what appenders claim? Pure.
+
+A RESTORE, a DELETE or a cut log takes rows away, but no transaction back: an appender that believed
+its watermark alone would go on above a hole. Every append therefore counts its rows in the commit,
+and the count is compared with the statistics of the same version. Rows that others put under our
+offsets show up as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker.errors import TableMismatchError
+from spark_jobs.tables.plan import Claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRows:
+    """One file: its rows that have an offset, and the bounds of these; None: not known."""
+
+    path: str
+    rows_count: int | None
+    partition: int | None  # None: of several, or not known
+    min_offset: int | None
+    max_offset: int | None
+
+
+def check_rows(files: Sequence[FileRows], claims: Claims, *, uri: str) -> None:
+    """Compare the counted rows with the claimed ones, per partition where files tell it.
+
+    Raises:
+        TableMismatchError: they differ, a row lies outside every claim, or a file does not tell.
+            Facts: uri, expected, found.
+    """
+    silent = [file.path for file in files if file.rows_count is None]
+    if silent:
+        raise TableMismatchError(
+            f"{uri}: {len(silent)} files have no statistics of the offset column (first: "
+            f"{silent[0]}), so nobody can tell which offsets the table holds",
+            uri=uri,
+            path=silent[0],
+        )
+    expected = sum(claim.rows_count for claim in claims.of.values())
+    found = sum(file.rows_count or 0 for file in files)
+    if found != expected:
+        raise _differs(uri, "the table", expected, found)
+    streams = {uuid for _, uuid, _ in claims.of}
+    holding = [file for file in files if file.rows_count]
+    if len(streams) != 1 or any(file.partition is None for file in holding):
+        return  # offsets of different streams, or partitions, are in one file: the sum must do
+    for partition in sorted(
+        {file.partition or 0 for file in holding} | {p for _, _, p in claims.of}
+    ):
+        ours = [claim for (_, _, number), claim in claims.of.items() if number == partition]
+        theirs = [file for file in holding if file.partition == partition]
+        expected = sum(claim.rows_count for claim in ours)
+        found = sum(file.rows_count or 0 for file in theirs)
+        if found != expected:
+            raise _differs(uri, f"partition {partition}", expected, found)
+        low = min((int(claim.start) for claim in ours), default=0)
+        high = max((int(claim.end) for claim in ours), default=0)
+        for file in theirs:
+            if file.min_offset is None or file.max_offset is None:
+                continue
+            if not low <= file.min_offset <= file.max_offset < high:
+                raise TableMismatchError(
+                    f"{uri}: {file.path} holds offsets {file.min_offset} to {file.max_offset} of "
+                    f"partition {partition}; the transactions claim [{low}, {high})",
+                    uri=uri,
+                    path=file.path,
+                )
+
+
+def _differs(uri: str, where: str, expected: int, found: int) -> TableMismatchError:
+    what = "are missing" if found < expected else "were put there by somebody else"
+    return TableMismatchError(
+        f"{uri}: {where} should hold {expected} appended rows and holds {found}: "
+        f"{abs(expected - found)} {what} (a RESTORE, DELETE or foreign write?)",
+        uri=uri,
+        expected=expected,
+        found=found,
+    )
