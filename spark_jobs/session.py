@@ -43,7 +43,7 @@ _PROFILE_PROVIDER: Final = _CREDENTIALS[1]
 
 def build_session(
     app_name: str = "headwater",
-    master: str = "local[*]",
+    master: str | None = "local[*]",
     *,
     lake: StoreConfig | None = None,
     conf: Mapping[str, str] | None = None,
@@ -54,7 +54,8 @@ def build_session(
 
     Args:
         app_name: shown in Spark's UI and logs.
-        master: ``local[*]`` or the address of a cluster.
+        master: ``local[*]`` or the address of a cluster. None under spark-submit: its master and
+            all settings that were given to it win, and its JVM must have the jars already.
         lake: where the tables are; gives S3A its endpoint, region and credentials. Without it they
             come from the environment, by the same variables as the broker's.
         conf: Spark settings that win over everything chosen here.
@@ -71,13 +72,18 @@ def build_session(
         return _equip(_checked(active))
     require_java()
     store = lake or StoreConfig.from_env("s3://unnamed")  # only for how S3 is reached
-    chosen = settings(
-        master=master,
-        store=store,
-        jar_paths=[*jars.fetch(conf=given), jvm.log_store_jar(jars.default_folder())],
-        extra_jars=given.pop("spark.jars", ""),
-    )
-    builder = SparkSession.builder.appName(app_name).master(master)
+    if master is None:
+        chosen = _left_open(store)
+    else:
+        chosen = settings(
+            master=master,
+            store=store,
+            jar_paths=_jar_paths(given),
+            extra_jars=given.pop("spark.jars", ""),
+        )
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
     for name, value in {**chosen, **given}.items():
         builder = builder.config(name, value)
     os.environ["PYSPARK_PYTHON"] = sys.executable  # plain `python3` may be another interpreter
@@ -152,6 +158,42 @@ def require_java() -> int:
             f"Spark needs Java {JAVA_MAJOR_MIN} or newer, but {java} is Java {major}; set JAVA_HOME"
         )
     return major
+
+
+def submit_arguments(store: StoreConfig | None = None) -> list[str]:
+    """Return what spark-submit needs to know so that a job finds Delta, S3A and the log store.
+
+    No credential is among it. Blocks when the jars are not cached yet.
+    """
+    store = store or StoreConfig.from_env("s3://unnamed")
+    chosen = settings(master="", store=store, jar_paths=_jar_paths({}))
+    words = ["--jars", chosen.pop("spark.jars")]
+    for name, value in chosen.items():
+        words += ["--conf", f"{name}={value}"]
+    return words
+
+
+def _jar_paths(conf: Mapping[str, str]) -> list[Path]:
+    return [*jars.fetch(conf=conf), jvm.log_store_jar(jars.default_folder())]
+
+
+def _left_open(store: StoreConfig) -> dict[str, str]:
+    """Return the settings that spark-submit did not get; asks the JVM that it started.
+
+    Raises:
+        InvalidConfigError: Delta is not on the class path of that JVM.
+    """
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+
+    SparkContext._ensure_initialized()  # noqa: SLF001  (connects to spark-submit's JVM)
+    had = SparkConf()
+    if DELTA_EXTENSION not in (had.get("spark.sql.extensions", "") or ""):
+        raise InvalidConfigError(
+            "spark-submit was started without Delta; write: "
+            "spark-submit $(headwater job submit-args) FILE …"
+        )
+    chosen = settings(master=had.get("spark.master", "") or "", store=store, jar_paths=[])
+    return {name: value for name, value in chosen.items() if value and not had.contains(name)}
 
 
 def _s3a_settings(store: StoreConfig) -> dict[str, str]:

@@ -9,23 +9,54 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, InvalidConfigError, InvalidRequestError
 from spark_jobs.source.options import SERVER_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# The same as the command's: see headwater/cli/README.md.
 EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2  # argparse's own
+EXIT_FAILED: Final = 1  # data is damaged, or does not fit: somebody must look
+EXIT_USAGE: Final = 2  # the request or the configuration is wrong; argparse's own, too
+EXIT_TRY_LATER: Final = 3  # nothing is wrong with the request: run it again
 
 Facts = Mapping[str, Any]  # JSON values only
+
+
+class Stop:
+    """Whether somebody asked the job to end. A job that runs long looks at it between batches."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.signal: str | None = None
+
+    @contextmanager
+    def on_sigterm(self) -> Iterator[None]:
+        """In this block SIGTERM asks; a second one ends the process as it always did."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's; whoever runs a job elsewhere stops it himself
+            return
+
+        def ask(number: int, _frame: object) -> None:
+            self.signal = signal.Signals(number).name
+            self.event.set()
+            signal.signal(signal.SIGTERM, before)
+
+        before = signal.signal(signal.SIGTERM, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +65,7 @@ class Report:
 
     name: str
     out: TextIO
+    stop: Stop = field(default_factory=Stop)
 
     def progress(self, text: str, **facts: object) -> None:
         """Print one line: what was done, then ``name=value`` facts."""
@@ -78,11 +110,12 @@ def run_job(
             made.error(f"--conf takes NAME=VALUE, not {item!r}")
         conf[key] = value
     try:
-        facts = dict(run(_session(name, args.master, conf), args, report))
+        with report.stop.on_sigterm():
+            facts = dict(run(_session(name, args.master, conf), args, report))
     except HeadwaterError as error:
         print(f"{name}: {type(error).__name__}: {error.message}", file=sys.stderr)
         _write(args.result, {"ok": False, "error": type(error).__name__, "message": error.message})
-        return EXIT_FAILED
+        return exit_status(error)
     _write(args.result, {"ok": True, **facts})
     if args.json:
         print(json.dumps({"ok": True, **facts}), flush=True)
@@ -92,11 +125,25 @@ def run_job(
     return EXIT_OK
 
 
+def exit_status(error: HeadwaterError) -> int:
+    """Return the exit status of a job that an error ended; schedulers retry on 3 only."""
+    if error.retriable:
+        return EXIT_TRY_LATER
+    wrong = isinstance(error, InvalidRequestError | InvalidConfigError)
+    return EXIT_USAGE if wrong else EXIT_FAILED
+
+
 def _session(name: str, master: str | None, conf: Mapping[str, str]) -> SparkSession:
     from spark_jobs.session import build_session  # noqa: PLC0415  (--help starts no Spark)
 
-    # spark-submit hands its own master and settings over through the environment of the JVM.
-    return build_session(f"headwater-{name}", master or "local[*]", conf=conf)
+    if master is None and not under_spark_submit():
+        master = "local[*]"
+    return build_session(f"headwater-{name}", master, conf=conf)
+
+
+def under_spark_submit() -> bool:
+    """Tell whether spark-submit started this process: its JVM waits for us then."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _write(path: Path | None, facts: Facts) -> None:
