@@ -124,22 +124,28 @@ def check_segment(body: Any, entry: LedgerEntry) -> None:
 
 
 def stats_json(entry: LedgerEntry) -> str:
-    """Return the Delta statistics of the entry's file: count and bounds, offset and timestamp.
+    """Return the Delta statistics of the entry's file."""
+    return statistics_json(
+        entry.records_count,
+        offsets=(entry.start, entry.end - 1),
+        timestamps_us=(entry.min_timestamp_us, entry.max_timestamp_us),
+    )
+
+
+def statistics_json(
+    records_count: int, *, offsets: tuple[int, int], timestamps_us: tuple[int, int]
+) -> str:
+    """Return a file's Delta statistics: count, and (least, greatest) of offset and timestamp.
 
     Delta keeps timestamps in milliseconds; the upper bound is rounded up, so that skipping by it
     never loses a row.
     """
+    (low, high), (first_us, last_us) = offsets, timestamps_us
     return json.dumps(
         {
-            "numRecords": entry.records_count,
-            "minValues": {
-                "offset": entry.start,
-                "timestamp": _iso_ms(entry.min_timestamp_us // 1000),
-            },
-            "maxValues": {
-                "offset": entry.end - 1,
-                "timestamp": _iso_ms(-(-entry.max_timestamp_us // 1000)),
-            },
+            "numRecords": records_count,
+            "minValues": {"offset": low, "timestamp": _iso_ms(first_us // 1000)},
+            "maxValues": {"offset": high, "timestamp": _iso_ms(-(-last_us // 1000))},
             "nullCount": {"offset": 0, "timestamp": 0},
         }
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
@@ -20,7 +20,10 @@ from tiering.object_store import ObjectStore
 FORMAT_VERSION: Final = 1
 LEDGER_PREFIX: Final = "_headwater/ledger"  # a leading underscore: Delta and VACUUM pass it over
 PROPERTY_PREFIX: Final = "headwater."
+KIND_PROPERTY: Final = "headwater.kind"  # absent: a stream's history
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+TableKind = Literal["history", "latest"]  # every record, or the newest of each key
 
 _TABLE_NAME_UUID_LENGTH: Final = 8
 
@@ -35,6 +38,7 @@ class DataFile:
     records_count: int | None
     min_offset: Offset | None
     max_offset: Offset | None  # inclusive, as Parquet and Delta keep it
+    max_timestamp_us: int | None = None  # no row is later; None: unknown
 
     @property
     def end_offset(self) -> Offset | None:
@@ -138,6 +142,28 @@ class Table(Protocol):
             RemoteTierUnavailableError: the outcome is unknown; look for ``commit_id``.
         """
 
+    def replace_files(
+        self,
+        expected: TableSnapshot,
+        *,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        moves: Mapping[int, OffsetRange],
+        data_change: bool,
+        commit_id: str,
+    ) -> int:
+        """Remove and add files, and set the ranges of ``moves``, in one commit.
+
+        Only if every removed file is still in the table and, for each partition of ``moves``, the
+        table's range is still ``expected``'s, in every version up to the commit. ``data_change``
+        false says that the rows stay the same. Returns the version, durable.
+
+        Raises:
+            FilesReplacedError: a file is not in the table any more; nothing was committed.
+            StaleColdEndError: a range is another; nothing was committed.
+            RemoteTierUnavailableError: the outcome is unknown; look for ``commit_id``.
+        """
+
     def checkpoint(self) -> None:
         """Write a checkpoint of the newest version, so that opening the table stays quick."""
 
@@ -145,18 +171,22 @@ class Table(Protocol):
         """Return our commits with a version above ``above`` that the log still has, in order."""
 
 
-def transaction_id(cluster: str, partition: PartitionId) -> str:
-    """Return the application id whose version is the partition's cold end (DESIGN §3)."""
-    return f"headwater/{cluster}/{partition.stream_uuid}/{partition.number}"
+def transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
+    """Return the application id whose version is the partition's cold end (DESIGN §3).
+
+    A key snapshot's ids differ, so that neither table can be taken for the other.
+    """
+    history = f"headwater/{cluster}/{partition.stream_uuid}/{partition.number}"
+    return history if kind == "history" else f"{history}/{kind}"
 
 
-def start_transaction_id(cluster: str, partition: PartitionId) -> str:
+def start_transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
     """Return the application id whose version is the first offset still in the table.
 
     Absent means 0. Only remote retention moves it, in the commit that removes the files, so a
     file that vanished at the front is a gap and never looks like retention.
     """
-    return f"{transaction_id(cluster, partition)}/start"
+    return f"{transaction_id(cluster, partition, kind)}/start"
 
 
 def table_path(namespace: str, table_name: str) -> str:
@@ -169,9 +199,10 @@ def recreated_table_name(name: str, uuid: str) -> str:
     return f"{name}-{uuid[:_TABLE_NAME_UUID_LENGTH]}"
 
 
-def properties_of(stream: Stream, cluster: str) -> dict[str, str]:
+def properties_of(stream: Stream, cluster: str, kind: TableKind = "history") -> dict[str, str]:
     """Return the properties a new table gets: the bucket alone can tell what the stream was."""
     return {
+        **({} if kind == "history" else {KIND_PROPERTY: kind}),
         "headwater.format_version": str(FORMAT_VERSION),
         "headwater.cluster": cluster,
         "headwater.namespace": stream.namespace,

@@ -1,0 +1,71 @@
+"""Build or advance a stream's key snapshot: ``<stream>__latest``, the newest record of each key.
+
+The table is of an exact cut, the stream table's cold ends when the job began. Run it as often as
+you like: a run with nothing new changes nothing, and of two at once one commits, the other fails
+by name and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_jobs.clients import client_of
+from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.maintenance.held_stream import held_stream
+from spark_jobs.maintenance.latest_build import advance
+from spark_jobs.maintenance.latest_check import check_latest
+from spark_jobs.scans import refuse_lossy
+from tiering.certify import certify_counts
+from tiering.key_snapshot import latest_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME: Final = "snapshot"
+PARSER: Final = parser(NAME, "Build or advance <stream>__latest: the newest record of every key.")
+PARSER.add_argument("stream", help="the stream")
+PARSER.add_argument(
+    "--check", action="store_true", help="afterwards compare the table with the full history"
+)
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Advance the key snapshot to the cold ends of now; see the module. Blocks."""
+    refuse_lossy(spark)
+    client = client_of(args.server)
+    with held_stream(client, args.stream, what=NAME) as held:
+        facts: dict[str, Any] = {"stream": held.stream.name, "stream_uuid": held.stream.uuid}
+        if held.snapshot is None:
+            report.progress("nothing was shipped yet", stream=args.stream)
+            ends = {str(part.partition): int(part.cold_end) for part in held.cut.partitions}
+            return {**facts, "ends": ends, "records": 0, "table_uri": None, "version": None}
+        certify_counts(held.snapshot, held.cut, held.table.store)
+        table = latest_table(held.lake, held.stream)
+        done = advance(spark, table, held.snapshot, progress=report.progress)
+        facts |= {
+            "table_uri": table.uri,
+            "version": done.version,
+            "ends": {str(number): int(part.end) for number, part in done.ranges.items()},
+            "records": done.records_count,
+            "records_read": done.records_read,
+            "files_added": done.files_added,
+            "files_removed": done.files_removed,
+            "files_kept": done.files_kept,
+            "bytes_added": done.bytes_added,
+        }
+        if args.check:
+            report.progress("comparing with the full history")
+            proof = check_latest(spark, table.snapshot(done.version), held.snapshot)
+            facts |= {"checked_records": proof.history_count}
+        return facts
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job from the command line; return the exit status."""
+    return run_job(NAME, PARSER, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

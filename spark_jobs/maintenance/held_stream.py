@@ -1,0 +1,101 @@
+"""A stream's table, held still: what every maintenance job begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from broker.errors import InvalidRequestError, StreamRecreatedError
+from broker.model.cut import Cut
+from broker.model.stream import Stream
+from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT
+from tiering.delta_table import DeltaStreamTable
+from tiering.lake import Lake
+from tiering.location import StoreConfig
+from tiering.object_store import ObjectStore, open_store
+from tiering.table import TableSnapshot
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStream:
+    """A stream under a cut whose lease is renewed."""
+
+    stream: Stream
+    cut: Cut
+    lake: Lake
+    table: DeltaStreamTable
+    snapshot: TableSnapshot | None  # at the cut's version; None: nothing was ever shipped
+
+
+@contextmanager
+def held_stream(
+    client: Client, name: str, *, what: str, cut: Cut | None = None
+) -> Iterator[HeldStream]:
+    """Take a cut of a stream (or use one that is held), and hold it while the block runs.
+
+    Raises:
+        UnknownStreamError, InvalidRequestError: no such stream, or one that is not tiered.
+        StreamRecreatedError: the name changed hands just now.
+        UnavailableError, CorruptDataError: the table cannot be read.
+    """
+    stream = client.stream(name)
+    if not stream.config.tiering:
+        raise InvalidRequestError(f"stream {name!r} has no table: its tiering is off", stream=name)
+    held = cut if cut is not None else client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
+    KEEPER.hold(
+        held.lease,
+        client=client,
+        ttl_ms=LEASE_TTL_MS_DEFAULT,
+        drop_at_end=cut is None,
+        what=f"job={what} stream={name}",
+    )
+    try:
+        if held.stream_uuid != stream.uuid:
+            raise StreamRecreatedError(
+                f"{name!r} is now stream {stream.uuid}, the cut is of {held.stream_uuid}",
+                expected=held.stream_uuid,
+                found=stream.uuid,
+            )
+        lake = lake_of(held)
+        table = lake.table_at(held.table_uri)
+        version = held.table_version
+        yield HeldStream(
+            stream=stream,
+            cut=held,
+            lake=lake,
+            table=table,
+            snapshot=None if version is None else table.snapshot(version),
+        )
+    finally:
+        KEEPER.release(held.lease.lease_id)
+
+
+def lake_of(cut: Cut) -> Lake:
+    """Return the lake that a cut's table lies in: two folders up."""
+    root = cut.table_uri.rpartition("/")[0].rpartition("/")[0]
+    return Lake.open(root, cluster=cut.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """A store as a task gets it: where it is, without any secret.
+
+    Tasks find credentials where the driver did: in the environment or profile of their process.
+    """
+
+    config: StoreConfig
+
+    @classmethod
+    def of(cls, store: ObjectStore) -> StoreAddress:
+        """Return the address of an open store."""
+        return cls(replace(store.config, credentials=None))
+
+    def open(self) -> ObjectStore:
+        """Open the store in this process."""
+        here = StoreConfig.from_env(self.config.uri)
+        return open_store(replace(self.config, credentials=here.credentials, profile=here.profile))

@@ -1,0 +1,89 @@
+"""Does a key snapshot hold exactly the newest record of each key? Proved against full history.
+
+Both sides are computed by Spark and compared row by row, all columns. Nothing of the way in which
+the table was built is trusted: not its files' names, not its statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import TableMismatchError, TableRolledBackError
+from broker.model.offsets import OffsetRange
+from spark_jobs.failures import translated
+from spark_jobs.maintenance.latest_build import history_rows
+from spark_jobs.scans import table_at
+from spark_jobs.source.columns import ROW_COLUMNS
+from tiering.table import TableSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestProof:
+    """What was compared, all of it equal."""
+
+    records_count: int  # rows of the key snapshot
+    history_count: int  # offsets of history that they were computed from
+
+
+def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnapshot) -> LatestProof:
+    """Compare a key snapshot with the history that it says it is of. Reads both whole.
+
+    Raises:
+        TableMismatchError: with the facts ``missing``, ``surplus`` (counts) and ``examples``.
+        TableRolledBackError: the history no longer reaches as far as the key snapshot.
+    """
+    ranges: dict[int, OffsetRange] = {}
+    for number, covered in latest.ranges.items():
+        held = history.ranges[number]
+        if covered and not held.start <= covered.start <= covered.end <= held.end:
+            raise TableRolledBackError(
+                f"{latest.uri} is of {covered} of partition {number}, {history.uri} holds {held}",
+                uri=history.uri,
+                partition=number,
+                expected=int(covered.end),
+                found=int(held.end),
+            )
+        if covered:
+            ranges[number] = covered
+    expected = _newest(history_rows(spark, history, ranges))
+    found = table_at(spark, latest.uri, latest.version).select(*ROW_COLUMNS)
+    with translated():
+        missing, examples = _difference(expected, found)
+        surplus, more = _difference(found, expected)
+        if missing or surplus:
+            raise TableMismatchError(
+                f"{latest.uri} version {latest.version} lacks {missing} newest records and has "
+                f"{surplus} that are not",
+                uri=latest.uri,
+                missing=missing,
+                surplus=surplus,
+                examples=[*examples, *more],
+            )
+        return LatestProof(
+            records_count=found.count(),
+            history_count=sum(len(covered) for covered in ranges.values()),
+        )
+
+
+def _newest(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
+
+    record = functions.struct(*ROW_COLUMNS)
+    newest = rows.groupBy("partition", "key").agg(
+        functions.max_by(record, functions.col("offset")).alias("newest")
+    )
+    return newest.select("newest.*").where("value IS NOT NULL")
+
+
+def _difference(left: DataFrame, right: DataFrame) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many rows only the left has, and some of them."""
+    only = left.exceptAll(right)
+    count = only.count()
+    some = only.select("partition", "offset").limit(_SHOWN).collect() if count else []
+    return count, [row.asDict() for row in some]
