@@ -22,6 +22,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 ROUNDS ?= 20
+CRASH_ARGS ?=
+RACE_ARGS ?= --commits 200
 SEED ?=
 SEEDS ?=
 
@@ -101,6 +103,16 @@ bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)
 	$(PYTHON) tests/crash/run.py --rounds $(ROUNDS)
+
+.PHONY: crash-stream
+crash-stream: $(STAMP) ## kill a streaming query and all it needs, and audit its copy (ROUNDS=20)
+	@cd $(ROOT)
+	$(PYTHON) tests/crash/stream.py --rounds $(ROUNDS) $(CRASH_ARGS)
+
+.PHONY: race
+race: $(STAMP) ## Spark drivers and delta-rs append to one table on S3; none may be lost
+	@cd $(ROOT)
+	$(PYTHON) tests/race/run.py $(RACE_ARGS)
 
 .PHONY: sim
 sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one)
