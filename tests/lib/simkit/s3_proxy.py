@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 _CONTROL: Final = "/__proxy"
+_MEETING_SECONDS_MAX: Final = 30.0
 
 
 class Break(Enum):
@@ -29,6 +30,7 @@ class Break(Enum):
     HALF_BODY = auto()  # the answer's body breaks off in the middle
     HANG = auto()  # no answer until the proxy ends
     UNCONDITIONAL = auto()  # If-None-Match is not passed on: the store "ignores" it
+    MEET = auto()  # waits for a second request of its method and path; an If-None-Match is first
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,53 @@ class Rule:
     part: str = ""
 
 
+class _Meeting:
+    """Two requests that are to be in flight at once; ``conditional`` tells of the first to come."""
+
+    def __init__(self, conditional: bool) -> None:
+        self.conditional = conditional
+        self.second_goes_first = False
+        self.met = threading.Event()
+        self.done = threading.Event()
+
+
 class _Proxy:
     """What the proxy process is to break, and a count of requests."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, meeting_s: float) -> None:
         self._target = urlsplit(target)
+        self._meeting_s = meeting_s
         self.rules: deque[Rule] = deque()
         self.always: list[Rule] = []
         self.counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self.ended = threading.Event()
+        self._meetings: dict[tuple[str, str], _Meeting] = {}
+
+    def meet(self, method: str, path: str, *, conditional: bool) -> _Meeting | None:
+        """Return once two requests are here and it is this one's turn.
+
+        The first to go gets the meeting, to set ``done``. What is alone for long goes on, too, so
+        that a test fails by what it asserts.
+        """
+        with self._lock:
+            meeting = self._meetings.pop((method, path), None)
+            is_second = meeting is not None
+            if meeting is None:
+                meeting = self._meetings[method, path] = _Meeting(conditional)
+        if is_second:
+            goes_first = conditional or not meeting.conditional
+            meeting.second_goes_first = goes_first
+            meeting.met.set()
+        else:
+            meeting.met.wait(self._meeting_s)
+            with self._lock:
+                if self._meetings.get((method, path)) is meeting:
+                    del self._meetings[method, path]
+            goes_first = not meeting.second_goes_first
+        if not goes_first:
+            meeting.done.wait(_MEETING_SECONDS_MAX)
+        return meeting if goes_first else None
 
     def control(self, body: dict[str, Any]) -> dict[str, Any]:
         """Take new rules; tell the state."""
@@ -116,11 +155,17 @@ def _handler(proxy: _Proxy) -> type[BaseHTTPRequestHandler]:
                 code, name = (500, "InternalError") if how is Break.ERROR_500 else (503, "SlowDown")
                 self._answer(code, [], f"<Error><Code>{name}</Code></Error>".encode())
                 return
+            meeting: _Meeting | None = None
+            if how is Break.MEET:
+                conditional = "If-None-Match" in self.headers
+                meeting = proxy.meet(self.command, self.path, conditional=conditional)
             if how is Break.UNCONDITIONAL:
                 headers = {
                     name: text for name, text in headers.items() if name.lower() != "if-none-match"
                 }
             status, answered, data = proxy.forward(self.command, self.path, headers, body)
+            if meeting is not None:
+                meeting.done.set()
             if how is Break.DROP_AFTER:
                 self.close_connection = True
                 return
@@ -189,10 +234,15 @@ class S3Proxy:
 
 
 @contextmanager
-def s3_proxy(target: str) -> Iterator[S3Proxy]:
-    """Run a proxy on a free loopback port before ``target``; end it afterwards."""
+def s3_proxy(target: str, *, meeting_s: float = _MEETING_SECONDS_MAX) -> Iterator[S3Proxy]:
+    """Run a proxy on a free loopback port before ``target``; end it afterwards.
+
+    ``meeting_s`` is how long a request waits for its rival (:attr:`Break.MEET`).
+    """
     process = subprocess.Popen(
-        [sys.executable, __file__, target], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, __file__, target, str(meeting_s)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
         assert process.stdout is not None
@@ -208,9 +258,9 @@ def _packed(rule: Rule) -> list[str]:
     return [rule.how.name, rule.method, rule.part]
 
 
-def _main(target: str) -> None:
+def _main(target: str, meeting_s: float) -> None:
     """Serve until killed."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(_Proxy(target)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(_Proxy(target, meeting_s)))
     server.daemon_threads = True
     sys.stdout.write(f"{server.server_address[1]}\n")
     sys.stdout.flush()
@@ -218,4 +268,4 @@ def _main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(sys.argv[1], float(sys.argv[2]))
