@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.client import Client, Fetched, Producer
-    from headwater.reading import certificate, cut, cut_of, read, release, release_all, session
+    from headwater.reading import (
+        certificate,
+        cut,
+        cut_of,
+        explain,
+        read,
+        read_many,
+        release,
+        release_all,
+        session,
+    )
 
 __all__ = [
     "Client",
@@ -20,7 +30,9 @@ __all__ = [
     "certificate",
     "cut",
     "cut_of",
+    "explain",
     "read",
+    "read_many",
     "release",
     "release_all",
     "session",
@@ -33,7 +45,9 @@ _HOMES = {
     "certificate": "headwater.reading",
     "cut": "headwater.reading",
     "cut_of": "headwater.reading",
+    "explain": "headwater.reading",
     "read": "headwater.reading",
+    "read_many": "headwater.reading",
     "release": "headwater.reading",
     "release_all": "headwater.reading",
     "session": "headwater.reading",

@@ -85,35 +85,35 @@ class History:
         )
 
     def _cold_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if part.cold_end == part.start:
+        if part.cold_stop == part.start:
             return
         assert self._table is not None, "a cold range has a table"
         assert self._snapshot is not None, "a table was opened at the cut's version"
-        wanted = OffsetRange(part.start, part.cold_end)
+        wanted = OffsetRange(part.start, part.cold_stop)
         yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
 
     def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if part.hot_end == part.cold_end:
+        if part.hot_stop == part.cold_end:
             return
         with self._client.fetch(
             self.cut.stream,
             part.partition,
             part.cold_end,
-            part.hot_end,
+            part.hot_stop,
             columns=schema.names,
             stream_uuid=self.cut.stream_uuid,
         ) as fetched:
             for one in fetched:
                 self._hot_counts[part.partition] += one.batch.num_rows
                 yield one.batch
-        counted, due = self._hot_counts[part.partition], part.hot_end - part.cold_end
+        counted, due = self._hot_counts[part.partition], part.hot_stop - part.cold_end
         if counted != due:
             raise GapError(
                 f"the broker sent {counted} of the {due} records [{part.cold_end}, "
-                f"{part.hot_end}) of partition {part.partition}",
+                f"{part.hot_stop}) of partition {part.partition}",
                 partition=part.partition,
                 start=part.cold_end + counted,
-                end=part.hot_end,
+                end=part.hot_stop,
             )
 
 
@@ -144,4 +144,4 @@ def _certificate(
         cold = PartitionCertificate(
             partition=part.partition, start=part.start, end=part.start, cold_count=0, hot_count=0
         )
-    return replace(cold, end=part.hot_end, hot_count=hot_count)
+    return replace(cold, end=part.end, cold_count=part.cold_stop - part.start, hot_count=hot_count)

@@ -4,6 +4,10 @@
     flights = headwater.read(spark, "flights")       # Delta table and live tail, one DataFrame
     headwater.certificate(flights)                   # what is proved of it
     text = headwater.cut_of(flights).save()          # the same rows again tomorrow: as_of=text
+    headwater.read(spark, "flights", as_of="2026-01-31T08:00:00Z")       # or {0: 1200}, or text
+    headwater.read(spark, "flights", latest=True)    # newest record of each key
+    headwater.read_many(spark, ["flights", "fares"]) # several streams at one instant
+    print(headwater.explain(flights))                # which files, which offsets, which lease
     headwater.release(flights)                       # what it held may be deleted from now on
 
 The work is in spark_jobs; this module needs the extra ``spark``. It is not called ``read``, because
@@ -17,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
+from headwater.as_of import AsOf
+from spark_jobs import explain as explaining
 from spark_jobs import held_reads, unified
 from spark_jobs import session as sessions
 from spark_jobs.clients import client_of
@@ -41,7 +47,8 @@ def read(
     spark: SparkSession,
     stream: str | Cut,
     *,
-    as_of: str | Cut | None = None,
+    as_of: AsOf | None = None,
+    latest: bool = False,
     certificate: unified.Proof = "counts",
     columns: Sequence[str] | None = None,
     server: str | Client | None = None,
@@ -56,11 +63,44 @@ def read(
         spark,
         stream,
         as_of=as_of,
+        latest=latest,
         certificate=certificate,
         columns=columns,
         client=_client(server),
         lease_ttl_ms=lease_ttl_ms,
     )
+
+
+def read_many(
+    spark: SparkSession,
+    streams: Sequence[str],
+    *,
+    as_of: AsOf | Mapping[str, AsOf] | None = None,
+    latest: bool = False,
+    certificate: unified.Proof = "counts",
+    columns: Sequence[str] | None = None,
+    server: str | Client | None = None,
+    lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+) -> dict[str, DataFrame]:
+    """Return several streams as of one instant, by name; see :func:`spark_jobs.unified.read_many`.
+
+    ``server`` is as for :func:`read`.
+    """
+    return unified.read_many(
+        spark,
+        streams,
+        as_of=as_of,
+        latest=latest,
+        certificate=certificate,
+        columns=columns,
+        client=_client(server),
+        lease_ttl_ms=lease_ttl_ms,
+    )
+
+
+def explain(rows: Any, *, files_max: int | None = 20) -> str:
+    """Return which files and ranges a read covers; see :func:`spark_jobs.explain.explain`."""
+    return explaining.explain(rows, files_max=files_max)
 
 
 def cut(

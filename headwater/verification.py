@@ -16,9 +16,11 @@ from broker.codec.schema import FILE_SCHEMA
 from broker.errors import GapError
 from broker.model.certificate import Certificate, PartitionCertificate
 from broker.model.cut import Cut, PartitionCut
+from broker.model.offsets import OffsetRange
 from headwater.client import Client
 from tiering.certify import certify_counts
 from tiering.lake import Lake
+from tiering.reader import read_rows
 from tiering.table import Table, TableSnapshot
 from tiering.verify import verify_partition
 
@@ -69,22 +71,33 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
         proved = verify_partition(
             snapshot, table.store, part.partition, digest=digest, progress=progress
         )
+        if part.cold_stop < part.cold_end:  # all of it was proved, but only a part is certified
+            digest = RangeDigest()
+            wanted = OffsetRange(part.start, part.cold_stop)
+            for batch in read_rows(snapshot, table.store, part.partition, wanted, FILE_SCHEMA):
+                digest.update(batch)
     hot_count = _digest_tail(client, cut, part, digest, progress)
-    return replace(proved, end=part.hot_end, hot_count=hot_count, digest=digest.hexdigest())
+    return replace(
+        proved,
+        end=part.end,
+        cold_count=part.cold_stop - part.start,
+        hot_count=hot_count,
+        digest=digest.hexdigest(),
+    )
 
 
 def _digest_tail(
     client: Client, cut: Cut, part: PartitionCut, digest: RangeDigest, progress: Progress | None
 ) -> int:
     """Digest ``[C, H)`` as the broker sends it; return the number of rows, which is all of them."""
-    counted, due = 0, part.hot_end - part.cold_end
+    counted, due = 0, part.hot_stop - part.cold_end
     if due == 0:
         return 0
     with client.fetch(
         cut.stream,
         part.partition,
         part.cold_end,
-        part.hot_end,
+        part.hot_stop,
         columns=FILE_SCHEMA.names,
         stream_uuid=cut.stream_uuid,
     ) as fetched:
@@ -95,10 +108,10 @@ def _digest_tail(
                 progress(one.batch.num_rows)
     if counted != due:
         raise GapError(
-            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_end}) of "
+            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "
             f"partition {part.partition}",
             partition=part.partition,
             start=part.cold_end + counted,
-            end=part.hot_end,
+            end=part.hot_stop,
         )
     return counted

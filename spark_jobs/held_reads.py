@@ -16,6 +16,7 @@ from broker.errors import InvalidRequestError
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from spark_jobs.leases import KEEPER
+from tiering.key_snapshot import LatestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class HeldRead:
 
     cut: Cut
     certificate: Certificate | None  # None: none was asked for
+    latest: bool = False
+    key_snapshot: LatestTable | None = None  # what ``latest`` began with; None: the first record
 
 
 class HeldReads:

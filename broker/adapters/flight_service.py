@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -43,7 +43,9 @@ from broker.errors import (
 )
 from broker.model.ids import LeaseId
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import BrokerApi, Clock, TierStatus
+from broker.ports import BrokerApi, Clock, PartitionHandle, TierStatus
+
+_READINGS_MAX: Final = 10_000  # each takes microseconds, a commit takes a disk's time
 
 _log = structlog.get_logger(__name__)
 
@@ -342,6 +344,17 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def _action_cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
         return [self._api.cut(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
 
+    def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
+        streams = [self._api.stream(name) for name in names]
+        handles = [
+            [self._api.partition(stream.name, number) for number in range(stream.config.partitions)]
+            for stream in streams
+        ]
+        return [
+            {"name": stream.name, "stream_uuid": stream.uuid, "high_watermarks": found}
+            for stream, found in zip(streams, _at_one_moment(handles), strict=True)
+        ]
+
     def _action_tier_status(self, name: str) -> list[dict[str, Any]]:
         return [_status_dict(status) for status in self._api.tier_status(name)]
 
@@ -364,6 +377,23 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
             raise InvalidRequestError(f"the stream is not Arrow: {cause}") from cause
         metadata = chunk.app_metadata
         yield chunk.data, None if metadata is None else bytes(metadata)
+
+
+def _at_one_moment(handles: list[list[PartitionHandle]]) -> list[list[int]]:
+    """Return all high watermarks as they were at one moment, by reading them twice.
+
+    They only grow, so where two readings are equal, every one of them held between the two.
+
+    Raises:
+        OverloadedError: commits were quicker than the readings, every time.
+    """
+    before: list[list[int]] = []
+    for _ in range(_READINGS_MAX):
+        found = [[int(handle.high_watermark) for handle in stream] for stream in handles]
+        if found == before:
+            return found
+        before = found
+    raise OverloadedError(f"the log did not stand still between {_READINGS_MAX} readings")
 
 
 def _ticket_of(stream: Stream, position: dict[str, Any]) -> Any:

@@ -25,6 +25,7 @@ BODY_BYTES_MAX: Final = 256 * 1024
 LEASE_TTL_MS_MAX: Final = 24 * 3_600_000
 FLUSH_TIMEOUT_MS_MAX: Final = 3_600_000
 _OWNER_BYTES_MAX: Final = 256
+_NAMES_MAX: Final = 1000
 
 _Check = Callable[[object], Any]
 
@@ -70,6 +71,14 @@ def _name(value: object) -> str:
     return stream_name(value, "name")
 
 
+def _names(value: object) -> list[str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= _NAMES_MAX:
+        raise InvalidRequestError(
+            f"names must be a list of 1 to {_NAMES_MAX} stream names", field="names"
+        )
+    return [stream_name(name, "names") for name in value]
+
+
 def _optional_uuid(value: object) -> str | None:
     return None if value is None else stream_uuid(value)
 
@@ -106,6 +115,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "cut": ActionSpec(
         "Take a cut under a lease of its own. {name, owner, ttl_ms} -> the cut.",
         {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},
+        {},
+    ),
+    "high_watermarks": ActionSpec(
+        "Tell the high watermarks of all partitions of some streams, which all held at one "
+        "moment. {names} -> {name, stream_uuid, high_watermarks} per stream.",
+        {"names": _names},
         {},
     ),
     "tier_status": ActionSpec(

@@ -3,6 +3,9 @@
 A cut names, at one instant, the table version ``v``, and for each partition the cold end ``C`` in
 that version and the hot end ``H`` (the high watermark). The rows of the cut are exactly those of
 ``[start, C)`` in the table at ``v`` and those of ``[C, H)`` in the log. The lease holds both.
+
+A cut may be narrowed to an earlier moment (AS OF an offset or a time): then each partition also
+names the end ``E <= H`` of what is read of it, which may lie in either tier.
 """
 
 from __future__ import annotations
@@ -25,13 +28,18 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCut:
-    """The part of a cut in one partition: ``start <= cold_end <= hot_end``."""
+    """The part of a cut in one partition: ``start <= cold_end <= hot_end``.
+
+    What is read of it is ``[start, end)``, first ``[start, cold_stop)`` from the table, then
+    ``[cold_end, hot_stop)`` from the log. Without ``until`` these are both tiers, whole.
+    """
 
     partition: int
     start: Offset  # first offset that the table still holds
     cold_end: Offset  # first offset not in the table version
     hot_end: Offset  # first offset not committed when the cut was taken
     leader_epoch: LeaderEpoch
+    until: Offset | None = None  # first offset that is not read; None: hot_end
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
@@ -39,11 +47,31 @@ class PartitionCut:
                 f"partition {self.partition}: start {self.start}, cold end {self.cold_end} and "
                 f"hot end {self.hot_end} are not in order"
             )
+        if self.until is not None and not self.start <= self.until <= self.hot_end:
+            raise InvalidCutError(
+                f"partition {self.partition}: the cut is narrowed to {self.until}, which is "
+                f"outside [{self.start}, {self.hot_end}]"
+            )
+
+    @property
+    def end(self) -> Offset:
+        """First offset that is not read."""
+        return self.hot_end if self.until is None else self.until
+
+    @property
+    def cold_stop(self) -> Offset:
+        """First offset that is not read from the table."""
+        return min(self.cold_end, self.end)
+
+    @property
+    def hot_stop(self) -> Offset:
+        """First offset that is not read from the log, which is read from ``cold_end``."""
+        return max(self.cold_end, self.end)
 
     @property
     def records_count(self) -> int:
         """Number of offsets that the cut covers in this partition."""
-        return self.hot_end - self.start
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +112,12 @@ class Cut:
         return sum(part.records_count for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values."""
-        return {"v": _FORMAT_VERSION, **dataclasses.asdict(self)}
+        """Return JSON-ready values; a cut that is not narrowed says nothing of narrowing."""
+        body = dataclasses.asdict(self)
+        for part in body["partitions"]:
+            if part["until"] is None:
+                del part["until"]
+        return {"v": _FORMAT_VERSION, **body}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cut:

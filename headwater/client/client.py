@@ -67,6 +67,14 @@ class StreamDescription:
         return sum(part.records_count for part in self.partitions)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHighWatermarks:
+    """The high watermark of each partition of a stream, by number."""
+
+    stream_uuid: StreamUuid
+    offsets: tuple[Offset, ...]
+
+
 class Client:
     """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
 
@@ -252,6 +260,24 @@ class Client:
         """Take a cut of a stream, under a lease of its own that lasts ``ttl_ms``."""
         values = {"name": name, "owner": owner or default_owner(), "ttl_ms": ttl_ms}
         return Cut.from_dict(self._one("cut", values, timeout_ms=_CUT_TIMEOUT_MS))
+
+    def high_watermarks(self, names: Sequence[str]) -> dict[str, StreamHighWatermarks]:
+        """Return the high watermarks of some streams, all as they were at one moment.
+
+        Raises:
+            UnknownStreamError: there is no stream of one of the names.
+            OverloadedError: the broker found no such moment; try again.
+        """
+        if not names:
+            return {}
+        results = self._connection.action("high_watermarks", {"names": list(names)})
+        return {
+            one["name"]: StreamHighWatermarks(
+                stream_uuid=StreamUuid(one["stream_uuid"]),
+                offsets=tuple(Offset(offset) for offset in one["high_watermarks"]),
+            )
+            for one in results
+        }
 
     # ------------------------------------------------------------------ tiering
 

@@ -18,6 +18,7 @@ from broker.errors import (
     InvalidRequestError,
     ObjectCorruptError,
     ObjectMissingError,
+    OffsetOutOfRangeError,
     TableMismatchError,
     TableRolledBackError,
 )
@@ -303,13 +304,14 @@ def test_a_cut_whose_lease_ended_is_read_under_a_new_one(
         ("not a cut", InvalidCutError),
         ("hwcut1.0000000000000000.{}", InvalidCutError),
         ({"0": 5}, InvalidRequestError),
+        ({"0": 5, "1": 260}, OffsetOutOfRangeError),
         (1_700_000_000, InvalidRequestError),
     ],
 )
 def test_an_as_of_that_is_no_cut_is_refused(
     spark: SparkSession, stream: Served, as_of: Any, kind: type[HeadwaterError]
 ) -> None:
-    """Damaged text, offsets and times are refused by name."""
+    """Damaged text, offsets that do not fit, and seconds taken for microseconds are refused."""
     with pytest.raises(kind):
         read(spark, "s", as_of=as_of, server=stream.server)
 

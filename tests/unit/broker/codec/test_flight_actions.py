@@ -20,6 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "drop_lease": {"lease_id": "l"},
     "cut": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "tier_status": {"name": "s"},
+    "high_watermarks": {"names": ["s", "t"]},
     "tier_flush": {"name": "s", "timeout_ms": 1_000},
 }
 
@@ -70,6 +71,10 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("take_lease", {"ttl_ms": 1e3}),
         ("renew_lease", {"lease_id": None}),
         ("tier_flush", {"timeout_ms": 0}),
+        ("high_watermarks", {"names": []}),
+        ("high_watermarks", {"names": "s"}),
+        ("high_watermarks", {"names": ["s", 5]}),
+        ("high_watermarks", {"names": ["s"] * 1001}),
         ("delete_stream", {"stream_uuid": "../.."}),
     ],
 )

@@ -1,0 +1,179 @@
+"""AS OF without Spark: what values mean, which are refused, and where a time lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.codec.flight_protocol import AtTime
+from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRangeError
+from broker.model.cut import Cut
+from broker.model.offsets import Offset
+from headwater.as_of import AtOffsets, narrowed, parse_as_of
+from headwater.client import Client
+from headwater.history import History
+from headwater.verification import verify_cut
+from simkit.lake_broker import Served, serving
+
+BASE_US = 1_700_000_000_000_000
+# Out of order: offset 3 is the first to reach 300, offset 5 is older than it again.
+STAMPS = [0, 100, 200, 300, 301, 150, 400, 400, 500, 350, 600, 700]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """Stream ``s`` of two partitions with those times, two batches each; 8 and 0 records cold."""
+    with serving(str(tmp_path / "lake")) as found, Client(found.server) as client:
+        client.create_stream("s", partitions=2)
+        for partition in range(2):
+            with client.producer("s", partition) as producer:
+                for half in (STAMPS[:5], STAMPS[5:]):
+                    for stamp in half:
+                        producer.send([{"value": b"v", "timestamp": BASE_US + stamp}])
+        found.broker.ship("s", 0, Offset(8), files=3)
+        yield found
+
+
+def ends(served: Served, moment: Any) -> list[int]:
+    """Return where each partition ends at a moment."""
+    with Client(served.server) as client:
+        wanted = parse_as_of(moment)
+        assert not isinstance(wanted, Cut)
+        cut = narrowed(client.cut("s"), wanted, client)
+        return [int(part.end) for part in cut.partitions]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "end"),
+    [(0, 0), (1, 1), (150, 2), (299, 3), (300, 3), (302, 6), (400, 6), (401, 8), (501, 10)],
+)
+def test_a_time_is_the_first_offset_that_reaches_it_in_either_tier(
+    served: Served, stamp: int, end: int
+) -> None:
+    """The table's answer and the log's are the same, also where times are out of order."""
+    assert ends(served, BASE_US + stamp) == [end, end]
+
+
+def test_a_time_that_nothing_reached_is_everything(served: Served) -> None:
+    """Without a record at or after the time, each partition is read to its high watermark."""
+    assert ends(served, BASE_US + 701) == [12, 12]
+
+
+def test_a_time_to_come_is_refused(served: Served) -> None:
+    """Records of tomorrow may yet arrive, so tomorrow has no rows to pin."""
+    with pytest.raises(InvalidRequestError, match="still to come"):
+        ends(served, datetime.now(UTC) + timedelta(days=1))
+
+
+def test_offsets_name_every_partition_within_its_bounds(served: Served) -> None:
+    """A vector is taken as it is, or refused: too far, too few, too many."""
+    assert ends(served, {0: 3, 1: 12}) == [3, 12]
+    assert ends(served, '{"1": 0, "0": 12}') == [12, 0]
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        ends(served, {0: 13, 1: 0})
+    assert (caught.value.offset, caught.value.end) == (13, 12)
+    for wrong in ({0: 1}, {0: 1, 1: 1, 2: 1}):
+        with pytest.raises(InvalidRequestError, match="name each of them"):
+            ends(served, wrong)
+
+
+@pytest.mark.parametrize("end", [0, 5, 8, 10, 12])
+def test_a_narrowed_cut_is_read_and_verified_up_to_its_end(served: Served, end: int) -> None:
+    """History without Spark, the certificate and the digest cover the same rows, saved or not."""
+    with Client(served.server) as client:
+        moment = AtOffsets({0: Offset(end), 1: Offset(end)})
+        cut = narrowed(client.cut("s"), moment, client)
+        again = Cut.load(cut.save())
+        assert again == cut
+        assert cut.records_count == 2 * end
+        history = History(client, again)
+        offsets = [
+            (row["partition"], row["offset"])
+            for batch in history.batches(["partition", "offset"])
+            for row in batch.to_pylist()
+        ]
+        assert offsets == [(p, n) for p in range(2) for n in range(end)]
+        counted, full = history.certificate(), verify_cut(client, cut)
+        for proof in (counted, full):
+            assert [(one.end, one.records_count) for one in proof.partitions] == [(end, end)] * 2
+        assert [(one.cold_count, one.hot_count) for one in full.partitions] == [
+            (min(end, 8), max(0, end - 8)),
+            (0, end),
+        ]
+
+
+def test_the_digest_of_a_narrowed_cut_does_not_depend_on_the_tier(served: Served) -> None:
+    """The same rows, cold at one proof and hot at another, have one digest."""
+    moment = AtOffsets({0: Offset(5), 1: Offset(5)})
+    with Client(served.server) as client:
+        before = verify_cut(client, narrowed(client.cut("s"), moment, client))
+        served.broker.ship("s", 1, Offset(12))
+        after = verify_cut(client, narrowed(client.cut("s"), moment, client))
+    assert [one.cold_count for one in before.partitions] == [5, 0]
+    assert [one.cold_count for one in after.partitions] == [5, 5]
+    assert [one.digest for one in before.partitions] == [one.digest for one in after.partitions]
+
+
+def test_a_cut_that_is_not_narrowed_says_nothing_of_it(served: Served) -> None:
+    """Older readers know ordinary cuts; a narrowed one has a field that they refuse."""
+    with Client(served.server) as client:
+        cut = client.cut("s")
+        assert "until" not in cut.save()
+        assert '"until":3' in narrowed(cut, AtOffsets({0: Offset(3), 1: Offset(0)}), client).save()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2023-11-14T22:13:20Z",
+        "2023-11-14T22:13:20",
+        "2023-11-14T23:13:20+01:00",
+        " 2023-11-14 22:13:20.000000 ",
+        BASE_US,
+        datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
+        datetime(2023, 11, 14, 20, 13, 20, tzinfo=timezone(timedelta(hours=-2))),
+    ],
+)
+def test_times_in_all_their_forms(text: Any) -> None:
+    """Text without a zone is UTC; a datetime is exact to the microsecond."""
+    assert parse_as_of(text) == AtTime(BASE_US)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("yesterday", InvalidCutError),
+        ("", InvalidCutError),
+        ("hwcut1.0000000000000000.{}", InvalidCutError),
+        ("{", InvalidRequestError),
+        ('{"0": 1, "0": 2}', InvalidRequestError),
+        ('{"0": true}', InvalidRequestError),
+        (1_700_000_000, InvalidRequestError),  # seconds: would silently be a time in 1970
+        (1_700_000_000_000, InvalidRequestError),  # milliseconds
+        (1_700_000_000_000_000_000, InvalidRequestError),  # nanoseconds
+        (datetime(2023, 1, 1), InvalidRequestError),  # noqa: DTZ001  (that is the point)
+        (datetime(1969, 1, 1, tzinfo=UTC), InvalidRequestError),
+        ({0: -1}, InvalidRequestError),
+        ({0: 1.5}, InvalidRequestError),
+        ({"x": 1}, InvalidRequestError),
+        ({"0": 1, 0: 1}, InvalidRequestError),
+        (True, InvalidRequestError),
+        (1.5, InvalidRequestError),
+        ([1], InvalidRequestError),
+    ],
+)
+def test_what_is_no_moment_is_refused(value: Any, kind: type[InvalidRequestError]) -> None:
+    """A misunderstood moment would silently be other rows; it is an error instead."""
+    with pytest.raises(kind):
+        parse_as_of(value)
+
+
+def test_a_vector_is_json_too() -> None:
+    """What a program printed as JSON can be given back."""
+    vector = {"0": 5, "1": 0}
+    assert parse_as_of(json.dumps(vector)) == AtOffsets({0: Offset(5), 1: Offset(0)})
