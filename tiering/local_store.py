@@ -24,7 +24,7 @@ from broker.errors import (
     RemoteTierUnavailableError,
 )
 from tiering.location import StoreConfig
-from tiering.object_store import ObjectInfo, ObjectStore
+from tiering.object_store import ObjectInfo
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -119,7 +119,18 @@ class LocalStore:
         for folder in folders:
             _sync_folder(folder)
 
-    def under(self, path: str) -> ObjectStore:
+    def erase(self, keys: Sequence[str]) -> None:
+        """Delete objects, and folders that this leaves empty; see the port."""
+        for key in keys:
+            path = self._path(key)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as cause:
+                raise _translated(cause, key) from cause
+            with suppress(OSError):  # not empty, or gone
+                path.parent.rmdir()
+
+    def under(self, path: str) -> LocalStore:
         """Return a store one folder down."""
         return LocalStore(self._config.child(path))
 

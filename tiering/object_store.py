@@ -1,8 +1,10 @@
 """What tiering needs of a store of immutable objects, and how one is opened.
 
 Keys are relative to the store's root, with ``/``. An object, once created, never changes: there is
-no overwrite and no delete here. The contract suite is tests/contract/test_object_store.py; the
-adapters are s3.py (boto3) and local_store.py. No client library's type or error crosses this line.
+no overwrite, and the port has no delete. Only who made objects that nobody can refer to yet may
+take them back, through :class:`ErasableStore`. The contract suite is
+tests/contract/test_object_store.py; the adapters are s3.py (boto3) and local_store.py. No client
+library's type or error crosses this line.
 """
 
 from __future__ import annotations
@@ -67,7 +69,14 @@ class ObjectStore(Protocol):
         """Return the same store with its root moved down by ``path``."""
 
 
-def open_store(config: StoreConfig) -> ObjectStore:
+class ErasableStore(ObjectStore, Protocol):
+    """A store that gives objects up again; the adapters are such, the broker never asks for it."""
+
+    def erase(self, keys: Sequence[str]) -> None:
+        """Delete objects that the caller created and nobody refers to; missing ones are fine."""
+
+
+def open_store(config: StoreConfig) -> ErasableStore:
     """Return the adapter for a location; makes no request.
 
     The adapters are imported here, so that a local lake needs no S3 client.

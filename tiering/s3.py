@@ -11,6 +11,7 @@ import base64
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import boto3.session
@@ -29,7 +30,7 @@ from broker.errors import (
 )
 from tiering.deadline import call_with_deadline
 from tiering.location import Credentials, StoreConfig
-from tiering.object_store import ObjectInfo, ObjectStore
+from tiering.object_store import ObjectInfo
 
 _T = TypeVar("_T")
 
@@ -154,7 +155,13 @@ class S3Store:
     def make_durable(self, keys: Sequence[str]) -> None:
         """Nothing to do: S3 answers when an object is durable."""
 
-    def under(self, path: str) -> ObjectStore:
+    def erase(self, keys: Sequence[str]) -> None:
+        """Delete objects; see the port."""
+        for key in keys:
+            place = {"Bucket": self._bucket, "Key": self._prefix + key}
+            self._again(partial(self._client.delete_object, **place), key)
+
+    def under(self, path: str) -> S3Store:
         """Return the same bucket, one prefix down, over the same connections."""
         return S3Store(self._config.child(path), self._client)
 

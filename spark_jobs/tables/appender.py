@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,7 @@ from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.schema_match import Fit
-from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_on_executors
+from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_here, run_on_executors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 RECORDS_PER_TASK_MAX: Final = 1_000_000
 RECORDS_PER_TASK_MIN: Final = 50_000  # below it a second task costs more than it saves
+RECORDS_HERE_MAX: Final = 5_000  # a Spark job costs more than to write so few here
+
+Run = Callable[[Work, Sequence[SliceWork]], list[SliceDone]]
 
 _log = logging.getLogger("headwater.tables")
 
@@ -57,26 +60,31 @@ class Appender:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         target: Target,
         source: Source,
         transform: Transform | None = None,
         *,
         rejects: Target | None = None,
+        run: Run | None = None,
     ) -> None:
         """Bind; makes no request.
 
         Args:
-            spark: runs the tasks, classic or Connect.
+            spark: runs the tasks, classic or Connect; None only with ``run``.
             target: the table.
             source: the stream.
             transform: what turns rows of the stream into rows of the table; None: they stay.
             rejects: the table of rows that the transform sets aside, see
-                :meth:`spark_jobs.tables.model.Target.beside`. Created with the first of them.
+                :meth:`spark_jobs.tables.model.Target.beside`. Created with the first append.
+            run: runs the slices instead of Spark's executors; ``slice_task.run_here`` for one.
         """
+        if spark is None and run is None:
+            raise InvalidRequestError("without a Spark session somebody must run the slices")
         if rejects is not None and getattr(transform, "rejected_schema", None) is None:
             raise InvalidRequestError("a table of rejects needs a transform with rejected_schema")
         self._spark = spark
+        self._run = run
         self._source = source
         self._transform = transform
         self._positions = target.positions
@@ -124,18 +132,29 @@ class Appender:
             main=main.output,
             rejects=None if rejects is None else rejects.output,
         )
-        done = run_on_executors(self._spark, work, parts)
-        _check_complete(parts, done)
+        try:
+            done = self._done(work, parts)
+        except BaseException:
+            _sweep(main, rejects)  # no commit was tried yet
+            raise
         note = {
             "app": main.table.target.app,
             "stream": self._source.stream,
             "stream_uuid": self._source.stream_uuid,
             "batch_id": batch_id,
         }
-        if rejects is not None:
-            self._commit_rejects(rejects, done, note)
-        version = self._commit(main, [file for each in done for file in each.files], done, note)
         files = [file for each in done for file in each.files]
+        try:
+            if rejects is not None:
+                self._commit_rejects(rejects, done, note)
+                rejects = None  # its files are in the table
+            version = self._commit(main, files, done, note)
+        except FencedError as error:
+            _log.warning("append_lost uri=%s: %s", main.table.target.uri, error)
+            _sweep(main, rejects)
+            raise
+        if any(each.attempt for each in done):
+            main.table.sweep(main.output.folder, keep=files)
         return Appended(
             version=version,
             ranges=main.ranges,
@@ -145,6 +164,18 @@ class Appender:
             rejected_count=sum(each.rejected_count for each in done),
             dropped_count=sum(each.dropped_count for each in done),
         )
+
+    def _done(self, work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:
+        """Have the slices written; every offset accounted for."""
+        if self._run is not None:
+            done = self._run(work, parts)
+        elif sum(each.slice.records_count for each in parts) <= RECORDS_HERE_MAX:
+            done = run_here(work, parts)
+        else:
+            assert self._spark is not None, "checked at the start"
+            done = run_on_executors(self._spark, work, parts)
+        _check_complete(parts, done)
+        return done
 
     # ---------------------------------------------------------------------------- planning
 
@@ -264,23 +295,27 @@ class Appender:
             "ranges": {str(number): [int(r.start), int(r.end)] for number, r in ranges.items()},
             "rows": sum(rows.values()),
         }
-        try:
-            return planned.table.commit(
-                planned.state,
-                planned.fit,
-                files,
-                ranges,
-                rows=rows,
-                commit_id=planned.output.folder,
-                note=told,
-            )
-        except FencedError as error:
-            _log.warning("append_lost uri=%s: %s", planned.table.target.uri, error)
-            raise
+        return planned.table.commit(
+            planned.state,
+            planned.fit,
+            files,
+            ranges,
+            rows=rows,
+            commit_id=planned.output.folder,
+            note=told,
+        )
 
 
-def _parallelism(spark: SparkSession) -> int:
+def _sweep(main: _Planned, rejects: _Planned | None) -> None:
+    for each in (main, rejects):
+        if each is not None:
+            each.table.sweep(each.output.folder)
+
+
+def _parallelism(spark: SparkSession | None) -> int:
     """Return how many tasks may run at once; under Connect only a setting tells."""
+    if spark is None:
+        return 1
     try:
         return int(spark.sparkContext.defaultParallelism)
     except (AttributeError, HeadwaterError):

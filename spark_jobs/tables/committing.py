@@ -22,6 +22,7 @@ from broker.errors import (
     StaleWatermarkError,
     StreamRecreatedError,
     TableRolledBackError,
+    UnavailableError,
 )
 from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
@@ -32,7 +33,7 @@ from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.delta_append import AddedFile, AppendSnapshot, AppendTable
 from tiering.lake import storage_options_of
-from tiering.object_store import ObjectStore, open_store
+from tiering.object_store import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +62,8 @@ class CommittingTable:
         """Bind; makes no request."""
         self._target = target
         self._source = source
-        self.store: ObjectStore = open_store(target.store)
-        self._table = AppendTable(self.store, storage_options=storage_options_of(self.store))
+        self._store = open_store(target.store)
+        self._table = AppendTable(self._store, storage_options=storage_options_of(self._store))
         self._proved = -1  # the version whose rows were counted, or that we made from such a one
         self._newest: tuple[int, str] | None = None  # the newest version seen, and the table's id
         self._properties: Mapping[str, str] = {}
@@ -206,6 +207,19 @@ class CommittingTable:
             assert again is not None, "find raises when the table has vanished"
             state = again
         raise self._too_busy()
+
+    def sweep(self, folder: str, *, keep: Sequence[WrittenFile] = ()) -> None:
+        """Erase what an append left in its own folder, but for ``keep``; only tells of trouble.
+
+        To be called only when it is certain that no commit names the rest. What a task that still
+        runs stores later stays an orphan until somebody vacuums the table.
+        """
+        kept = {file.path for file in keep}
+        try:
+            orphans = [info.key for info in self._store.list(f"{folder}/") if info.key not in kept]
+            self._store.erase(orphans)
+        except UnavailableError as error:
+            _log.warning("orphans_left uri=%s folder=%s: %s", self._target.uri, folder, error)
 
     def _is(self, version: int, base: int) -> int:
         """Note our own version: its rows need no counting when those of its base were counted."""

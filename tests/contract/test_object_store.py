@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,7 +20,7 @@ from broker.errors import (
 )
 from simkit.motoproc import fresh, moto_location
 from tiering.location import StoreConfig
-from tiering.object_store import ObjectStore, open_store, require_conditional_put
+from tiering.object_store import ErasableStore, ObjectStore, open_store, require_conditional_put
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,18 @@ def test_an_object_is_never_replaced(store: ObjectStore) -> None:
     assert not put(store, "x", b"other")
     assert store.get("x") == b"first"
     assert put(store, "x", b"first")
+
+
+def test_what_was_erased_is_gone_and_nothing_else(store: ObjectStore) -> None:
+    """A key is free again; erasing what is not there is no error."""
+    erasable = cast("ErasableStore", store)
+    for key in ("a/1", "a/2", "b"):
+        assert put(store, key, b"old")
+
+    erasable.erase(["a/1", "b", "never"])
+
+    assert [info.key for info in store.list("")] == ["a/2"]
+    assert put(store, "a/1", b"new")
 
 
 def test_one_of_many_racing_creates_wins(store: ObjectStore) -> None:
