@@ -231,6 +231,16 @@ class TierStatus:
     last_shipped_us: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLease:
+    """A lease that has not ended, as others see it."""
+
+    lease_id: LeaseId
+    owner: str
+    taken_us: int  # no object that was in the table then, or came later, may be deleted
+    expires_us: int
+
+
 class RemoteLog(Protocol):
     """The cold tier as the broker sees it. Blocking; any thread."""
 
@@ -340,6 +350,9 @@ class BrokerApi(Protocol):
 
     def drop_lease(self, lease_id: LeaseId) -> None:
         """End a lease; an unknown one is fine."""
+
+    def live_leases(self, name: str) -> list[HeldLease]:
+        """Return the leases on a stream that have not ended, the oldest first."""
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease first, then the table version, then the high watermarks."""

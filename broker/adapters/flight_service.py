@@ -341,6 +341,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._api.drop_lease(LeaseId(lease_id))
         return [{}]
 
+    def _action_list_leases(self, name: str) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(lease) for lease in self._api.live_leases(name)]
+
     def _action_cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
         return [self._api.cut(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
 

@@ -112,6 +112,11 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "drop_lease": ActionSpec("End a lease. {lease_id} -> {}.", {"lease_id": _lease_id}, {}),
+    "list_leases": ActionSpec(
+        "List the leases on a stream. {name} -> {lease_id, owner, taken_us, expires_us} each.",
+        {"name": _name},
+        {},
+    ),
     "cut": ActionSpec(
         "Take a cut under a lease of its own. {name, owner, ttl_ms} -> the cut.",
         {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},

@@ -41,7 +41,16 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import Clock, Files, RemoteLog, TableState, TierCatalog, TierSource, TierStatus
+from broker.ports import (
+    Clock,
+    Files,
+    HeldLease,
+    RemoteLog,
+    TableState,
+    TierCatalog,
+    TierSource,
+    TierStatus,
+)
 from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_driver import OnCommit, PartitionDriver, ignore_commit
 from broker.storage.partition_log import LogConfig, PartitionLog
@@ -241,6 +250,21 @@ class Broker:
     def drop_lease(self, lease_id: LeaseId) -> None:
         """See ``BrokerApi.drop_lease``."""
         self._propose(DropLease(lease_id=lease_id))
+
+    def live_leases(self, name: str) -> list[HeldLease]:
+        """See ``BrokerApi.live_leases``."""
+        uuid_held, now_us = self.stream(name).uuid, self._clock.now_us()
+        found = [
+            HeldLease(
+                lease_id=lease_id,
+                owner=lease.owner,
+                taken_us=lease.taken_us,
+                expires_us=lease.expires_us,
+            )
+            for lease_id, lease in self._metadata.state.leases.items()
+            if lease.stream_uuid == uuid_held and lease.expires_us > now_us
+        ]
+        return sorted(found, key=lambda lease: (lease.taken_us, lease.lease_id))
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """See ``BrokerApi.cut``.

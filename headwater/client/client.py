@@ -26,7 +26,7 @@ from broker.model.cut import Cut, Lease
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from broker.ports import TierStatus
+from broker.ports import HeldLease, TierStatus
 from headwater.client.address import Address, resolve_address
 from headwater.client.fetch import Fetch
 from headwater.client.flight_connection import Connection
@@ -255,6 +255,13 @@ class Client:
     def drop_lease(self, lease_id: LeaseId) -> None:
         """End a lease; one that has ended is fine."""
         self._connection.action("drop_lease", {"lease_id": lease_id})
+
+    def leases(self, name: str) -> list[HeldLease]:
+        """Return the leases on a stream that have not ended, the oldest first."""
+        return [
+            HeldLease(**{**values, "lease_id": LeaseId(values["lease_id"])})
+            for values in self._connection.action("list_leases", {"name": name})
+        ]
 
     def cut(self, name: str, ttl_ms: int = _LEASE_TTL_MS, owner: str | None = None) -> Cut:
         """Take a cut of a stream, under a lease of its own that lasts ``ttl_ms``."""

@@ -189,7 +189,12 @@ def test_leases_are_taken_renewed_and_dropped(broker: BrokerApi) -> None:
     renewed = broker.renew_lease(lease.lease_id, ttl_ms=60_000)
     assert renewed.lease_id == lease.lease_id
     assert renewed.expires_us > lease.expires_us
+    (held,) = broker.live_leases("s")
+    assert (held.lease_id, held.expires_us) == (lease.lease_id, renewed.expires_us)
+    assert held.owner.startswith("me")
+    assert held.taken_us == lease.expires_us - 10_000_000, "renewing does not move it"
     broker.drop_lease(lease.lease_id)
+    assert broker.live_leases("s") == []
     broker.drop_lease(lease.lease_id)
     with pytest.raises(HeadwaterError):
         broker.renew_lease(lease.lease_id, ttl_ms=10_000)

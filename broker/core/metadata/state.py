@@ -94,6 +94,7 @@ class LeaseState:
     owner: str
     expires_us: int
     floors: tuple[Offset, ...]  # by partition
+    taken_us: int = 0  # what was in the table then is held too; 0: not known, so everything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,6 +199,7 @@ def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
         owner=command.owner,
         expires_us=command.expires_us,
         floors=tuple(one.cold_end for one in rows),
+        taken_us=command.now_us,
     )
     return replace(state, leases=alive), {}
 

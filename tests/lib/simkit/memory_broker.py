@@ -48,7 +48,7 @@ from broker.model.ids import (
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AppendResult
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import RecordsOutcome, StoredBatch, TierStatus
+from broker.ports import HeldLease, RecordsOutcome, StoredBatch, TierStatus
 
 _EPOCH = LeaderEpoch(1)
 
@@ -309,6 +309,7 @@ class MemoryBroker:
         self.clock = clock or FakeClock()
         self.cluster = "memory"
         self.leases: dict[LeaseId, tuple[str, int]] = {}
+        self._lease_owners: dict[LeaseId, tuple[str, int]] = {}
         self.cold_reads: list[OffsetRange] = []
         self._queue_batches_max = queue_batches_max
         self._streams: dict[str, Stream] = {}
@@ -378,6 +379,7 @@ class MemoryBroker:
         lease_id = LeaseId(f"{owner}-{len(self.leases)}")
         expires_us = self.clock.now_us() + ttl_ms * 1000
         self.leases[lease_id] = (name, expires_us)
+        self._lease_owners[lease_id] = (owner, self.clock.now_us())
         return Lease(lease_id=lease_id, expires_us=expires_us)
 
     def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
@@ -392,6 +394,19 @@ class MemoryBroker:
     def drop_lease(self, lease_id: LeaseId) -> None:
         """End a lease."""
         self.leases.pop(lease_id, None)
+
+    def live_leases(self, name: str) -> list[HeldLease]:
+        """Return the leases on a stream that have not ended."""
+        return [
+            HeldLease(
+                lease_id=lease_id,
+                owner=self._lease_owners[lease_id][0],
+                taken_us=self._lease_owners[lease_id][1],
+                expires_us=expires_us,
+            )
+            for lease_id, (stream, expires_us) in self.leases.items()
+            if stream == name and expires_us > self.clock.now_us()
+        ]
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut under a new lease."""

@@ -18,6 +18,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "renew_lease": {"lease_id": "l", "ttl_ms": 1_000},
     "drop_lease": {"lease_id": "l"},
+    "list_leases": {"name": "s"},
     "cut": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "tier_status": {"name": "s"},
     "high_watermarks": {"names": ["s", "t"]},
