@@ -10,23 +10,40 @@ pyarrow and the Flight client are imported when reading, not when Spark imports 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.errors import GapError, HeadwaterError, OverlapError, SchemaMismatchError
+from broker.errors import (
+    FencedError,
+    GapError,
+    HeadwaterError,
+    ObjectMissingError,
+    OffsetOutOfRangeError,
+    OverlapError,
+    SchemaMismatchError,
+    UnavailableError,
+)
+from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import shapes
-from spark_jobs.source.partitions import OffsetSlice, SliceTask
+from spark_jobs.source.lookup import PATIENCE_S, Backoff, patiently
+from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
 from spark_jobs.source.shapes import arrow_schema
+from spark_jobs.source.tiers import Tiers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headwater.client import Client
+
 # Small log batches are joined up to this before they go to the JVM, which pays for each batch.
 _ROWS_JOINED: Final = 8192
 _BYTES_JOINED: Final = 4 * 1024 * 1024
+
+_log = logging.getLogger("headwater.read")
 
 
 class FetchedBatch(Protocol):
@@ -102,44 +119,117 @@ def read_task(
         stream=task.stream,
         stream_uuid=task.stream_uuid,
         columns=shapes.stored(columns),
+        table=task.table,
         fail_on_data_loss=fail_on_data_loss,
     )
     yield from shapes.dress(rows, columns, task.stream)
 
 
 def read_slice(
+    client: Client,
+    task: OffsetSlice,
+    *,
+    stream: str,
+    stream_uuid: str | None,
+    columns: tuple[str, ...],
+    table: TableRef | None = None,
+    fail_on_data_loss: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one slice in offset order, from whichever tier has them; blocks.
+
+    A broker that restarts meanwhile is waited for, and the read goes on where it was.
+
+    Args:
+        client: how to reach the broker.
+        task: what to read.
+        stream: the stream's name.
+        stream_uuid: the incarnation; None means whatever the name means now.
+        columns: names of ROW_SCHEMA, in the order wanted.
+        table: where the stream's table is; None asks the broker once it matters.
+        fail_on_data_loss: false skips records that retention has deleted.
+
+    Raises:
+        GapError: an offset is missing, also when the answer ends early.
+        OverlapError: an offset comes twice.
+        OffsetOutOfRangeError: records of the slice were deleted, or never there.
+        HeadwaterError: what either tier raises. Each carries its wire form as a note, so that it
+            can be rebuilt from the text of Spark's exception.
+    """
+    try:
+        uuid = patiently(lambda: client.stream(stream).uuid) if stream_uuid is None else stream_uuid
+        tiers = Tiers(client, stream, StreamUuid(uuid), table)
+        position = task.start
+        backoff = Backoff(PATIENCE_S)
+        while position < task.end:
+            piece = OffsetSlice(task.partition, position, task.end)
+            try:
+                rows = read_tier(
+                    client, tiers, piece, stream=stream, stream_uuid=uuid, columns=columns
+                )
+                for batch in join_small(rows):
+                    position = Offset(position + batch.num_rows)
+                    backoff.progressed()
+                    yield batch
+            except OffsetOutOfRangeError as error:
+                position = _after_loss(error, piece, fail_on_data_loss=fail_on_data_loss)
+            except (UnavailableError, FencedError) as error:
+                backoff.wait(error)
+    except HeadwaterError as error:
+        raise annotate(error) from None
+
+
+def read_tier(
+    client: TailClient,
+    tiers: Tiers,
+    piece: OffsetSlice,
+    *,
+    stream: str,
+    stream_uuid: str,
+    columns: tuple[str, ...],
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows from the start of a piece on, from one tier: not always all of the piece.
+
+    It also ends early where files have moved: the caller goes on from what it got.
+    """
+    files = tiers.cold(piece)
+    if files is None:
+        yield from read_tail(client, piece, stream=stream, stream_uuid=stream_uuid, columns=columns)
+        return
+    schema = arrow_schema(columns)
+    try:
+        for batch in files.read(piece.partition, schema):
+            yield conform(batch, schema)
+    except ObjectMissingError as error:
+        tiers.renew(files, error)
+
+
+def read_tail(
     client: TailClient,
     task: OffsetSlice,
     *,
     stream: str,
     stream_uuid: str | None,
     columns: tuple[str, ...],
-    fail_on_data_loss: bool = True,  # noqa: ARG001  (with the tiers)
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one slice in offset order; blocks on the network.
+    """Yield the rows of one slice in offset order, as the broker sends them.
 
     Raises:
-        GapError: an offset is missing, also when the answer ends early.
-        OverlapError: an offset comes twice.
-        HeadwaterError: what the broker answered, typed. Each carries its wire form as a note, so
-            that it can be rebuilt from the text of Spark's exception.
+        HeadwaterError: as :func:`read_slice`, without the notes.
     """
     schema = arrow_schema(columns)
+    fetched = client.fetch(
+        stream,
+        task.partition,
+        task.start,
+        task.end,
+        columns=list(columns),
+        stream_uuid=stream_uuid,
+    )
     try:
-        fetched = client.fetch(
-            stream,
-            task.partition,
-            task.start,
-            task.end,
-            columns=list(columns),
-            stream_uuid=stream_uuid,
-        )
-        try:
-            yield from join_small(conform(batch, schema) for batch in complete(fetched, task))
-        finally:
-            fetched.close()  # a LIMIT ends the task in the middle of the slice
-    except HeadwaterError as error:
-        raise annotate(error) from None
+        for batch in complete(fetched, task):
+            yield conform(batch, schema)
+    finally:
+        fetched.close()  # a LIMIT ends the task in the middle of the slice
 
 
 def complete(fetched: Iterable[FetchedBatch], task: OffsetSlice) -> Iterator[pa.RecordBatch]:
@@ -212,6 +302,24 @@ def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             held, rows, size = [], 0, 0
     if held:
         yield held[0] if len(held) == 1 else pa.concat_batches(held)
+
+
+def _after_loss(
+    error: OffsetOutOfRangeError, piece: OffsetSlice, *, fail_on_data_loss: bool
+) -> Offset:
+    """Return where to go on after deleted records; raises unless told to go on."""
+    start = error.facts.get("start")
+    if fail_on_data_loss or not isinstance(start, int) or start <= piece.start:
+        raise error
+    end = min(piece.end, Offset(start))
+    _log.warning(
+        "data_loss records [%d, %d) of partition %d are gone; failOnDataLoss=false goes on "
+        "after them",
+        piece.start,
+        end,
+        piece.partition,
+    )
+    return end
 
 
 def _check_offsets(part: FetchedBatch, task: OffsetSlice) -> None:

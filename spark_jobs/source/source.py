@@ -9,7 +9,13 @@ share, and a reused DataFrame then silently returns wrong rows. Narrow a read by
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from broker.errors import HeadwaterError
@@ -51,6 +57,18 @@ class HeadwaterDataSource(DataSource):
             return HeadwaterStreamReader(given, _names(given, schema))
         except HeadwaterError as error:
             raise annotate(error) from None
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch write; see :mod:`spark_jobs.sink`."""
+        from spark_jobs.sink import writer  # noqa: PLC0415  (reads do not need it)
+
+        return writer.batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return the writer of a streaming query; see :mod:`spark_jobs.sink`."""
+        from spark_jobs.sink import writer  # noqa: PLC0415  (reads do not need it)
+
+        return writer.stream_writer(self.options, schema, overwrite=overwrite)
 
 
 def _names(given: SourceOptions, schema: StructType) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def test_offsets_by_stream_as_kafka_writes_them() -> None:
     assert of_stream(found.starting, "b", option="o") == {0: "latest"}
     assert of_stream("latest", "b", option="o") == "latest"
     with pytest.raises(InvalidRequestError, match="name each"):
-        of_stream({"a": {0: "latest"}}, "b", option="startingOffsets")
+        of_stream(found.starting, "c", option="startingOffsets")
     with pytest.raises(InvalidRequestError, match="'b', which is not read"):
         parse({"subscribe": "a", "startingOffsets": text})
     with pytest.raises(InvalidRequestError, match="must name each stream"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -53,6 +53,10 @@ class FakeClient:
         self.asked = {"args": args, **options}
         return self
 
+    def tier_status(self, stream: str) -> list[Any]:
+        """Say that nothing is in files."""
+        return []
+
     def __iter__(self) -> Iterator[Part]:
         yield from self._parts
         if self._error is not None:
@@ -65,7 +69,9 @@ class FakeClient:
 
 def rows(client: FakeClient) -> list[int]:
     """Read TASK and return its offsets."""
-    batches = read_slice(client, TASK, stream="s", stream_uuid="u", columns=("offset", "value"))
+    batches = read_slice(
+        cast("Any", client), TASK, stream="s", stream_uuid="u", columns=("offset", "value")
+    )
     return [offset for batch in batches for offset in batch.column(0).to_pylist()]
 
 
@@ -120,7 +126,9 @@ def test_an_error_of_the_broker_keeps_its_class_in_text() -> None:
 def test_a_reader_that_stops_early_closes_the_read() -> None:
     """LIMIT ends the generator in the middle."""
     client = FakeClient(*(part(10 + n, 11 + n) for n in range(10)))
-    batches = read_slice(client, TASK, stream="s", stream_uuid=None, columns=("offset",))
+    batches = read_slice(
+        cast("Any", client), TASK, stream="s", stream_uuid="u", columns=("offset",)
+    )
     next(batches)
     batches.close()  # type: ignore[attr-defined]
 

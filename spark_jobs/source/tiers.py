@@ -1,0 +1,211 @@
+"""Which tier a task reads, decided when it reads: the table's files, or the broker's log.
+
+What is below the cold end lies in files that any process can read without burdening the broker, so
+a slice goes there if the broker's disk may not have it any more, or if it is long enough to be
+worth opening files. The rest comes by Flight. The rows are the same either way: the same offsets,
+bit for bit.
+
+Files come and go under the same rows (OPTIMIZE, VACUUM): one that is missing is looked for in a
+newer version of the table, once. A store that this process cannot reach is no failure as long as
+the broker can, which reads the table itself then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import (
+    InvalidConfigError,
+    ObjectMissingError,
+    TableMismatchError,
+    UnavailableError,
+)
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.source.partitions import OffsetSlice, TableRef
+from spark_jobs.source.stream_holds import find_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headwater.client import Client
+    from tiering.delta_table import DeltaStreamTable
+    from tiering.table import TableSnapshot
+
+# Opening files costs a listing and some footers; below this the broker's disk answers sooner.
+FILES_RECORDS_MIN: Final = 50_000
+_TABLES_MAX: Final = 16
+
+_log = logging.getLogger("headwater.read")
+
+
+@dataclass(frozen=True, slots=True)
+class ColdFiles:
+    """A version of a table whose files hold a prefix of the slice: ``[start, end)``."""
+
+    table: DeltaStreamTable
+    snapshot: TableSnapshot
+    start: Offset
+    end: Offset
+
+    def read(self, partition: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, every offset once and in order; blocks on the store."""
+        from tiering.reader import read_rows  # noqa: PLC0415  (it loads pyarrow)
+
+        wanted = OffsetRange(self.start, self.end)
+        return read_rows(self.snapshot, self.table.store, partition, wanted, schema)
+
+
+class OpenTables:
+    """The tables that this process has opened, by URI. Any thread; loads take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[str, tuple[DeltaStreamTable, TableSnapshot]] = {}
+        self._refs: dict[StreamUuid, TableRef] = {}
+
+    def ref(self, client: Client, stream: str, uuid: StreamUuid) -> TableRef | None:
+        """Return where a stream's table is, asking the broker if nobody has; None without one."""
+        with self._lock:
+            known = self._refs.get(uuid)
+        if known is None:
+            known = find_table(client, stream, uuid)
+            if known is not None:
+                with self._lock:
+                    self._refs[uuid] = known
+        return known
+
+    def known(self, ref: TableRef) -> tuple[DeltaStreamTable, TableSnapshot] | None:
+        """Return a table as it was last seen; makes no request."""
+        with self._lock:
+            return self._tables.get(ref.uri)
+
+    def newest(self, ref: TableRef, uuid: StreamUuid) -> tuple[DeltaStreamTable, TableSnapshot]:
+        """Return a table as it is now.
+
+        Raises:
+            ObjectMissingError: there is no table, as this process sees the store.
+            TableMismatchError: it is another stream's.
+            RemoteTierUnavailableError, InvalidConfigError: the store cannot be reached.
+        """
+        from tiering.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
+
+        with self._lock:
+            held = self._tables.get(ref.uri)
+            table = (
+                Lake.open(ref.uri, cluster=ref.cluster).table_at(ref.uri)
+                if held is None
+                else held[0]
+            )
+            snapshot = table.snapshot()
+            if snapshot.stream_uuid != uuid:
+                raise TableMismatchError(
+                    f"{ref.uri} is the table of stream {snapshot.stream_uuid}, not of {uuid}",
+                    expected=uuid,
+                    found=snapshot.stream_uuid,
+                )
+            if held is None and len(self._tables) >= _TABLES_MAX:
+                self._tables.pop(next(iter(self._tables)))
+            self._tables[ref.uri] = table, snapshot
+            return table, snapshot
+
+
+TABLES: Final = OpenTables()
+
+
+class Tiers:
+    """Chooses the tier for the pieces of one slice. One thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        uuid: StreamUuid,
+        table: TableRef | None,
+        *,
+        tables: OpenTables = TABLES,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._uuid = uuid
+        self._ref = table
+        self._tables = tables
+        self._renewed_from: int | None = None
+
+    def cold(self, piece: OffsetSlice) -> ColdFiles | None:
+        """Return the files for a prefix of the piece; None when the broker should be asked.
+
+        Raises:
+            UnavailableError: the broker is away, and the files do not have the piece's start.
+        """
+        if self._ref is not None and piece.records_count >= FILES_RECORDS_MIN:
+            known = self._tables.known(self._ref)
+            files = None if known is None else self._prefix(*known, piece)
+            if files is not None and files.end == piece.end:
+                return files
+        try:
+            worth = self._cold_end(piece)
+        except UnavailableError:
+            files = None if self._ref is None else self._newest(piece)
+            if files is None:
+                raise
+            return files
+        return None if worth is None else self._newest(piece, through=worth)
+
+    def renew(self, files: ColdFiles, error: ObjectMissingError) -> None:
+        """Look for a newer version after a file was missing; raises ``error`` if there is none."""
+        if self._renewed_from == files.snapshot.version or self._ref is None:
+            raise error
+        self._renewed_from = files.snapshot.version
+        _, snapshot = self._tables.newest(self._ref, self._uuid)
+        if snapshot.version == files.snapshot.version:
+            raise error
+        _log.info(
+            "table_moved_on stream=%s from=%d to=%d: %s",
+            self._stream,
+            files.snapshot.version,
+            snapshot.version,
+            error,
+        )
+
+    def _cold_end(self, piece: OffsetSlice) -> Offset | None:
+        """Return how far files should be read, as the broker sees it; None for not at all."""
+        for status in self._client.tier_status(self._stream):
+            if status.partition == piece.partition:
+                end = min(piece.end, status.cold.end)
+                if end <= piece.start:
+                    return None
+                local = piece.start >= status.local_start
+                return None if local and end - piece.start < FILES_RECORDS_MIN else end
+        return None
+
+    def _newest(self, piece: OffsetSlice, through: Offset | None = None) -> ColdFiles | None:
+        """Return files of the newest version, or of a known one that goes ``through`` far enough.
+
+        None when this process does not get at them; the broker may.
+        """
+        try:
+            if self._ref is None:
+                self._ref = self._tables.ref(self._client, self._stream, self._uuid)
+            if self._ref is None:
+                return None
+            if through is not None and (known := self._tables.known(self._ref)) is not None:
+                files = self._prefix(*known, piece)
+                if files is not None and files.end >= through:
+                    return files
+            return self._prefix(*self._tables.newest(self._ref, self._uuid), piece)
+        except (UnavailableError, InvalidConfigError, ObjectMissingError, ImportError) as error:
+            _log.warning("table_not_reached stream=%s, asking the broker: %s", self._stream, error)
+            return None
+
+    def _prefix(
+        self, table: DeltaStreamTable, snapshot: TableSnapshot, piece: OffsetSlice
+    ) -> ColdFiles | None:
+        held = snapshot.ranges.get(piece.partition)
+        if held is None or snapshot.stream_uuid != self._uuid or piece.start not in held:
+            return None
+        return ColdFiles(table, snapshot, piece.start, min(piece.end, held.end))
