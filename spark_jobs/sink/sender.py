@@ -4,6 +4,11 @@ One cut is on its way at a time: a cut that is refused must not have successors 
 producer id, which a retry would not know. A cut that the broker had already is fetched and
 compared: a plan whose rows differ from attempt to attempt ends with an error, not with other rows
 than Spark's. So the rows of an attempt that succeeds are in the log once, in its order.
+
+When what feeds a task fails, Spark just ends the rows: such an attempt, which is lost, stores a
+last cut that is too short. The next attempt is refused there and told how many rows are stored: it
+sends that many under the same numbers, learns where they stand, and goes on in a new segment.
+Nobody ever adds to a segment that ended so, so every later attempt finds the same.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ class PartitionSender:
         self._cuts = 0  # of this segment
         self._sequence = 0  # rows of this segment
         self._producer: Producer | None = None
-        self._waiting: tuple[pa.RecordBatch, Future[AppendResult]] | None = None
+        self._waiting: tuple[pa.RecordBatch, int, Future[AppendResult]] | None = None
         self.records_count = 0
         self.repeated_count = 0  # of them, stored by an earlier attempt
 
@@ -67,13 +72,8 @@ class PartitionSender:
         """
         self._settle()
         if self._cuts == CUTS_PER_PRODUCER:
-            self._close()
-            self._segment, self._cuts, self._sequence = self._segment + 1, 0, 0
-        if self._producer is None:
-            self._producer = self._open(self._id(self._segment))
-        self._cuts += 1
-        self._sequence += cut.num_rows
-        self._waiting = (cut, self._producer.send(cut))
+            self._next_segment()
+        self._send(cut)
 
     def finish(self) -> None:
         """Wait for the last cut; check that no earlier attempt stored more than this one.
@@ -98,14 +98,47 @@ class PartitionSender:
         with suppress(HeadwaterError):
             self._close(timeout_ms=0)
 
+    def _send(self, cut: pa.RecordBatch) -> None:
+        if self._producer is None:
+            self._producer = self._open(self._id(self._segment), sequence=self._sequence)
+        self._waiting = (cut, self._sequence, self._producer.send(cut))
+        self._cuts += 1
+        self._sequence += cut.num_rows
+
     def _settle(self) -> None:
-        if self._waiting is None:
-            return
-        (cut, future), self._waiting = self._waiting, None
+        """Wait for the answer to what was sent; for more than one, where a cut was shortened."""
+        while self._waiting is not None:
+            (cut, sequence, future), self._waiting = self._waiting, None
+            try:
+                result = future.result()
+            except SequenceGapError as error:
+                self._resume(cut, sequence, int(error.expected) - sequence)
+                continue
+            self._count(cut, result)
+
+    def _resume(self, cut: pa.RecordBatch, sequence: int, stored: int) -> None:
+        """Go on behind an attempt whose last cut was the beginning of this one."""
+        if not 0 < stored < cut.num_rows:
+            raise self._differs("an earlier attempt stored batches of other sizes")
+        self._close()
+        head = cut.slice(0, stored)
+        again = self._open(self._id(self._segment), sequence=sequence)
         try:
-            result = future.result()
+            result = again.send(head).result()
         except SequenceGapError as error:
             raise self._differs("an earlier attempt stored batches of other sizes") from error
+        finally:
+            with suppress(HeadwaterError):
+                again.close()
+        self._count(head, result)
+        self._next_segment()
+        self._send(cut.slice(stored))
+
+    def _next_segment(self) -> None:
+        self._close()
+        self._segment, self._cuts, self._sequence = self._segment + 1, 0, 0
+
+    def _count(self, cut: pa.RecordBatch, result: AppendResult) -> None:
         self.records_count += cut.num_rows
         if result.duplicate:
             self.repeated_count += cut.num_rows
@@ -155,7 +188,8 @@ class PartitionSender:
     def _close(self, timeout_ms: int = 60_000) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.close(timeout_ms)
+            with suppress(SequenceGapError):  # it was told by the answer to the cut, too
+                producer.close(timeout_ms)
 
     def _id(self, segment: int) -> ProducerId:
         return producer_id(self._origin, self._stream_uuid, self._partition, segment)

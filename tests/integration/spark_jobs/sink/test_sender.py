@@ -1,4 +1,4 @@
-"""Attempts of one task against a real broker on a disk, without Spark: what is stored, and how often."""
+"""Attempts of one task against a real broker on a disk, without Spark: what is stored, once."""
 
 from __future__ import annotations
 
@@ -78,6 +78,23 @@ def test_a_retried_task_completes_what_the_first_attempt_began(
     assert second.repeated_count >= least
 
 
+@pytest.mark.parametrize(
+    "shortened",
+    [(3,), (25,), (20, 20), (25, 27, 41), (643,), (13, 649, 650), (len(VALUES) - 1,)],
+)
+def test_an_attempt_whose_rows_ended_early_is_completed(
+    client: Client, shortened: tuple[int, ...]
+) -> None:
+    """Spark ends the rows where their source failed, so a last cut is stored that is too short."""
+    for end in shortened:
+        attempt(client, [*VALUES[:end]])
+        assert stored(client) == VALUES[:end]
+    for _ in range(2):
+        again = attempt(client, [*VALUES])
+        assert again.records_count == len(VALUES)
+        assert stored(client) == VALUES
+
+
 def test_copies_of_a_task_at_the_same_time_store_one(client: Client) -> None:
     """Speculative execution: both succeed, the rows are there once, in their order."""
     with ThreadPoolExecutor(3) as pool:
@@ -100,22 +117,23 @@ def test_a_restarted_broker_still_knows_the_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "text"),
+    ("before", "rows", "text"),
     [
-        ([b"0001", b"0000", *VALUES[2:30]], "has another value in offsets 0 to 10"),
-        ([*VALUES[:10], b"new", *VALUES[11:30]], "has another value in offsets 10 to 20"),
-        (VALUES[:25], "batches of other sizes"),
-        (VALUES[:20], "stored more rows"),
+        (30, [b"0001", b"0000", *VALUES[2:30]], "has another value in offsets 0 to 10"),
+        (30, [*VALUES[:10], b"new", *VALUES[11:30]], "has another value in offsets 10 to 20"),
+        (30, VALUES[:25], "batches of other sizes"),
+        (30, VALUES[:20], "stored more rows"),
+        (27, [*VALUES[:26], b"new", *VALUES[27:40]], "has another value in offsets 20 to 27"),
     ],
 )
 def test_a_plan_that_gives_other_rows_is_refused(
-    client: Client, rows: list[bytes | None], text: str
+    client: Client, before: int, rows: list[bytes | None], text: str
 ) -> None:
     """Nobody can say which of the two is right, so the query stops and nothing more is stored."""
-    attempt(client, [*VALUES[:30]])
+    attempt(client, [*VALUES[:before]])
     with pytest.raises(InvalidRequestError, match=text):
         attempt(client, rows)
-    assert stored(client) == VALUES[:30]
+    assert stored(client) == VALUES[:before]
 
 
 def test_another_batch_with_the_same_rows_is_stored(client: Client) -> None:
@@ -136,13 +154,14 @@ def test_a_refused_record_ends_the_task_before_anything_behind_it(client: Client
         partition=0,
         timeout_ms=20_000,
     )
-    cuts = [
+    good, large, behind = (
         to_records(pa.record_batch({"value": pa.array([value])}))
         for value in (b"good", b"x" * 200, b"behind it")
-    ]
+    )
+    sender.send(good)
+    sender.send(large)
     with pytest.raises(RecordTooLargeError):
-        for cut in cuts:
-            sender.send(cut)
+        sender.send(behind)
     sender.abandon()
     assert client.describe("small").records_count == 1
 
