@@ -1,0 +1,284 @@
+"""Keep a table of decoded records up to date with a stream, each record once.
+
+Structured Streaming brings offset ranges: it plans triggers, limits and AvailableNow. The rows do
+not pass through it; each batch's ranges are read, decoded and written by the appender's tasks and
+committed with the table's watermark. So a lost, copied or doubled checkpoint costs time, nothing
+else. SIGTERM lets the batch at work finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    ShuttingDownError,
+    StaleWatermarkError,
+)
+from spark_jobs.clients import client_of
+from spark_jobs.decode.pins import Pins
+from spark_jobs.failures import typed
+from spark_jobs.jobs import ingest_setup
+from spark_jobs.jobs.ingest_batches import Batches, rejects_of, starting_offsets
+from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.tables import Appender, Source, Target
+from tiering.location import canonical_uri
+from tiering.object_store import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headwater.client import StreamDescription
+
+NAME: Final = "ingest"
+_INTERVAL: Final = re.compile(r"(\d{1,6})\s*(ms|s|m|h)\Z")
+_LOOK_S: Final = 1  # how often the main thread asks whether the query ended, or should
+_CHECKPOINTS: Final = "_headwater/checkpoints"
+_CONCURRENT: Final = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's name for two queries, one checkpoint
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        NAME,
+        "Keep a Delta table of decoded records up to date with a stream, each record once. Records "
+        "that do not decode are kept whole in <table>__rejected, with the reason. Safe to run "
+        "twice, beside itself, to kill and to resume: the table knows how far it came.",
+    )
+    made.add_argument("--stream", required=True, help="the stream to read")
+    made.add_argument(
+        "--table", required=True, metavar="URI", help="the Delta table: s3://…, file://… or a path"
+    )
+    made.add_argument(
+        "--starting-offsets",
+        metavar="WHERE",
+        default=None,
+        help="where a new table begins: earliest (default), latest or JSON such as '{\"0\": 100}'",
+    )
+    when = made.add_mutually_exclusive_group()
+    when.add_argument(
+        "--available-now",
+        action="store_true",
+        help="take what is committed now and end (the default; for schedulers)",
+    )
+    when.add_argument(
+        "--trigger", metavar="INTERVAL", default=None, help="go on for ever, a batch every 1s, 5m …"
+    )
+    made.add_argument(
+        "--max-records-per-trigger",
+        type=int,
+        metavar="N",
+        default=None,
+        help="bound the records of a batch (default: whatever is there)",
+    )
+    made.add_argument(
+        "--partition-by",
+        metavar="NAMES",
+        default=None,
+        help="partition columns of a new table, of those that it has after decoding",
+    )
+    made.add_argument(
+        "--checkpoint",
+        metavar="URI",
+        default=None,
+        help=f"Spark's checkpoint (default: <table>/{_CHECKPOINTS}/<app>-<stream uuid>)",
+    )
+    made.add_argument(
+        "--app",
+        default=NAME,
+        help="who appends; two runs of one name share the work, two names write everything twice "
+        "(default: ingest)",
+    )
+    ingest_setup.add_arguments(made)
+    return made
+
+
+PARSER: Final = _parser()
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Ingest until everything is there, or until asked to stop; see the module. Blocks.
+
+    Raises:
+        HeadwaterError: typed, see :func:`spark_jobs.jobs.ingest_setup.settle` and
+            :class:`spark_jobs.jobs.ingest_batches.Batches`.
+    """
+    trigger = _trigger(args.trigger)
+    client = client_of(args.server)
+    described = client.describe(args.stream)
+    source = Source(
+        stream=described.stream.name,
+        stream_uuid=described.stream.uuid,
+        server=client.address.url,
+    )
+    target = Target.at(args.table, app=args.app, partition_by=_names(args.partition_by))
+    pins = Pins(open_store(target.store), target.app)
+    watermarks = Appender(spark, target, source).watermarks()
+    pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
+    firsts = {part.partition: part.start for part in described.partitions}
+    batches = Batches(
+        spark,
+        target,
+        source,
+        pins=pins,
+        pin=pin,
+        grow=args.evolve == "add",
+        firsts=firsts,
+        report=report,
+        behind=lambda ends: _behind(client.describe(source.stream), ends),
+    )
+    gate = _Gate(batches)
+    query = _started(
+        spark,
+        args,
+        gate,
+        source=source,
+        trigger=trigger,
+        starting=starting_offsets(batches.totals.ends, pin, firsts),
+        checkpoint=args.checkpoint
+        or f"{target.uri}/{_CHECKPOINTS}/{target.app}-{source.stream_uuid}",
+    )
+    _finish(query, gate, report)
+    totals = batches.totals
+    return {
+        "stream": source.stream,
+        "stream_uuid": source.stream_uuid,
+        "table": target.uri,
+        "rejected_table": rejects_of(target).uri,
+        "ends": {str(number): end for number, end in sorted(totals.ends.items())},
+        "records": totals.records_count,
+        "rows": totals.rows_count,
+        "rejected": totals.rejected_count,
+        "bytes": totals.bytes_count,
+        "batches": totals.batches_count,
+        "version": totals.version,
+        "behind": _behind(client.describe(source.stream), totals.ends),
+        "pin": batches.pin.number,
+        "stopped_by": report.stop.signal,
+    }
+
+
+class _Gate:
+    """Stands before the batches: the one at work finishes, the next is refused once we stop."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._busy = threading.Lock()
+        self._closed = False
+        self.error: HeadwaterError | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        with self._busy:
+            if self._closed:  # returning would tell Spark that the batch is done
+                raise ShuttingDownError("the job was asked to stop")
+            try:
+                self._batches(rows, batch_id)
+            except HeadwaterError as error:
+                self.error = error
+                raise
+
+    def close(self) -> None:
+        """Wait for the batch at work, and let no other in."""
+        self._closed = True
+        with self._busy:
+            return
+
+
+def _started(
+    spark: SparkSession,
+    args: argparse.Namespace,
+    gate: _Gate,
+    *,
+    source: Source,
+    trigger: dict[str, Any],
+    starting: str,
+    checkpoint: str,
+) -> StreamingQuery:
+    reader = spark.readStream.format("headwater").options(
+        server=source.server,
+        subscribe=source.stream,
+        streamUuid=source.stream_uuid,
+        startingOffsets=starting,  # of a new checkpoint; an old one knows better
+        emit="ranges",
+    )
+    if args.max_records_per_trigger is not None:
+        reader = reader.option("maxOffsetsPerTrigger", str(args.max_records_per_trigger))
+    return (
+        reader.load()
+        .writeStream.queryName(f"headwater-ingest-{source.stream}")
+        .foreachBatch(gate)
+        .option("checkpointLocation", _spark_path(checkpoint))
+        .trigger(**trigger)
+        .start()
+    )
+
+
+def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
+    """Wait for the query's end, or end it when asked; raise what it failed with."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415  (--help needs no PySpark)
+
+    try:
+        while not query.awaitTermination(_LOOK_S):
+            if report.stop.event.is_set():
+                report.progress("stopping", signal=report.stop.signal)
+                gate.close()
+                query.stop()
+                break
+    except StreamingQueryException as error:
+        ours = gate.error or typed(error)
+        if isinstance(ours, ShuttingDownError) and report.stop.event.is_set():
+            return
+        if ours is None and _CONCURRENT in str(error):
+            ours = StaleWatermarkError(
+                "another run uses the same checkpoint; the table is as that run left it"
+            )
+        if ours is None:
+            raise
+        raise ours from error
+    finally:
+        query.stop()
+    if gate.error is not None and not report.stop.event.is_set():
+        raise gate.error
+
+
+def _behind(described: StreamDescription, ends: Mapping[int, int]) -> int:
+    """Return how many committed records the table does not have yet."""
+    return sum(
+        max(0, part.high_watermark - ends.get(part.partition, int(part.start)))
+        for part in described.partitions
+    )
+
+
+def _trigger(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {"availableNow": True}
+    found = _INTERVAL.match(text.strip())
+    if found is None:
+        raise InvalidRequestError(f"--trigger takes 500ms, 1s, 5m or 1h, not {text!r}")
+    unit = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}[found.group(2)]
+    return {"processingTime": f"{found.group(1)} {unit}"}
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def _spark_path(uri: str) -> str:
+    """Return a place as Spark's file systems spell it."""
+    found = canonical_uri(uri)
+    return f"s3a://{found.removeprefix('s3://')}" if found.startswith("s3://") else found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job from the command line; return the exit status."""
+    return run_job(NAME, PARSER, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""One batch of an ingest: ranges in, decoded rows in the table, rejected ones beside it.
+
+The watermark in the table decides what is new; the checkpoint that brought the ranges is a hint.
+Older ranges are passed over, a gap is refused, and whoever loses a race appends what is left. New
+JSON fields stop an append before anything is written; they are pinned, then the append is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from broker.errors import (
+    GapError,
+    HeadwaterError,
+    InvalidRequestError,
+    OverlapError,
+    StreamRecreatedError,
+)
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.transform import DecodeTransform, added_fields
+from spark_jobs.jobs.job import Report
+from spark_jobs.tables import Appended, Appender, Source, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ATTEMPTS_MAX: Final = 6  # of one batch, while somebody else is quicker or the store is away
+_BACKOFF_S: Final = 0.5
+_GROWTHS_MAX: Final = 1000  # pins that one batch may add; each adds at least one column
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """What a run has done so far."""
+
+    ends: dict[int, int] = field(default_factory=dict)
+    records_count: int = 0
+    rows_count: int = 0
+    rejected_count: int = 0
+    bytes_count: int = 0
+    batches_count: int = 0
+    version: int = -1
+
+    def add(self, done: Appended) -> None:
+        """Count an append."""
+        self.ends |= {number: int(offsets.end) for number, offsets in done.ranges.items()}
+        self.records_count += done.records_count
+        self.rows_count += done.rows_count
+        self.rejected_count += done.rejected_count
+        self.bytes_count += done.bytes_count
+        self.batches_count += 1 if done.ranges else 0
+        self.version = max(self.version, done.version)
+
+
+class Batches:
+    """Appends the batches of one query. One thread at a time."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: Target,
+        source: Source,
+        *,
+        pins: Pins,
+        pin: Pin,
+        grow: bool,
+        firsts: Mapping[int, Offset],
+        report: Report,
+        behind: Callable[[Mapping[int, int]], int],
+    ) -> None:
+        """Bind.
+
+        Args:
+            spark: runs the tasks.
+            target: the decoded table; rejected records go to ``<table>__rejected``.
+            source: the stream.
+            pins: where a grown spec is pinned.
+            pin: the one that counts now.
+            grow: whether new JSON fields become columns.
+            firsts: the first offset that each partition still holds; a partition that the table
+                does not have yet must begin there, or where the pin says.
+            report: told about every batch.
+            behind: how many committed records lie above given ends.
+        """
+        self._spark = spark
+        self._target = target
+        self._source = source
+        self._pins = pins
+        self._grow = grow
+        self._firsts = firsts
+        self._report = report
+        self._behind = behind
+        self.pin = pin
+        self.totals = Totals()
+        self._appender = self._made()
+        found = self._appender.watermarks()
+        self.totals.ends |= {number: int(end) for number, end in found.ends.items()}
+        self.totals.version = found.version
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Append one micro-batch of ranges; blocks.
+
+        Raises:
+            GapError: records between the table's watermark and the batch would be skipped.
+            HeadwaterError: what appending raised, after some attempts if it is retriable.
+        """
+        ranges = self.ranges(rows)
+        self._require_beginning(ranges)
+        done = self._appended(ranges, str(batch_id))
+        self.totals.add(done)
+        if done.ranges:
+            self._report.progress(
+                "appended",
+                batch=batch_id,
+                records=done.records_count,
+                rows=done.rows_count,
+                rejected=done.rejected_count,
+                version=done.version,
+                behind=self._behind(self.totals.ends),
+            )
+
+    def ranges(self, rows: DataFrame) -> dict[int, OffsetRange]:
+        """Collect the batch's slices into one range per partition.
+
+        Raises:
+            StreamRecreatedError: they are of another incarnation of the stream.
+            GapError, OverlapError: they do not lie end to end.
+        """
+        found: dict[int, OffsetRange] = {}
+        for row in sorted(rows.collect(), key=lambda each: (each["partition"], each["start"])):
+            if row["stream_uuid"] != self._source.stream_uuid:
+                raise StreamRecreatedError(
+                    f"the batch is of stream {row['stream_uuid']}",
+                    expected=self._source.stream_uuid,
+                    found=row["stream_uuid"],
+                )
+            number, start, end = row["partition"], Offset(row["start"]), Offset(row["end"])
+            before = found.get(number)
+            if before is not None and start != before.end:
+                kind = GapError if start > before.end else OverlapError
+                text = f"partition {number}: slices {before} and [{start}, {end}) are no neighbours"
+                raise kind(text, partition=number, start=int(before.end), end=int(start))
+            found[number] = OffsetRange(start if before is None else before.start, end)
+        return found
+
+    def _made(self) -> Appender:
+        transform = DecodeTransform(self.pin.spec, grow=self._grow)
+        # A pin that has grown may be ahead of the table: its columns are added with its first rows.
+        grown = self._grow or self.pin.number > 1
+        return Appender(
+            self._spark,
+            replace(self._target, evolve="add" if grown else "none"),
+            self._source,
+            transform,
+            rejects=rejects_of(self._target),
+        )
+
+    def _require_beginning(self, ranges: Mapping[int, OffsetRange]) -> None:
+        """Refuse to begin a partition in its middle: a checkpoint may have outlived its table."""
+        for number, offsets in ranges.items():
+            if number in self.totals.ends:
+                continue
+            first = self.pin.starts.get(number, self._firsts.get(number, Offset(0)))
+            if offsets.start > first:
+                raise GapError(
+                    f"partition {number}: the table has nothing of it, and the batch begins at "
+                    f"{offsets.start} instead of {first}; the checkpoint is of another table, or "
+                    "of this one before it was emptied. Remove the checkpoint",
+                    partition=number,
+                    start=int(first),
+                    end=int(offsets.start),
+                )
+
+    def _appended(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> Appended:
+        failures = growths = 0
+        while True:
+            try:
+                return self._appender.append(ranges, batch_id=batch_id)
+            except HeadwaterError as error:
+                added = added_fields(error) if self._grow else None
+                if added is not None and growths < _GROWTHS_MAX:
+                    growths += 1
+                    self._grown(added)
+                    continue
+                failures += 1
+                if not error.retriable or failures == _ATTEMPTS_MAX:
+                    raise
+                if isinstance(error, StreamRecreatedError):
+                    raise
+                self._report.progress("trying again", error=type(error).__name__)
+                pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
+                if self._report.stop.event.wait(pause_s):
+                    raise
+
+    def _grown(self, added: pa.Schema) -> None:
+        """Pin new columns and go on with them; or with what somebody else has pinned meanwhile."""
+        newest = self._pins.newest()
+        assert newest is not None, "a run begins with a pin"
+        if newest.number == self.pin.number:
+            grown = replace(self.pin, spec=self.pin.spec.with_fields(added))
+            newest = self._pins.put(grown) or self._pins.newest()
+            assert newest is not None, "somebody else's pin is there"
+        self._report.progress("new columns", names=",".join(added.names), pin=newest.number)
+        self.pin = newest
+        self._appender = self._made()
+
+
+def rejects_of(target: Target) -> Target:
+    """Return the table of a table's rejected records."""
+    return target.beside("__rejected")
+
+
+def starting_offsets(ends: Mapping[int, int], pin: Pin, firsts: Mapping[int, Offset]) -> str:
+    """Return where a query without a checkpoint begins: where the table ends, or at the start."""
+    if not firsts:
+        raise InvalidRequestError(f"stream {pin.stream} has no partition")
+    return json.dumps(
+        {
+            str(number): ends.get(number, int(pin.starts.get(number, first)))
+            for number, first in sorted(firsts.items())
+        }
+    )

@@ -1,0 +1,356 @@
+"""What an ingest decodes with: from its arguments at first, from the table's pin ever after.
+
+The first run of a table settles stream, schema and where it begins, and pins them beside the table.
+Later runs may name none of it; what they name must agree with the pin, or is refused. So a run on
+another machine, with a schema file that somebody edited, cannot write rows of another kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from broker.errors import (
+    InvalidRequestError,
+    MetadataCorruptError,
+    SchemaMismatchError,
+    StreamRecreatedError,
+    UnavailableError,
+)
+from broker.model.offsets import Offset
+from spark_jobs.decode import ddl, json_inference, types
+from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.spec import FORMATS, ROW_COLUMNS_DEFAULT, DecodeSpec
+from spark_jobs.source import positions
+
+if TYPE_CHECKING:
+    from headwater.client import Client, StreamDescription
+    from spark_jobs.tables import Watermarks
+
+_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+_SAMPLE_RECORDS: Final = 2000  # of all partitions together
+_SPEC_ARGUMENTS: Final = (
+    "format",
+    "schema",
+    "schema_file",
+    "avro_schema",
+    "avro_schema_id",
+    "descriptors",
+    "message",
+    "row_columns",
+    "record_bytes_max",
+    "depth_max",
+    "columns_max",
+)
+
+
+def add_arguments(made: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how payloads are decoded."""
+    group = made.add_argument_group(
+        "decoding", "Needed at a table's first run; later runs know it from the table."
+    )
+    group.add_argument(
+        "--format", choices=FORMATS, default=None, help="of the values (default: json)"
+    )
+    group.add_argument(
+        "--schema",
+        metavar="DDL",
+        default=None,
+        help="columns of JSON values, such as 'id bigint, tags array<string>'; without it they are "
+        "inferred from the first records",
+    )
+    group.add_argument(
+        "--schema-file",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="the same from a file: .json as df.schema.json() prints it, .arrow, else DDL",
+    )
+    group.add_argument(
+        "--avro-schema", type=Path, metavar="FILE", default=None, help="the writer's schema, .avsc"
+    )
+    group.add_argument(
+        "--avro-schema-id",
+        type=int,
+        metavar="N",
+        default=None,
+        help="values begin with a registry's 5-byte frame, and it must name this schema",
+    )
+    group.add_argument(
+        "--descriptors",
+        type=Path,
+        metavar="FILE",
+        default=None,
+        help="a descriptor set: protoc --include_imports --descriptor_set_out=FILE",
+    )
+    group.add_argument(
+        "--message", metavar="NAME", default=None, help="the Protobuf message, package.Message"
+    )
+    group.add_argument(
+        "--row-columns",
+        metavar="NAMES",
+        default=None,
+        help="columns of the record itself to keep beside the decoded ones (default: "
+        f"{','.join(ROW_COLUMNS_DEFAULT)}; partition and offset are a must)",
+    )
+    group.add_argument(
+        "--evolve",
+        choices=("none", "add"),
+        default="none",
+        help="new JSON fields: leave them out (none), or add nullable columns for them (add)",
+    )
+    for name, value in (
+        ("--record-bytes-max", Bounds().record_bytes_max),
+        ("--depth-max", Bounds().depth_max),
+        ("--columns-max", Bounds().columns_max),
+    ):
+        group.add_argument(
+            name,
+            type=int,
+            metavar="N",
+            default=None,
+            help=f"records beyond it are rejected, schemas refused (default: {value})",
+        )
+
+
+def settle(
+    args: argparse.Namespace,
+    pins: Pins,
+    *,
+    described: StreamDescription,
+    watermarks: Watermarks,
+    client: Client,
+) -> Pin:
+    """Return the pin that counts for this run; stores it if this is the table's first run.
+
+    Blocks on the object store and, to infer a schema, on the broker.
+
+    Raises:
+        InvalidRequestError: the arguments make no spec, or nothing is there to infer one from.
+        SchemaMismatchError: the arguments contradict the pin.
+        StreamRecreatedError: the table is pinned to another incarnation of the stream.
+        MetadataCorruptError: the table has rows of this ingest, but no pin.
+    """
+    while True:
+        pin = pins.newest()
+        if pin is not None and (watermarks.ends or not _says_anything(args)):
+            return _agreed(args, pin, pins, described)
+        if watermarks.ends:
+            raise MetadataCorruptError(
+                "the table was filled by this ingest, but its pin under _headwater/ is gone; "
+                "without it nobody knows how it was decoded"
+            )
+        made = Pin(
+            stream=described.stream.name,
+            stream_uuid=described.stream.uuid,
+            starts=_starts(args.starting_offsets, described),
+            spec=_spec(args) or _inferred(args, described, client),
+            # What a run pinned that never appended anything binds nobody who says otherwise.
+            number=0 if pin is None else pin.number,
+        )
+        if pin is not None and replace(pin, number=made.number) == made:
+            return pin
+        made.spec.decoder()  # refuses a schema that cannot become columns
+        stored = pins.put(made)
+        if stored is not None:
+            return stored
+        # Another first run was quicker: what it pinned counts, for us too.
+
+
+def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDescription) -> Pin:
+    stream = described.stream
+    if (stream.name, stream.uuid) != (pin.stream, pin.stream_uuid):
+        raise StreamRecreatedError(
+            f"the table is filled from stream {pin.stream} {pin.stream_uuid}, and this is "
+            f"{stream.name} {stream.uuid}; use another table",
+            expected=pin.stream_uuid,
+            found=stream.uuid,
+        )
+    if not _says_anything(args):
+        return pin
+    if args.format not in {None, pin.spec.format}:
+        raise SchemaMismatchError(f"the table is pinned to format {pin.spec.format}")
+    args = argparse.Namespace(**{**vars(args), "format": pin.spec.format})
+    given = _spec(args, pin.spec)
+    if given is None:  # nothing but bounds or row columns: compare those
+        given = replace(
+            pin.spec,
+            row_columns=_row_columns(args, pin.spec.row_columns),
+            bounds=_bounds(args, pin.spec.bounds),
+        )
+    if pin.spec.grown_from(given):
+        return pin
+    if given.grown_from(pin.spec) and args.evolve == "add":
+        given.decoder()
+        stored = pins.put(replace(pin, spec=given))
+        if stored is None:
+            raise UnavailableError("the table's set-up was changed by another run; run it again")
+        return stored
+    raise SchemaMismatchError(
+        "the arguments for decoding are not those that the table is pinned to; leave them out, or "
+        "use another table"
+        + (". Columns at the end are added by --evolve add" if given.grown_from(pin.spec) else "")
+    )
+
+
+def _says_anything(args: argparse.Namespace) -> bool:
+    return any(getattr(args, name) is not None for name in _SPEC_ARGUMENTS)
+
+
+def _spec(args: argparse.Namespace, known: DecodeSpec | None = None) -> DecodeSpec | None:
+    """Return the spec that the arguments give; None when they give no columns of JSON.
+
+    Row columns and bounds that they do not name are those of the known spec, else the defaults.
+    """
+    form = args.format or "json"
+    schema = _schema(args)
+    if form == "json" and schema is None:
+        return None
+    return DecodeSpec(
+        format=form,
+        schema=None if schema is None else types.to_json(schema),
+        avro_schema=_compact(_text(args.avro_schema)),
+        avro_schema_id=args.avro_schema_id,
+        descriptors=(
+            None
+            if args.descriptors is None
+            else base64.b64encode(_bytes(args.descriptors)).decode()
+        ),
+        message=args.message,
+        row_columns=_row_columns(args, known.row_columns if known else ROW_COLUMNS_DEFAULT),
+        bounds=_bounds(args, known.bounds if known else Bounds()),
+    )
+
+
+def _schema(args: argparse.Namespace) -> pa.Schema | None:
+    if args.schema is not None and args.schema_file is not None:
+        raise InvalidRequestError("give --schema or --schema-file, not both")
+    if args.schema is not None:
+        return ddl.parse(args.schema)
+    if args.schema_file is None:
+        return None
+    if args.schema_file.suffix == ".arrow":
+        try:
+            found = pa.ipc.read_schema(pa.BufferReader(_bytes(args.schema_file)))
+        except (pa.ArrowException, OSError) as cause:
+            raise InvalidRequestError(f"{args.schema_file} is no Arrow schema: {cause}") from cause
+        return pa.schema([pa.field(each.name, types.normal(each.type)) for each in found])
+    text = _text(args.schema_file)
+    assert text is not None, "the file is named"
+    return types.from_json(text) if args.schema_file.suffix == ".json" else ddl.parse(text)
+
+
+def _inferred(args: argparse.Namespace, described: StreamDescription, client: Client) -> DecodeSpec:
+    bounds = _bounds(args, Bounds())
+    sample = []
+    share = max(1, _SAMPLE_RECORDS // len(described.partitions))
+    for part in described.partitions:
+        end = min(part.high_watermark, part.start + share)
+        if end == part.start:
+            continue
+        fetched = client.fetch(
+            described.stream.name,
+            part.partition,
+            part.start,
+            Offset(end),
+            columns=["value"],
+            stream_uuid=described.stream.uuid,
+        )
+        try:
+            for piece in fetched:
+                values = piece.batch.column("value").to_pylist()
+                sample += json_inference.objects(
+                    each for each in values if each and len(each) <= bounds.record_bytes_max
+                )
+        finally:
+            fetched.close()
+    schema = json_inference.infer(sample, bounds)
+    if len(schema) == 0:
+        raise InvalidRequestError(
+            f"stream {described.stream.name} has no JSON objects to infer columns from yet; give "
+            "--schema"
+        )
+    return DecodeSpec(
+        format="json",
+        schema=types.to_json(schema),
+        row_columns=_row_columns(args, ROW_COLUMNS_DEFAULT),
+        bounds=bounds,
+    )
+
+
+def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offset]:
+    """Return where partitions begin, for those that do not begin with their first record."""
+    if text is None or text == positions.EARLIEST:
+        return {}
+    if text == positions.LATEST:
+        return {part.partition: part.high_watermark for part in described.partitions}
+    found = positions.parse_bound("--starting-offsets", text)
+    if not isinstance(found, dict):
+        raise InvalidRequestError(f"--starting-offsets takes earliest, latest or JSON, not {text}")
+    known = {part.partition: part for part in described.partitions}
+    starts: dict[int, Offset] = {}
+    for number, at in found.items():
+        if not isinstance(number, int) or number not in known:
+            raise InvalidRequestError(f"--starting-offsets names partition {number}, unknown")
+        part = known[number]
+        if at == positions.EARLIEST:
+            continue
+        place = part.high_watermark if at == positions.LATEST else at
+        if not isinstance(place, int) or not part.start <= place <= part.high_watermark:
+            raise InvalidRequestError(
+                f"--starting-offsets: partition {number} holds [{part.start}, "
+                f"{part.high_watermark}), not {place}"
+            )
+        starts[number] = Offset(place)
+    return starts
+
+
+def _row_columns(args: argparse.Namespace, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    if args.row_columns is None:
+        return otherwise
+    return tuple(name.strip() for name in args.row_columns.split(","))
+
+
+def _bounds(args: argparse.Namespace, otherwise: Bounds) -> Bounds:
+    given = {
+        name: getattr(args, name)
+        for name in ("record_bytes_max", "depth_max", "columns_max")
+        if getattr(args, name) is not None
+    }
+    return replace(otherwise, **given)
+
+
+def _compact(text: str | None) -> str | None:
+    """Return JSON in one spelling, so that reformatting a file changes nothing."""
+    if text is None:
+        return None
+    try:
+        return json.dumps(json.loads(text), separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text  # refused where it is parsed for good
+
+
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError as cause:
+        raise InvalidRequestError(f"{path} is not UTF-8 text") from cause
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _FILE_BYTES_MAX:
+            raise InvalidRequestError(f"{path} is larger than {_FILE_BYTES_MAX} bytes")
+        return path.read_bytes()
+    except OSError as cause:
+        raise InvalidRequestError(f"cannot read {path}: {cause.strerror}") from cause
