@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError
 from spark_jobs import jars, jvm
+from spark_jobs.sessions import is_connect
 from tiering.location import Credentials, StoreConfig
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def build_session(
 
     given = dict(conf or {})
     active = SparkSession.getActiveSession()
+    if active is not None and is_connect(active):
+        return _checked(active)
     if active is not None and not active.sparkContext._jsc.sc().isStopped():  # noqa: SLF001
         return _equip(_checked(active))
     require_java()
@@ -86,10 +89,35 @@ def build_session(
         builder = builder.master(master)
     for name, value in {**chosen, **given}.items():
         builder = builder.config(name, value)
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # plain `python3` may be another interpreter
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        if master is not None or name not in os.environ:  # spark-submit's choice is kept
+            os.environ[name] = sys.executable  # plain `python3` may be another interpreter
     with _credentials_in_environment(store.credentials):
         return _equip(builder.getOrCreate())
+
+
+def connect_session(
+    remote: str, app_name: str = "headwater", *, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session of Spark Connect; no JVM is started here. Blocks.
+
+    What the server needs is in spark_jobs/connect_server.py. A client needs no credentials of the
+    object store to run queries; to prove what it reads (``certificate=``) it does.
+
+    Args:
+        remote: ``sc://host:port``.
+        app_name: told to the server.
+        conf: runtime settings of this session.
+
+    Raises:
+        InvalidConfigError: the server is without Delta.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415  (importing this module stays free)
+
+    session = _checked(SparkSession.builder.remote(remote).appName(app_name).getOrCreate())
+    for name, value in {"spark.sql.session.timeZone": "UTC", **(conf or {})}.items():
+        session.conf.set(name, value)
+    return session
 
 
 def settings(
@@ -190,7 +218,7 @@ def _left_open(store: StoreConfig) -> dict[str, str]:
     if DELTA_EXTENSION not in (had.get("spark.sql.extensions", "") or ""):
         raise InvalidConfigError(
             "spark-submit was started without Delta; write: "
-            "spark-submit $(headwater job submit-args) FILE …"
+            "spark-submit $(headwater job submit-args JOB) …"
         )
     chosen = settings(master=had.get("spark.master", "") or "", store=store, jar_paths=[])
     return {name: value for name, value in chosen.items() if value and not had.contains(name)}
@@ -258,7 +286,7 @@ def _driver_memory() -> str:
 def _checked(session: SparkSession) -> SparkSession:
     if DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise InvalidConfigError(
-            "a Spark session without Delta is already active in this process; stop it, or add "
+            "this Spark session is without Delta; stop it (or restart its Connect server) and add "
             f"{DELTA_EXTENSION} to its spark.sql.extensions"
         )
     return session

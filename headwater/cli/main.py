@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from headwater.cli import console, failures
+from headwater.cli.job import app as job_app
 from headwater.cli.publish import publish
 from headwater.cli.query import query
 from headwater.cli.read import cut, read
@@ -99,6 +100,7 @@ app.command()(cut)
 app.add_typer(tier_app, name="tier")
 app.command()(query)
 app.command()(verify)
+app.add_typer(job_app, name="job")
 
 
 def main() -> None:

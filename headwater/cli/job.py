@@ -1,0 +1,115 @@
+"""``headwater job``: Spark jobs over streams. Each has its own arguments and its own help."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+
+from broker.errors import InvalidRequestError
+from headwater.cli import console
+from headwater.cli.discovery import find_server, use_lake_of
+
+_MODULES: Final = "spark_jobs.jobs"
+_SERVER: Final = "--server"
+_HELP: Final = frozenset({"-h", "--help"})
+
+# In the order in which people meet them.
+JOBS: Final = {
+    "ingest": "Keep a table of decoded records up to date with a stream.",
+    "backfill": "Append a bounded part of a stream's history to a table.",
+    "compact": "Rewrite small files of a table, and delete those that nobody needs.",
+    "snapshot": "Build or advance the table with the latest record of every key.",
+    "verify": "Check a stream's whole history in parallel, and report.",
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Run a Spark job over a stream: on this machine, or on a cluster by --master.
+
+    Every job is safe to run twice, beside itself, to kill and to resume: the table knows how far
+    it came. Exit code 3 means: run it again later. docs/jobs.md shows how to set them up.
+
+    [bold]Examples[/bold]
+
+      headwater job ingest --stream orders --table ./lake/curated/orders
+      headwater job ingest --help
+      spark-submit $(headwater job submit-args ingest) --stream orders …
+    """,
+)
+
+
+def _command(name: str) -> Callable[[typer.Context], None]:
+    def command(context: typer.Context) -> None:
+        words = list(context.args)
+        module = f"{_MODULES}.{name}"
+        if importlib.util.find_spec(module) is None:
+            raise InvalidRequestError(f"job {name} is not part of this installation yet")
+        main: Callable[[list[str]], int] = importlib.import_module(module).main
+        if not _HELP & set(words):
+            words = _with_server(words)
+        status = main(words)
+        if status:
+            raise typer.Exit(status)
+
+    return command
+
+
+def _with_server(words: list[str]) -> list[str]:
+    """Return the words with the server as an address, found as every command finds it."""
+    given = os.environ.get("HEADWATER_SERVER")
+    rest: list[str] = []
+    position = 0
+    while position < len(words):
+        name, equals, value = words[position].partition("=")
+        if name == _SERVER and (equals or position + 1 < len(words)):
+            position += 0 if equals else 1
+            given = value if equals else words[position]
+        else:
+            rest.append(words[position])
+        position += 1
+    server = find_server(given)
+    use_lake_of(server)
+    return [_SERVER, server.flight, *rest]
+
+
+for _name, _line in JOBS.items():
+    app.command(
+        _name,
+        help=_line,
+        add_help_option=False,  # the job's own parser has one
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+    )(_command(_name))
+
+
+@app.command("submit-args")
+def submit_args(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Also print the job's file, at the end.")
+    ] = None,
+) -> None:
+    """Print what spark-submit needs before a job's own arguments: jars, settings, the file.
+
+    There are no credentials among it. The master is yours to give.
+
+    [bold]Example[/bold]
+
+      spark-submit --master local[2] $(headwater job submit-args ingest) --stream orders …
+    """
+    from spark_jobs.session import submit_arguments
+
+    words = submit_arguments()
+    if job is not None:
+        found = importlib.util.find_spec(f"{_MODULES}.{job}") if job in JOBS else None
+        if found is None or found.origin is None:
+            raise InvalidRequestError(f"there is no job {job!r}; there are {', '.join(JOBS)}")
+        words.append(found.origin)
+    console.line(" ".join(words))
