@@ -141,7 +141,7 @@ def settle(
     """
     while True:
         pin = pins.newest()
-        if pin is not None and (watermarks.ends or not _says_anything(args)):
+        if pin is not None and (watermarks.ends or not says_anything(args)):
             return _agreed(args, pin, pins, described)
         if watermarks.ends:
             raise MetadataCorruptError(
@@ -174,7 +174,7 @@ def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDes
             expected=pin.stream_uuid,
             found=stream.uuid,
         )
-    if not _says_anything(args):
+    if not says_anything(args):
         return pin
     if args.format not in {None, pin.spec.format}:
         raise SchemaMismatchError(f"the table is pinned to format {pin.spec.format}")
@@ -201,7 +201,8 @@ def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDes
     )
 
 
-def _says_anything(args: argparse.Namespace) -> bool:
+def says_anything(args: argparse.Namespace) -> bool:
+    """Tell whether an argument for decoding was given."""
     return any(getattr(args, name) is not None for name in _SPEC_ARGUMENTS)
 
 

@@ -105,6 +105,7 @@ class Appender:
             version=state.snapshot.version,
             ends={number: claim.end for number, claim in state.mine.items()},
             starts={number: claim.start for number, claim in state.mine.items()},
+            others=tuple(state.claims.others(self._main.target.app, self._source.stream_uuid)),
         )
 
     def append(self, ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
@@ -114,6 +115,7 @@ class Appender:
 
         Raises:
             GapError: a range begins above the watermark.
+            OverlapError: an appender of another name holds some of these offsets.
             StaleWatermarkError: another appender was first. Nothing of this append is in the
                 table; appending again appends what is left.
             SchemaMismatchError: the rows do not fit the table; names the column.
@@ -123,6 +125,8 @@ class Appender:
         main = self._planned(self._main, ranges, self._row_schema(), self._optional())
         if not main.ranges:
             return Appended(version=main.state.snapshot.version, ranges={})
+        others = main.state.claims.others(main.table.target.app, self._source.stream_uuid)
+        plan.require_apart(main.ranges, others)
         rejects = self._planned_rejects(main)
         parts = self._parts(main, rejects)
         work = Work(

@@ -172,6 +172,7 @@ class CommittingTable:
         Raises:
             StaleWatermarkError: the watermarks, or the table's shape, are no longer what the files
                 were written for. Nothing was committed.
+            OverlapError: an appender of another name holds some of these offsets.
             RemoteTierUnavailableError: the outcome is unknown; the next append will see.
         """
         app, uuid = self._target.app, self._source.stream_uuid
@@ -184,6 +185,7 @@ class CommittingTable:
         state = planned
         for attempt in range(_ATTEMPTS_MAX):
             plan.require_unmoved(planned.mine, state.mine, ranges)
+            plan.require_apart(ranges, state.claims.others(app, uuid))
             self._require_shape(planned, state, fit)
             base = state.snapshot.version
             transactions = plan.moved(app, uuid, state.mine, ranges, rows)

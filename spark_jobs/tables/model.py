@@ -43,8 +43,8 @@ class Target:
     Args:
         store: where the folder is; :meth:`at` makes it from a URI and the environment. Executors
             take credentials from their own environment, never from here.
-        app: who appends. Two appenders with one name share their watermarks and exclude each
-            other; with two names they are strangers, and each writes its own ranges.
+        app: who appends. Two appenders with one name share their watermarks and the work; those
+            with two names have watermarks of their own, and never the same offsets.
         partition_by: partition columns of a table that is created; of one that exists, its own
             columns count, and these must be the same or empty.
         positions: names of the columns with a row's partition and offset. They are added to what a
@@ -129,12 +129,14 @@ class Transformed:
 class Watermarks:
     """How far a table has come, at one version; -1 when there is no table yet.
 
-    ``ends`` are exclusive; a partition that was never appended is absent.
+    ``ends`` are exclusive; a partition that was never appended is absent. ``others`` are (app,
+    partition, range) of what appenders of other names hold of the same stream.
     """
 
     version: int
     ends: Mapping[int, Offset]
     starts: Mapping[int, Offset]
+    others: tuple[tuple[str, int, OffsetRange], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

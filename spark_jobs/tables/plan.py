@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.errors import GapError, StaleWatermarkError, TableMismatchError
+from broker.errors import GapError, OverlapError, StaleWatermarkError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.partitions import OffsetSlice
 
@@ -36,6 +36,14 @@ class Claims:
     def mine(self, app: str, uuid: str) -> dict[int, Claim]:
         """Return the claims of one appender of one stream, by partition."""
         return {number: claim for (a, u, number), claim in self.of.items() if (a, u) == (app, uuid)}
+
+    def others(self, app: str, uuid: str) -> list[tuple[str, int, OffsetRange]]:
+        """Return (app, partition, range) of what other appenders hold of the same stream."""
+        return [
+            (a, number, OffsetRange(claim.start, claim.end))
+            for (a, u, number), claim in sorted(self.of.items())
+            if u == uuid and a != app
+        ]
 
     def strangers(self, app: str, uuid: str) -> list[str]:
         """Return other streams that this appender has put into the table."""
@@ -100,6 +108,27 @@ def cut(ranges: Mapping[int, OffsetRange], claims: Mapping[int, Claim]) -> dict[
     return found
 
 
+def require_apart(
+    ranges: Mapping[int, OffsetRange], others: Iterable[tuple[str, int, OffsetRange]]
+) -> None:
+    """Check that nobody else holds an offset of these ranges: a row is in a table once.
+
+    Raises:
+        OverlapError: another appender does. Facts: partition, start, end, app.
+    """
+    for app, number, held in others:
+        wanted = ranges.get(number)
+        if wanted is not None and max(wanted.start, held.start) < min(wanted.end, held.end):
+            raise OverlapError(
+                f"partition {number}: {wanted} was to be appended, and {app!r} holds {held} of the "
+                "same stream in this table",
+                partition=number,
+                start=int(max(wanted.start, held.start)),
+                end=int(min(wanted.end, held.end)),
+                app=app,
+            )
+
+
 def require_unmoved(
     planned: Mapping[int, Claim], found: Mapping[int, Claim], partitions: Mapping[int, OffsetRange]
 ) -> None:
@@ -137,6 +166,22 @@ def moved(
         if before is None:
             transactions[start_id] = int(new.start)
     return transactions
+
+
+def chunk(remaining: Mapping[int, OffsetRange], records_max: int) -> dict[int, OffsetRange]:
+    """Return the first part of each range, about ``records_max`` records in all, in proportion.
+
+    Never empty while something remains.
+    """
+    total = sum(len(offsets) for offsets in remaining.values())
+    found = {}
+    for number, offsets in sorted(remaining.items()):
+        share = len(offsets)
+        if total > records_max:
+            share = min(share, max(1, len(offsets) * records_max // total))
+        if share:
+            found[number] = OffsetRange(offsets.start, Offset(offsets.start + share))
+    return found
 
 
 def slices(

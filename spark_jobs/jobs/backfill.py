@@ -1,0 +1,271 @@
+"""Append a bounded part of a stream's history to a table, each record once.
+
+The table knows how far the backfill came: its own application id has a watermark per partition. So
+it may be killed, started again, or run twice at once; whoever loses a race goes on after the
+winner. Beside an ingest into the same table it stops where that one began: no offset is in a table
+twice. A lease keeps what is not read yet. SIGTERM lets the chunk at work finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.clients import client_of
+from spark_jobs.decode.pins import Pin, Pins
+from spark_jobs.decode.transform import DecodeTransform
+from spark_jobs.jobs import backfill_range, ingest_setup
+from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT
+from spark_jobs.source.lookup import BrokerLookup
+from spark_jobs.tables import Appended, Appender, Source, Target, plan
+from tiering.object_store import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.client import Client
+
+NAME: Final = "backfill"
+RECORDS_PER_CHUNK: Final = 4_000_000
+_FAILURES_MAX: Final = 8  # in a row, without any progress
+_BACKOFF_S: Final = 0.25
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser(
+        NAME,
+        "Append a bounded part of a stream's history to a Delta table, each record once, in chunks "
+        "of one commit each. Safe to run twice, beside itself, to kill and to resume: the table "
+        "knows how far it came. Without arguments for decoding the rows are the stream's own, or "
+        "decoded like those of the ingest that fills the same table.",
+    )
+    made.add_argument("--stream", required=True, help="the stream to read")
+    made.add_argument(
+        "--table", required=True, metavar="URI", help="the Delta table: s3://…, file://… or a path"
+    )
+    backfill_range.add_arguments(made)
+    made.add_argument(
+        "--records-per-chunk",
+        type=int,
+        metavar="N",
+        default=RECORDS_PER_CHUNK,
+        help=f"about how many records go into one commit (default: {RECORDS_PER_CHUNK})",
+    )
+    made.add_argument(
+        "--partition-by",
+        metavar="NAMES",
+        default=None,
+        help="partition columns of a new table, of those that it has after decoding",
+    )
+    made.add_argument(
+        "--app",
+        default=NAME,
+        help="who appends; runs of one name share the work, another name is for another range "
+        f"(default: {NAME})",
+    )
+    made.add_argument(
+        "--like",
+        metavar="APP",
+        default="ingest",
+        help="decode like the ingest of this name, where it has set the table up (default: ingest)",
+    )
+    ingest_setup.add_arguments(made)
+    return made
+
+
+PARSER: Final = _parser()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Totals:
+    version: int = -1
+    ends: dict[int, int] = field(default_factory=dict)
+    records_count: int = 0
+    rows_count: int = 0
+    rejected_count: int = 0
+    bytes_count: int = 0
+    chunks_count: int = 0
+
+    def add(self, done: Appended) -> None:
+        self.version = max(self.version, done.version)
+        self.records_count += done.records_count
+        self.rows_count += done.rows_count
+        self.rejected_count += done.rejected_count
+        self.bytes_count += done.bytes_count
+        self.chunks_count += bool(done.ranges)
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Append the range, or what is left of it; see the module. Blocks.
+
+    Raises:
+        InvalidRequestError: the range makes no sense, or is not the one that was begun.
+        GapError: records of the range are gone already.
+        OverlapError: another appender holds a part of the range that was asked for by offsets.
+        HeadwaterError: what appending raised, after some attempts if it is retriable.
+    """
+    if args.records_per_chunk < 1:
+        raise InvalidRequestError("--records-per-chunk must be at least 1")
+    bounds = backfill_range.parse(args)
+    client = client_of(args.server)
+    stream = client.stream(args.stream)
+    source = Source(stream=stream.name, stream_uuid=stream.uuid, server=client.address.url)
+    names = tuple(name.strip() for name in (args.partition_by or "").split(",") if name.strip())
+    target = Target.at(args.table, app=args.app, partition_by=names)
+    lease = client.take_lease(stream.name, ttl_ms=LEASE_TTL_MS_DEFAULT)
+    KEEPER.hold(
+        lease,
+        client=client,
+        ttl_ms=LEASE_TTL_MS_DEFAULT,
+        drop_at_end=True,
+        what=f"backfill of {stream.name}",
+    )
+    try:
+        appender = _appender(spark, args, target, source, client)
+        found = appender.watermarks()
+        lookup = BrokerLookup(client)
+        wanted = backfill_range.resolve(bounds, lookup, stream.name, stream.uuid, found)
+        total = sum(len(offsets) for offsets in wanted.values())
+        report.progress("begins", records=total, table=target.uri, version=found.version)
+        totals = _Totals(version=found.version, ends={n: int(e) for n, e in found.ends.items()})
+        _append_all(appender, wanted, totals, report, chunk_max=args.records_per_chunk)
+    finally:
+        KEEPER.release(lease.lease_id)
+    left = sum(
+        max(0, int(offsets.end) - max(int(offsets.start), totals.ends.get(number, 0)))
+        for number, offsets in wanted.items()
+    )
+    return {
+        "stream": source.stream,
+        "stream_uuid": source.stream_uuid,
+        "table": target.uri,
+        "ends": {str(number): end for number, end in sorted(totals.ends.items())},
+        "records": totals.records_count,
+        "rows": totals.rows_count,
+        "rejected": totals.rejected_count,
+        "bytes": totals.bytes_count,
+        "chunks": totals.chunks_count,
+        "version": totals.version,
+        "remaining": left,
+        "stopped_by": report.stop.signal,
+    }
+
+
+def _append_all(
+    appender: Appender,
+    wanted: Mapping[int, OffsetRange],
+    totals: _Totals,
+    report: Report,
+    *,
+    chunk_max: int,
+) -> None:
+    """Append chunk after chunk; another run of the same name may take some of them."""
+    failures = 0
+    while not report.stop.event.is_set():
+        remaining = _remaining(wanted, totals.ends)
+        if not remaining:
+            return
+        try:
+            piece = plan.chunk(remaining, chunk_max)
+            done = appender.append(piece, batch_id=f"chunk-{totals.chunks_count}")
+        except HeadwaterError as error:
+            failures += 1
+            final = isinstance(error, StreamRecreatedError) or failures == _FAILURES_MAX
+            if final or not error.retriable:
+                raise
+            report.progress("trying again", error=type(error).__name__)
+            pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
+            report.stop.event.wait(pause_s)
+            before = dict(totals.ends)
+            totals.ends |= {number: int(end) for number, end in appender.watermarks().ends.items()}
+            if totals.ends != before:
+                failures = 0  # somebody else made progress
+            continue
+        failures = 0
+        totals.add(done)
+        totals.ends |= {number: int(offsets.end) for number, offsets in piece.items()}
+        report.progress(
+            "appended",
+            records=done.records_count,
+            rows=done.rows_count,
+            rejected=done.rejected_count,
+            version=done.version,
+            remaining=sum(len(each) for each in _remaining(wanted, totals.ends).values()),
+        )
+
+
+def _remaining(
+    wanted: Mapping[int, OffsetRange], ends: Mapping[int, int]
+) -> dict[int, OffsetRange]:
+    """Return what is not appended yet; a partition that was begun goes on at its watermark."""
+    found = {}
+    for number, offsets in wanted.items():
+        start = max(int(offsets.start), ends.get(number, 0))
+        if start < offsets.end:
+            found[number] = OffsetRange(Offset(start), offsets.end)
+    return found
+
+
+def _appender(
+    spark: SparkSession, args: argparse.Namespace, target: Target, source: Source, client: Client
+) -> Appender:
+    """Return the appender, with the table's decoding if there is any."""
+    pin = _pin(args, target, source, client, spark)
+    if pin is None:
+        return Appender(spark, target, source)
+    if pin.number > 1:  # a pin that has grown may be ahead of the table
+        target = Target(
+            store=target.store, app=target.app, partition_by=target.partition_by, evolve="add"
+        )
+    return Appender(
+        spark,
+        target,
+        source,
+        DecodeTransform(pin.spec),
+        rejects=target.beside("__rejected"),
+    )
+
+
+def _pin(
+    args: argparse.Namespace, target: Target, source: Source, client: Client, spark: SparkSession
+) -> Pin | None:
+    """Return how to decode: as pinned by an earlier run, as asked, like the ingest; None: not."""
+    store = open_store(target.store)
+    own = Pins(store, target.app)
+    asked = ingest_setup.says_anything(args)
+    if own.newest() is None and not asked:
+        like = Pins(store, args.like).newest()
+        if like is None:
+            return None
+        if like.stream_uuid != source.stream_uuid:
+            raise StreamRecreatedError(
+                f"the table is set up for stream {like.stream} {like.stream_uuid}, and this is "
+                f"{source.stream} {source.stream_uuid}; use another table",
+                expected=like.stream_uuid,
+                found=source.stream_uuid,
+            )
+        made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
+        return own.put(made) or own.newest()
+    return ingest_setup.settle(
+        argparse.Namespace(**{**vars(args), "starting_offsets": None}),
+        own,
+        described=client.describe(source.stream),
+        watermarks=Appender(spark, target, source).watermarks(),
+        client=client,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from a command line; return the exit status."""
+    return run_job(NAME, PARSER, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
