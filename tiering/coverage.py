@@ -31,7 +31,7 @@ def unproven_groups(
     """
     expected = int(cold.start)
     unproven = []
-    for group in _overlapping(files):
+    for group in overlapping(files):
         least = min(_bounds(file)[0] for file in group)
         end = max(_bounds(file)[1] for file in group) + 1
         for file in group:
@@ -100,7 +100,7 @@ def _repeat_end(ordered: Offsets, steps: Offsets, at: int) -> int:
     return int(unique[breaks[0]] if len(breaks) else unique[-1]) + 1
 
 
-def _overlapping(files: Sequence[DataFile]) -> list[list[DataFile]]:
+def overlapping(files: Sequence[DataFile]) -> list[list[DataFile]]:
     """Group files whose offset ranges overlap, in order of offset."""
     groups: list[list[DataFile]] = []
     end = -1

@@ -421,8 +421,6 @@ def _check_same(
                 expected=int(wanted.end),
                 found=int(found.end),
             )
-    if base is expected:
-        return
     present = {file.path for file in base.files}
     for file in removed:
         if file.path not in present:

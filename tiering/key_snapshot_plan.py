@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.errors import TableRolledBackError
+from broker.errors import StreamRecreatedError, TableRolledBackError
 from broker.model.offsets import OffsetRange
 from tiering.table import DataFile, TableSnapshot
 
@@ -66,8 +66,15 @@ def plan(
     ``sizes`` estimates, per partition, the bytes of the newest rows among those to be read.
 
     Raises:
+        StreamRecreatedError: they are of two incarnations of the stream.
         TableRolledBackError: the key snapshot covers offsets that the history does not have.
     """
+    if latest.stream_uuid != history.stream_uuid:
+        raise StreamRecreatedError(
+            f"{latest.uri} is of stream {latest.stream_uuid}, {history.uri} of another",
+            expected=latest.stream_uuid,
+            found=history.stream_uuid,
+        )
     plans = []
     for number, new in sorted(history.ranges.items()):
         old = latest.ranges[number]

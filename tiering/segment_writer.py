@@ -78,11 +78,18 @@ def write_segment(
         BatchCorruptError: a body fails its checksum.
         GapError: the batches leave out offsets of the range.
     """
+    return write_rows(log_rows(batches, wanted, place), wanted, place)
+
+
+def write_rows(
+    rows_in_order: Iterator[pa.RecordBatch], wanted: OffsetRange, place: SegmentPlace
+) -> WrittenSegment:
+    """Write rows, which are exactly those of ``wanted`` in offset order, as one Parquet object."""
     assert len(wanted) > 0, "an object holds at least one record"
     sink = pa.BufferOutputStream()
     facts = RangeFacts()
     with pq.ParquetWriter(sink, FILE_SCHEMA, **_WRITER_OPTIONS) as writer:
-        for group in _row_groups(log_rows(batches, wanted, place)):
+        for group in _row_groups(rows_in_order):
             for rows in group:
                 facts.add(rows)
             writer.write_table(pa.Table.from_batches(group, FILE_SCHEMA), ROW_GROUP_ROWS_MAX)

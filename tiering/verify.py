@@ -6,7 +6,8 @@ must still give the digest that was noted when it was committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from broker.codec.digest import RangeDigest
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import ObjectCorruptError
 from broker.model.certificate import PartitionCertificate
+from broker.model.offsets import Offset, OffsetRange
 from tiering.certify import prove_partition, require_files
 from tiering.ledger import Ledger, LedgerEntry, ledger_key
 from tiering.object_store import ObjectStore
@@ -63,22 +65,14 @@ def verify_partition(
     held = snapshot.ranges[partition]
     prove_partition(snapshot, partition, store)
     entries = Ledger(store).entries(partition, held)
-    present = {file.path for file in snapshot.files}
-    for entry in entries:
-        if entry.path in present:
-            _require_bytes(entry, store)
-    pieces = _Pieces(read_rows(snapshot, store, partition, held, FILE_SCHEMA))
-    for entry in entries:
-        found = RangeDigest()
-        # An entry may begin below what retention left, and end above an older version's end.
-        start, end = max(entry.start, held.start), min(entry.end, held.end)
-        for piece in pieces.up_to(end):
-            found.update(piece)
-            whole.update(piece)
-            if progress is not None:
-                progress(piece.num_rows)
-        if (start, end) == (entry.start, entry.end):
-            _require_equal(entry, found.hexdigest())
+
+    def hear(rows: pa.RecordBatch) -> None:
+        whole.update(rows)
+        if progress is not None:
+            progress(rows.num_rows)
+
+    for _ in verify_entries(snapshot, store, partition, held, entries, hear=hear):
+        pass
     return PartitionCertificate(
         partition=partition,
         start=held.start,
@@ -87,6 +81,83 @@ def verify_partition(
         hot_count=0,
         digest=whole.hexdigest(),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeProof:
+    """A range whose rows were read again; ``proved`` if the ledger says the same digest."""
+
+    partition: int
+    start: Offset
+    end: Offset
+    digest: str
+    proved: bool  # false: a part of a ledger entry, which alone proves nothing
+
+
+def verify_entries(
+    snapshot: TableSnapshot,
+    store: ObjectStore,
+    partition: int,
+    within: OffsetRange,
+    entries: Sequence[LedgerEntry],
+    *,
+    hear: Callable[[pa.RecordBatch], None] = lambda _: None,
+) -> Iterator[RangeProof]:
+    """Read a range again and compare it, entry by entry, with the ledger; yield what is proved.
+
+    ``entries`` cover ``within``; at its ends they may reach beyond it: retention has left a part of
+    the first, an older version has a part of the last. ``hear`` gets every row, in order. Errors as
+    for :func:`verify_table`.
+    """
+    for found in _read_again(snapshot, store, partition, within, entries):
+        if isinstance(found, RangeProof):
+            yield found
+        else:
+            hear(found)
+
+
+def proved_rows(
+    snapshot: TableSnapshot,
+    store: ObjectStore,
+    partition: int,
+    within: OffsetRange,
+    entries: Sequence[LedgerEntry],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range; the end comes only if the ledger's digests were all right.
+
+    Rows of an entry are handed out before it is proved, so nothing may be made of them before the
+    end. Arguments and errors as for :func:`verify_entries`.
+    """
+    for found in _read_again(snapshot, store, partition, within, entries):
+        if not isinstance(found, RangeProof):
+            yield found
+
+
+def _read_again(
+    snapshot: TableSnapshot,
+    store: ObjectStore,
+    partition: int,
+    within: OffsetRange,
+    entries: Sequence[LedgerEntry],
+) -> Iterator[pa.RecordBatch | RangeProof]:
+    """Yield an entry's rows, then its proof, entry by entry."""
+    present = {file.path for file in snapshot.files}
+    for entry in entries:
+        if entry.path in present:
+            _require_bytes(entry, store)
+    pieces = _Pieces(read_rows(snapshot, store, partition, within, FILE_SCHEMA))
+    for entry in entries:
+        found = RangeDigest()
+        start, end = max(entry.start, within.start), min(entry.end, within.end)
+        for piece in pieces.up_to(end):
+            found.update(piece)
+            yield piece
+        whole = (start, end) == (entry.start, entry.end)
+        if whole:
+            _require_equal(entry, found.hexdigest())
+        yield RangeProof(
+            partition=partition, start=start, end=end, digest=found.hexdigest(), proved=whole
+        )
 
 
 class _Pieces:

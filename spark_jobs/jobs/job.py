@@ -122,7 +122,7 @@ def run_job(
     else:
         for key, value in facts.items():
             print(f"{key:>24}  {value}", flush=True)
-    return EXIT_OK
+    return EXIT_OK if facts.get("ok", True) else EXIT_FAILED  # a check that found damage
 
 
 def exit_status(error: HeadwaterError) -> int:

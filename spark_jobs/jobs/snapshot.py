@@ -36,14 +36,17 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     refuse_lossy(spark)
     client = client_of(args.server)
     with held_stream(client, args.stream, what=NAME) as held:
+        table = latest_table(held.lake, held.stream)
+        base = None if held.snapshot is None else table.create()
+    # A cut that is taken after the key snapshot was read is never behind it.
+    with held_stream(client, args.stream, what=NAME) as held:
         facts: dict[str, Any] = {"stream": held.stream.name, "stream_uuid": held.stream.uuid}
-        if held.snapshot is None:
+        if held.snapshot is None or base is None:
             report.progress("nothing was shipped yet", stream=args.stream)
             ends = {str(part.partition): int(part.cold_end) for part in held.cut.partitions}
             return {**facts, "ends": ends, "records": 0, "table_uri": None, "version": None}
         certify_counts(held.snapshot, held.cut, held.table.store)
-        table = latest_table(held.lake, held.stream)
-        done = advance(spark, table, held.snapshot, progress=report.progress)
+        done = advance(spark, table, base, held.snapshot, progress=report.progress)
         facts |= {
             "table_uri": table.uri,
             "version": done.version,

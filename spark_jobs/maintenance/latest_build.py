@@ -59,18 +59,20 @@ class Advance:
 def advance(
     spark: SparkSession,
     table: DeltaStreamTable,
+    base: TableSnapshot,
     history: TableSnapshot,
     *,
     progress: Progress = lambda *_, **__: None,
 ) -> Advance:
-    """Bring a key snapshot to exactly the cold ends of ``history``, which the caller holds.
+    """Bring a key snapshot from ``base`` to exactly the cold ends of ``history``.
+
+    The caller holds ``history``, and took its cut after it had read ``base``.
 
     Raises:
         StaleColdEndError, FilesReplacedError: another run was first; this one changed nothing.
         TableRolledBackError: the key snapshot is ahead of the history.
         CorruptDataError, UnavailableError: a table cannot be read.
     """
-    base = table.create()
     plans = plan(base, history, _sizes(spark, base, history))
     if not plans:
         return _outcome(base, base, [], (), 0)

@@ -1,0 +1,156 @@
+"""OPTIMIZE and VACUUM, aware of who is reading: no certificate changes, no reader loses a file.
+
+For a stream: small files of its table are joined, each new file proved against the ledger first;
+with ``--vacuum`` files that no reader can need any more are deleted, of the key snapshot too. For
+any other Delta table (``--table URI``) delta-rs joins and deletes, by age alone: leases hold
+streams, not tables of jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import InvalidRequestError
+from spark_jobs.clients import client_of
+from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.maintenance.held_stream import held_stream
+from spark_jobs.maintenance.table_compaction import compact
+from tiering.compaction import TARGET_BYTES
+from tiering.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, retention_hours
+from tiering.key_snapshot import latest_table
+from tiering.lake import Lake, storage_options_of
+from tiering.object_store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.client import Client
+
+NAME: Final = "compact"
+_MIB: Final = 1024 * 1024
+_DEADLINE_S: Final = 4 * 3600.0  # of one OPTIMIZE or VACUUM as a whole
+_SHOWN: Final = 100
+
+PARSER: Final = parser(NAME, "Join small files; with --vacuum also delete what nobody can need.")
+PARSER.add_argument("stream", nargs="?", default=None, help="the stream whose table it is")
+PARSER.add_argument("--table", default=None, metavar="URI", help="any other Delta table instead")
+PARSER.add_argument(
+    "--target-mib", type=int, default=TARGET_BYTES // _MIB, help="size of files (default: 128)"
+)
+PARSER.add_argument("--vacuum", action="store_true", help="also delete files no longer needed")
+PARSER.add_argument(
+    "--retain-hours",
+    type=int,
+    default=None,
+    help=f"keep what was current so long ago (default: {RETAIN_HOURS_FLOOR}, more for a lease)",
+)
+PARSER.add_argument("--dry-run", action="store_true", help="change nothing, tell what would be")
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Compact one table; see the module. Blocks."""
+    if (args.stream is None) == (args.table is None):
+        raise InvalidRequestError("name a stream, or give --table")
+    if args.target_mib < 1:
+        raise InvalidRequestError("--target-mib must be at least 1")
+    if args.retain_hours is not None and not args.vacuum:
+        raise InvalidRequestError("--retain-hours is for --vacuum")
+    if args.table is not None:
+        return _compact_table(args)
+    return _compact_stream(spark, args, report)
+
+
+def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    client = client_of(args.server)
+    if args.vacuum:  # refuse before anything is done
+        _retention(client, args)
+    with held_stream(client, args.stream, what=NAME) as held:
+        facts: dict[str, Any] = {
+            "stream": held.stream.name,
+            "stream_uuid": held.stream.uuid,
+            "ends": {str(part.partition): int(part.cold_end) for part in held.cut.partitions},
+            "records": 0,
+            "dry_run": args.dry_run,
+        }
+        if held.snapshot is None:
+            return facts
+        done = compact(
+            spark,
+            held.table,
+            held.snapshot,
+            target_bytes=args.target_mib * _MIB,
+            dry_run=args.dry_run,
+            progress=report.progress,
+        )
+        facts |= {
+            "records": sum(len(part) for part in held.snapshot.ranges.values()),
+            "files_before": done.files_before,
+            "files_after": done.files_after,
+            "bytes_rewritten": done.bytes_rewritten,
+            "bins_lost": done.bins_lost,
+            "version": done.version,
+        }
+        stores = [held.table.store]
+        latest = latest_table(held.lake, held.stream)
+        if latest.find() is not None:
+            stores.append(latest.store)
+    # Our own lease has ended: it must not hold the files that this very run replaced.
+    if args.vacuum:
+        hours = _retention(client, args)
+        gone = [_vacuum(store, hours, args, report) for store in stores]
+        facts |= {"retain_hours": hours, "vacuumed": gone}
+    return facts
+
+
+def _compact_table(args: argparse.Namespace) -> Facts:
+    lake = Lake.open(args.table).with_deadline(_DEADLINE_S)
+    table = MaintainedTable(lake.store, storage_options_of(lake.store))
+    facts: dict[str, Any] = {"table_uri": table.uri, "dry_run": args.dry_run}
+    if not args.dry_run:
+        done = table.optimize(target_bytes=args.target_mib * _MIB)
+        facts |= {
+            "files_removed": done.get("numFilesRemoved"),
+            "files_added": done.get("numFilesAdded"),
+        }
+    if args.vacuum:
+        hours = retention_hours(args.retain_hours, [], now_us=_now_us())
+        vacuumed = table.vacuum(retain_hours=hours, dry_run=args.dry_run)
+        facts |= {"retain_hours": hours, "vacuumed": [_shown(table.uri, vacuumed.paths)]}
+    return {**facts, "version": table.version()}
+
+
+def _retention(client: Client, args: argparse.Namespace) -> int:
+    return retention_hours(args.retain_hours, client.leases(args.stream), now_us=_now_us())
+
+
+def _vacuum(
+    store: ObjectStore, hours: int, args: argparse.Namespace, report: Report
+) -> dict[str, Any]:
+    patient = open_store(replace(store.config, upload_deadline_s=_DEADLINE_S))
+    table = MaintainedTable(patient, storage_options_of(patient))
+    done = table.vacuum(retain_hours=hours, dry_run=args.dry_run)
+    report.progress(
+        "would delete" if args.dry_run else "deleted", table=table.uri, objects=len(done.paths)
+    )
+    return _shown(table.uri, done.paths)
+
+
+def _shown(uri: str, paths: tuple[str, ...]) -> dict[str, Any]:
+    return {"table_uri": uri, "objects": len(paths), "first": list(paths[:_SHOWN])}
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job from the command line; return the exit status."""
+    return run_job(NAME, PARSER, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Recompute a stream's certificate on the executors: every byte of both tiers, or of ``__latest``.
+
+The result says what was read, range by range, and what is wrong. Exit status 0: all of it is what
+was committed. 1: something is not, by the name of its error. 3: a part could not be reached, so
+nothing is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import CorruptDataError, InvalidRequestError
+from broker.model.cut import Cut
+from spark_jobs.clients import client_of
+from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.maintenance.held_stream import held_stream
+from spark_jobs.maintenance.latest_check import check_latest
+from spark_jobs.maintenance.table_verify import Verdict, verify_held
+from spark_jobs.scans import refuse_lossy
+from tiering.key_snapshot import latest_table
+from tiering.verify import RangeProof
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headwater.client import Client
+
+NAME: Final = "verify"
+PARSER: Final = parser(NAME, "Read a stream again, every byte, in parallel, and compare.")
+PARSER.add_argument("stream", help="the stream")
+PARSER.add_argument(
+    "--latest", action="store_true", help="verify its key snapshot against the full history instead"
+)
+PARSER.add_argument("--cut", default=None, help="a saved cut to verify (default: one of now)")
+
+
+def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
+    """Verify a stream or its key snapshot; see the module. Blocks."""
+    refuse_lossy(spark)
+    client = client_of(args.server)
+    saved = None if args.cut is None else Cut.load(args.cut)
+    if saved is not None and saved.stream != args.stream:
+        raise InvalidRequestError(f"the cut is of stream {saved.stream!r}, not of {args.stream!r}")
+    if args.latest:
+        if saved is not None:
+            raise InvalidRequestError("--latest verifies what is there now, not a saved cut")
+        return _verify_latest(spark, client, args.stream, report)
+    with held_stream(client, args.stream, what=NAME, cut=saved) as held:
+        facts: dict[str, Any] = {
+            "stream": held.stream.name,
+            "stream_uuid": held.stream.uuid,
+            "table_version": held.cut.table_version,
+        }
+        verdict = verify_held(spark, held, server=client.address.url)
+        _tell(verdict, report)
+        return {
+            **facts,
+            "ok": verdict.ok,
+            "ends": {str(part.partition): int(part.hot_end) for part in held.cut.partitions},
+            "records": sum(one.end - one.start for one in (*verdict.ranges, *verdict.tails)),
+            "files": verdict.files_count,
+            "bytes": verdict.files_bytes,
+            "digest": digest_of(verdict.ranges),
+            "ranges": [asdict(one) for one in verdict.ranges],
+            "tails": [asdict(one) for one in verdict.tails],
+            "findings": [asdict(one) for one in verdict.findings],
+        }
+
+
+def digest_of(ranges: Iterable[RangeProof]) -> str:
+    """Return one digest over the digests of all ledger ranges, which no OPTIMIZE changes."""
+    whole = hashlib.sha256()
+    for one in ranges:
+        whole.update(f"{one.partition} {one.start} {one.end} {one.digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _verify_latest(spark: SparkSession, client: Client, name: str, report: Report) -> Facts:
+    with held_stream(client, name, what=NAME) as held:
+        latest = None if held.snapshot is None else latest_table(held.lake, held.stream).find()
+    if latest is None:
+        raise InvalidRequestError(
+            f"stream {name!r} has no key snapshot; make one with the job snapshot", stream=name
+        )
+    facts = {
+        "stream": name,
+        "stream_uuid": latest.stream_uuid,
+        "ends": {str(number): int(part.end) for number, part in latest.ranges.items()},
+    }
+    try:
+        # A cut that is taken after the key snapshot was read is never behind it.
+        with held_stream(client, name, what=NAME) as held:
+            assert held.snapshot is not None, "a table does not vanish without an error"
+            proof = check_latest(spark, latest, held.snapshot)
+    except CorruptDataError as error:
+        finding = {"error": type(error).__name__, "message": error.message, "facts": error.facts}
+        report.progress(f"{type(error).__name__}: {error.message}")
+        return {"ok": False, **facts, "records": 0, "findings": [finding]}
+    return {
+        **facts,
+        "ok": True,
+        "latest_version": latest.version,
+        "records": proof.records_count,
+        "history_records": proof.history_count,
+        "findings": [],
+    }
+
+
+def _tell(verdict: Verdict, report: Report) -> None:
+    for one in verdict.findings:
+        report.progress(f"{one.error}: {one.message}")
+    report.progress(
+        "read again" if verdict.ok else "DAMAGED",
+        ranges=len(verdict.ranges),
+        proved=sum(one.proved for one in verdict.ranges),
+        tails=len(verdict.tails),
+        findings=len(verdict.findings),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the job from the command line; return the exit status."""
+    return run_job(NAME, PARSER, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The jobs compact and verify over a real table: nothing that a reader holds changes or goes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from broker.errors import InvalidRequestError
+from broker.model.offsets import Offset
+from headwater.client import Client
+from headwater.reading import certificate, read
+from headwater.verification import verify_cut
+from simkit.lake_broker import Served
+from simkit.memory_broker import numbered
+from spark_jobs.jobs import compact, verify
+from spark_jobs.jobs.job import Report, run_job
+from spark_jobs.maintenance import table_compaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+REPORT = Report("test", sys.stderr)
+
+
+def publish(served: Served, start: int, count: int, partition: int = 0) -> None:
+    """Store records whose values are their numbers."""
+    with Client(served.server) as client, client.producer("s", partition) as producer:
+        for first in range(start, start + count, 10):
+            producer.send(numbered(first, min(10, start + count - first)))
+
+
+@pytest.fixture
+def stream(served: Served) -> Served:
+    """Stream ``s``: 200 records cold in eight files, 60 in three; a tail of 21."""
+    Client(served.server).create_stream("s", partitions=2)
+    publish(served, 0, 221)
+    publish(served, 0, 60, 1)
+    served.broker.ship("s", 0, Offset(100), files=4)
+    served.broker.ship("s", 0, Offset(200), files=4)
+    served.broker.ship("s", 1, Offset(60), files=3)
+    return served
+
+
+def arguments(job: Any, *argv: str) -> argparse.Namespace:
+    """Parse a job's arguments."""
+    found: argparse.Namespace = job.PARSER.parse_args(argv)
+    return found
+
+
+def run(job: Any, spark: SparkSession, served: Served, *argv: str) -> dict[str, Any]:
+    """Run a job in this session."""
+    return dict(job.run(spark, arguments(job, *argv, "--server", served.server), REPORT))
+
+
+def test_compaction_beside_readers_and_the_uploader(
+    spark: SparkSession, stream: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A saved cut, a new read, verify, tiering and VACUUM: none notices that files were joined."""
+    client = Client(stream.server)
+    cut = client.cut("s", ttl_ms=600_000)
+    before = verify_cut(client, cut)
+    report = run(verify, spark, stream, "s")
+    assert report["ok"]
+    assert report["records"] == 281
+
+    rewritten = table_compaction._rewritten
+
+    def and_meanwhile(*args: Any) -> Any:
+        found = rewritten(*args)
+        stream.broker.ship("s", 0, Offset(211))  # the uploader is quicker than our commit
+        return found
+
+    monkeypatch.setattr(table_compaction, "_rewritten", and_meanwhile)
+    done = run(compact, spark, stream, "s", "--vacuum")
+    monkeypatch.undo()
+
+    assert (done["files_before"], done["files_after"], done["bins_lost"]) == (11, 2, 0)
+    assert done["vacuumed"][0]["objects"] == 0, "a week is kept"
+    rows = read(spark, "s", server=stream.server)
+    assert certificate(rows).files_count == 3
+    assert sorted(int(row.value) for row in rows.where("partition = 0").collect()) == [*range(221)]
+    assert verify_cut(client, cut) == before
+    again = run(verify, spark, stream, "s", "--cut", cut.save())
+    assert (again["ok"], again["digest"]) == (True, report["digest"])
+    now = run(verify, spark, stream, "s")
+    assert (now["ok"], now["records"]) == (True, 281)
+
+    with pytest.raises(InvalidRequestError, match="lease"):
+        run(compact, spark, stream, "s", "--vacuum", "--retain-hours", "0")
+    client.drop_lease(cut.lease.lease_id)
+    for lease in client.leases("s"):
+        client.drop_lease(lease.lease_id)
+    asked = ("s", "--vacuum", "--retain-hours", "0")
+    would = run(compact, spark, stream, *asked, "--dry-run")
+    assert would["vacuumed"][0]["objects"] == 11
+    assert verify_cut(client, cut) == before, "a dry run deletes nothing"
+    gone = run(compact, spark, stream, *asked)
+    assert gone["vacuumed"][0]["objects"] >= 11
+    assert run(verify, spark, stream, "s")["ok"]
+
+
+def _flip_a_bit(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[len(body) // 4] ^= 1
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"), [(_flip_a_bit, "ObjectCorruptError"), (Path.unlink, "ObjectMissingError")]
+)
+def test_verify_names_what_is_damaged(
+    spark: SparkSession,
+    stream: Served,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    error: str,
+) -> None:
+    """Exit status 1, the error by name with the object's key, and the other ranges still proved."""
+    path = sorted(stream.broker.table("s").store.config.root.glob("partition=0/*.parquet"))[2]
+    damage(path)
+    result = tmp_path / "result.json"
+
+    status = run_job(
+        "verify",
+        verify.PARSER,
+        verify.run,
+        ["s", "--server", stream.server, "--result", str(result)],
+    )
+
+    assert status == 1
+    report = result.read_text()
+    assert error in report
+    assert path.name in report
+    assert '"ok": false' in report
+    assert report.count('"proved": true') >= 6
