@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -167,6 +168,7 @@ class Appender:
             bytes_count=sum(file.size_bytes for file in files),
             rejected_count=sum(each.rejected_count for each in done),
             dropped_count=sum(each.dropped_count for each in done),
+            counts=sum((Counter(each.counts) for each in done), Counter()),
         )
 
     def _done(self, work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:

@@ -116,13 +116,15 @@ class Transformed:
 
     ``kept`` are the indices of the input rows that ``rows`` came from; ``rejected`` holds those set
     aside, for the table of rejected records. Together they are as many as came in, unless
-    ``dropped_count`` says how many were left out on purpose.
+    ``dropped_count`` says how many were left out on purpose. ``counts`` are
+    whatever else a transform counts, by name; the append adds them up.
     """
 
     rows: pa.RecordBatch
     kept: pa.Array | None = None  # int64; None: the rows have their positions themselves
     rejected: pa.RecordBatch | None = None
     dropped_count: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class Appended:
     bytes_count: int = 0
     rejected_count: int = 0
     dropped_count: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)  # what the transform counted
 
     @property
     def records_count(self) -> int:

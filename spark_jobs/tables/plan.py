@@ -210,7 +210,7 @@ def slices(
             edges.insert(1, point)
         for low, high in itertools.pairwise(edges):
             pieces = -(-(high - low) // limit)
-            bounds = [low + (high - low) * piece // pieces for piece in range(pieces + 1)]
+            bounds = [low + (high - low) * nth // max(1, pieces) for nth in range(pieces + 1)]
             found += [
                 OffsetSlice(partition, Offset(start), Offset(end))
                 for start, end in itertools.pairwise(bounds)

@@ -7,7 +7,8 @@ nothing that does not add up.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,6 +62,7 @@ class SliceDone:
     rows_count: int
     rejected_count: int
     dropped_count: int
+    counts: Mapping[str, int]  # the transform's own
     files: tuple[WrittenFile, ...]
     reject_files: tuple[WrittenFile, ...]
     attempt: int  # above 0: an earlier one of this task may have left files behind
@@ -88,6 +90,7 @@ def run_slice(
     if part.rejects and rejects is not None and work.rejects is not None:
         rejects_out = FileWriter(rejects, work.rejects, label)
     records = rows = rejected = dropped = 0
+    counts: Counter[str] = Counter()
     for batch in read_slice(
         client,
         piece,
@@ -104,6 +107,7 @@ def run_slice(
         rows += done.rows.num_rows
         rejected += set_aside
         dropped += done.dropped_count
+        counts.update(done.counts)
     return SliceDone(
         number=number,
         partition=piece.partition,
@@ -111,6 +115,7 @@ def run_slice(
         rows_count=rows,
         rejected_count=rejected,
         dropped_count=dropped,
+        counts=counts,
         files=tuple(rows_out.finish()),
         reject_files=() if rejects_out is None else tuple(rejects_out.finish()),
         attempt=attempt,

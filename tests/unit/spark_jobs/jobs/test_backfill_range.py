@@ -1,0 +1,89 @@
+"""The range of a backfill, from arguments, the stream and what the table has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.jobs import backfill, backfill_range
+from spark_jobs.source.lookup import StreamPositions
+from spark_jobs.source.positions import AtMs
+from spark_jobs.tables import Watermarks
+
+UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
+
+
+class Held:
+    """A stream that holds [10, 100) of two partitions; its offset is its time in seconds."""
+
+    def positions(self, name: str, selection: object) -> StreamPositions:
+        """Return what it holds."""
+        span = OffsetRange(Offset(10), Offset(100))
+        return StreamPositions(name, UUID, {0: span, 1: span})  # type: ignore[arg-type]
+
+    def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
+        """Return where a time is."""
+        span = stream.ranges[partition]
+        return Offset(min(max(-(-at.timestamp_ms // 1000), span.start), span.end))
+
+
+def resolve(
+    *words: str,
+    starts: dict[int, int] | None = None,
+    ends: dict[int, int] | None = None,
+    others: tuple[tuple[str, int, OffsetRange], ...] = (),
+    uuid: str = UUID,
+) -> dict[int, tuple[int, int]]:
+    """Return the ranges of a command line."""
+    args = backfill.PARSER.parse_args(["--stream", "s", "--table", "t", *words])
+    found: Any = Watermarks(version=1, starts=starts or {}, ends=ends or {}, others=others)  # type: ignore[arg-type]
+    ranges = backfill_range.resolve(backfill_range.parse(args), Held(), "s", uuid, found)  # type: ignore[arg-type]
+    return {number: (int(one.start), int(one.end)) for number, one in ranges.items()}
+
+
+def test_everything_by_default_and_on_where_it_was() -> None:
+    """A new backfill takes all; one that was begun keeps its start though more is gone now."""
+    assert resolve() == {0: (10, 100), 1: (10, 100)}
+    assert resolve(starts={0: 4}, ends={0: 50}) == {0: (4, 100), 1: (10, 100)}
+
+
+def test_offsets_words_and_times() -> None:
+    """Some partitions by JSON, all by words and times; an end below the start is an empty range."""
+    assert resolve("--from", '{"1": 20}', "--to", '{"1": 30}') == {1: (20, 30)}
+    assert resolve("--from", "latest") == {0: (100, 100), 1: (100, 100)}
+    assert resolve("--from", '{"0": -2, "1": 90}', "--to-timestamp", "50000") == {
+        0: (10, 50),
+        1: (90, 90),
+    }
+    assert resolve("--from-timestamp", "1970-01-01T00:00:20Z")[0] == (20, 100)
+    assert resolve("--from-timestamp", "1970-01-01T01:00:20+01:00")[0] == (20, 100)
+
+
+def test_it_ends_where_another_appender_began() -> None:
+    """By words and times; an end given as an offset is taken at its word, and refused later."""
+    others = (("ingest", 0, OffsetRange(Offset(60), Offset(80))),)
+    assert resolve(others=others) == {0: (10, 60), 1: (10, 100)}
+    assert resolve("--to", '{"0": 70}', "--from", '{"0": 10}', others=others) == {0: (10, 70)}
+    assert resolve("--from", '{"0": 80, "1": 10}', others=others)[0] == (80, 100)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    """An earlier start of a begun one, offsets that are not held, unknown partitions, times."""
+    with pytest.raises(InvalidRequestError, match="another --app"):
+        resolve("--from", "earliest", starts={0: 40}, ends={0: 50})
+    for words in (("--from", '{"0": 5}'), ("--to", '{"0": 101}')):
+        with pytest.raises(OffsetOutOfRangeError):
+            resolve(*words)
+    for words in (
+        ("--to", '{"9": 5}'),
+        ("--from", '{"s": {"0": 5}}'),
+        ("--from", "soon"),
+        ("--to-timestamp", "yesterday"),
+    ):
+        with pytest.raises(InvalidRequestError):
+            resolve(*words)
+    with pytest.raises(StreamRecreatedError):
+        resolve(uuid="1f0e0d0c-0b0a-4908-8706-050403020100")

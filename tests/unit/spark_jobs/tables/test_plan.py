@@ -1,0 +1,153 @@
+"""Cutting at watermarks, chunks, slices, and the transactions that carry claims."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import GapError, OverlapError, StaleWatermarkError, TableMismatchError
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.tables import plan
+from spark_jobs.tables.plan import Claim
+
+UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
+OTHER = "1f0e0d0c-0b0a-4908-8706-050403020100"
+
+
+def span(start: int, end: int) -> OffsetRange:
+    """Return a range."""
+    return OffsetRange(Offset(start), Offset(end))
+
+
+def claim(start: int, end: int, rows: int | None = None) -> Claim:
+    """Return a claim, by default with a row per offset."""
+    count = end - start if rows is None else rows
+    return Claim(start=Offset(start), end=Offset(end), rows_count=count)
+
+
+spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: span(*sorted(two)))
+by_partition = st.dictionaries(st.integers(0, 4), spans, max_size=5)
+
+
+@given(by_partition, by_partition)
+def test_a_cut_holds_what_is_new_and_nothing_else(
+    wanted: dict[int, OffsetRange], held: dict[int, OffsetRange]
+) -> None:
+    """Offset by offset: wanted and above the watermark; a range beyond it is a gap."""
+    claims = {number: claim(int(one.start), int(one.end)) for number, one in held.items()}
+    beyond = [
+        number
+        for number, one in wanted.items()
+        if len(one) and number in claims and one.start > claims[number].end
+    ]
+    if beyond:
+        with pytest.raises(GapError) as gap:
+            plan.cut(wanted, claims)
+        assert gap.value.partition == min(beyond)
+        return
+    found = plan.cut(wanted, claims)
+    for number, one in wanted.items():
+        least = claims[number].end if number in claims else 0
+        new = [offset for offset in range(one.start, one.end) if offset >= least]
+        assert list(range(found[number].start, found[number].end) if number in found else []) == new
+
+
+def test_a_repeated_cut_changes_nothing() -> None:
+    """What was appended once is cut to nothing by the watermark that it left."""
+    wanted = {0: span(3, 9)}
+    first = plan.cut(wanted, {})
+    assert plan.cut(wanted, {0: claim(3, int(first[0].end))}) == {}
+
+
+@given(by_partition, st.integers(1, 9), st.integers(1, 20), st.integers(1, 20), st.integers(0, 50))
+def test_slices_cover_exactly_the_ranges(
+    wanted: dict[int, OffsetRange], tasks: int, least: int, most: int, at: int
+) -> None:
+    """Every offset in one slice, in order, none longer than allowed, none across the point."""
+    points = {number: Offset(at) for number in wanted}
+    found = plan.slices(wanted, tasks=tasks, records_min=least, records_max=most, at=points)
+    assert [(one.partition, off) for one in found for off in range(one.start, one.end)] == [
+        (number, off) for number, one in sorted(wanted.items()) for off in range(one.start, one.end)
+    ]
+    assert all(0 < one.records_count <= most for one in found)
+    assert not any(one.start < at < one.end for one in found)
+
+
+@given(by_partition, st.integers(1, 60))
+def test_chunks_come_to_an_end(remaining: dict[int, OffsetRange], most: int) -> None:
+    """Each takes the front of every range, about as much as allowed, and never nothing."""
+    left = {number: one for number, one in remaining.items() if len(one)}
+    for _ in range(300):
+        if not left:
+            return
+        piece = plan.chunk(left, most)
+        assert 0 < sum(len(one) for one in piece.values()) <= most + len(left)
+        for number, one in piece.items():
+            assert one.start == left[number].start
+            left[number] = span(int(one.end), int(left[number].end))
+        left = {number: one for number, one in left.items() if len(one)}
+    raise AssertionError("it never ends")
+
+
+def test_claims_survive_the_transactions() -> None:
+    """What a commit sets is what the next appender reads; the start is set once."""
+    first = plan.moved("a", UUID, {}, {0: span(5, 9), 2: span(0, 1)}, {0: 3, 2: 1})
+    assert first == {
+        f"headwater-append/a/{UUID}/0": 9,
+        f"headwater-append/a/{UUID}/0/start": 5,
+        f"headwater-append/a/{UUID}/0/rows": 3,
+        f"headwater-append/a/{UUID}/2": 1,
+        f"headwater-append/a/{UUID}/2/start": 0,
+        f"headwater-append/a/{UUID}/2/rows": 1,
+    }
+    mine = plan.claims_of({**first, "somebody/else": 1}).mine("a", UUID)
+    assert mine == {0: claim(5, 9, 3), 2: claim(0, 1, 1)}
+    second = plan.moved("a", UUID, mine, {0: span(9, 12)}, {0: 2})
+    assert second == {
+        f"headwater-append/a/{UUID}/0": 12,
+        f"headwater-append/a/{UUID}/0/rows": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"": 4}, {"": 4, "/start": 5, "/rows": 0}, {"": 4, "/start": 0}, {"/rows": 4, "/start": 0}],
+)
+def test_a_claim_that_is_not_whole_is_refused(numbers: dict[str, int]) -> None:
+    """Somebody has been at the log: nothing is built on half a claim."""
+    found = {f"headwater-append/a/{UUID}/0{what}": number for what, number in numbers.items()}
+    with pytest.raises(TableMismatchError):
+        plan.claims_of(found)
+
+
+def test_moved_watermarks_are_stale() -> None:
+    """Also one that has only more rows, or one that has gone; other partitions do not matter."""
+    planned = {0: claim(0, 5), 1: claim(0, 5)}
+    moving = {0: span(5, 8)}
+    plan.require_unmoved(planned, {0: claim(0, 5), 1: claim(0, 9)}, moving)
+    for found in ({0: claim(0, 6)}, {0: claim(0, 5, 4)}, {}):
+        with pytest.raises(StaleWatermarkError) as stale:
+            plan.require_unmoved(planned, found, moving)
+        assert (stale.value.partition, stale.value.expected) == (0, 5)
+    with pytest.raises(StaleWatermarkError):
+        plan.require_unmoved({}, {0: claim(0, 1)}, moving)
+
+
+def test_appenders_of_two_names_keep_apart() -> None:
+    """Neighbours are fine, a shared offset is not; other streams and partitions do not count."""
+    claims = plan.claims_of(
+        {
+            **plan.moved("ingest", UUID, {}, {0: span(10, 20), 1: span(0, 99)}, {0: 10, 1: 99}),
+            **plan.moved("ingest", OTHER, {}, {0: span(0, 99)}, {0: 99}),
+        }
+    )
+    others = claims.others("backfill", UUID)
+    plan.require_apart({0: span(0, 10)}, others)
+    plan.require_apart({0: span(20, 30), 2: span(0, 9)}, others)
+    for wanted in (span(0, 11), span(19, 30), span(12, 13), span(0, 99)):
+        with pytest.raises(OverlapError) as overlap:
+            plan.require_apart({0: wanted}, others)
+        assert overlap.value.app == "ingest"
+    assert claims.others("ingest", UUID) == []
+    assert claims.strangers("ingest", UUID) == [OTHER]
