@@ -146,3 +146,38 @@ def test_ranges_instead_of_records(spark: SparkSession, served: Served, tmp_path
     expected = [("s", uuid, 0, 0, 33), ("s", uuid, 0, 33, 66), ("s", uuid, 0, 66, 100)]
     assert sink.rows == expected
     assert sorted(tuple(row) for row in batch.collect()) == expected
+
+
+def test_kafkas_columns_and_several_streams(spark: SparkSession, served: Served) -> None:
+    """The names and types of Spark's Kafka source on request; ours say which stream it was."""
+    client = Client(served.server)
+    for name in ("s", "t"):
+        client.create_stream(name)
+    publish(served, "s", numbered(0, 3))
+    publish(served, "t", numbered(0, 2))
+    reader = spark.read.format("headwater").option("server", served.server)
+
+    kafka = reader.options(subscribe="s,t", columns="kafka", includeHeaders="true").load()
+    ours = spark.read.format("headwater").options(server=served.server, subscribe="s,t").load()
+
+    assert kafka.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    rows = sorted((row.topic, row.offset, row.timestampType) for row in kafka.collect())
+    assert rows == [("s", 0, 0), ("s", 1, 0), ("s", 2, 0), ("t", 0, 0), ("t", 1, 0)]
+    assert sorted(row.stream for row in ours.select("stream").collect()) == list("ssstt")
+
+
+def test_a_cut_is_read_exactly(spark: SparkSession, served: Served) -> None:
+    """What came after it, and what was tiered since, makes no difference."""
+    client = Client(served.server)
+    client.create_stream("s")
+    publish(served, "s", numbered(0, 50))
+    text = client.cut("s").save()
+    publish(served, "s", numbered(50, 50))
+    served.broker.ship("s", 0, Offset(100))
+
+    rows = spark.read.format("headwater").options(server=served.server, cut=text).load()
+
+    assert sorted(row.offset for row in rows.collect()) == list(range(50))
