@@ -8,6 +8,7 @@ one of the same batch made known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,10 @@ from spark_jobs.failures import annotate
 
 if TYPE_CHECKING:
     from spark_jobs.tables.model import Transformed
+
+# Names of what a transform counts.
+UNKNOWN: Final = "unknown_fields"  # records with fields that have no column
+REJECTED: Final = "rejected_"  # before a reason: records rejected for it
 
 _SAMPLE_ROWS: Final = 1000  # of a batch with new fields, to guess their types from
 
@@ -65,6 +70,7 @@ class DecodeTransform:
             rows=made.decoded,
             kept=made.kept,
             rejected=made.rejected if made.rejected.num_rows else None,
+            counts={UNKNOWN: made.unknown_count, **_named(made.reasons)},
         )
 
 
@@ -73,6 +79,10 @@ def added_fields(error: HeadwaterError | None) -> pa.Schema | None:
     if not isinstance(error, SchemaMismatchError) or "added" not in error.facts:
         return None
     return types.from_json(str(error.facts["added"]))
+
+
+def _named(reasons: Mapping[str, int]) -> dict[str, int]:
+    return {f"{REJECTED}{reason}": count for reason, count in reasons.items()}
 
 
 @lru_cache(maxsize=8)
