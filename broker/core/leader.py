@@ -1,17 +1,55 @@
 """The leader of one partition: log ends in, commit decisions out. No clock, no file, no await.
 
-Replication widens this machine (follower fetches, ISR changes); the rule does not change: records
-are acknowledged when the high watermark passes them, and it moves on synced ends alone.
+Records are acknowledged when the high watermark passes them. It moves on synced ends alone, of
+every member of the ISR *and* of every ISR proposed and not yet settled (KIP-497's maximal ISR),
+reported in this leader epoch (rule R3), while the ISR has its minimum (KIP-966) and the leader's
+lease holds. One broker alone is the case of an ISR that is only itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from broker.core.isr import high_watermark
-from broker.model.epochs import LeaderEpoch
+from broker.core.isr import LagLimits, Progress, high_watermark
+from broker.core.replication.effects import AdvanceHighWatermark, ProposeIsr, Send, SendRecords
+from broker.core.replication.messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+    Refusal,
+)
+from broker.core.replication.view import PartitionView
+from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+
+__all__ = [
+    "AdvanceHighWatermark",
+    "IsrAnswered",
+    "LeaseGranted",
+    "LogAppended",
+    "LogSynced",
+    "PartitionLeader",
+    "RequestCame",
+    "TickElapsed",
+    "ViewChanged",
+]
+
+_PROPOSAL_MS: Final = 1_000  # then an ISR proposal without an answer is made again
+
+
+@dataclass(frozen=True, slots=True)
+class LogAppended:
+    """The leader's own log has records below ``log_end``, synced or not."""
+
+    log_end: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,41 +57,349 @@ class LogSynced:
     """The leader's own log is durable below ``synced_end``."""
 
     synced_end: Offset
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class AdvanceHighWatermark:
-    """Everything below ``end`` is committed: show it to readers, then acknowledge it.
+class RequestCame:
+    """A follower asks, and with a fetch tells how far it is."""
 
-    Must be durable before: the log of every in-sync replica below ``end``.
-    """
-
-    end: Offset
+    request: FetchRequest | EpochEndRequest
+    now_ms: int
 
 
-LeaderEvent = LogSynced
-LeaderEffect = AdvanceHighWatermark
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """The metadata says something new about the partition."""
+
+    view: PartitionView
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsrAnswered:
+    """The metadata log refused a proposal made at this partition epoch, or took it."""
+
+    partition_epoch: int
+    accepted: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """The controller heard this broker; until ``until_ms``, on this broker's own monotonic clock,
+    nobody else is made leader because of its silence.
+    """  # noqa: D205 - one thought
+
+    until_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickElapsed:
+    """Time has passed."""
+
+    now_ms: int
+
+
+LeaderEvent = (
+    LogAppended | LogSynced | RequestCame | ViewChanged | IsrAnswered | LeaseGranted | TickElapsed
+)
+LeaderEffect = AdvanceHighWatermark | Send | SendRecords | ProposeIsr
 
 
 class PartitionLeader:
-    """Decides the high watermark of a partition that this broker leads."""
+    """Decides the high watermark and the ISR of a partition that this broker leads."""
 
-    def __init__(self, me: BrokerId, leader_epoch: LeaderEpoch, synced_end: Offset) -> None:
-        """Start leading at ``leader_epoch`` with a log that is durable below ``synced_end``."""
+    def __init__(
+        self,
+        me: BrokerId,
+        leader_epoch: LeaderEpoch,
+        synced_end: Offset,
+        *,
+        view: PartitionView | None = None,
+        epochs: EpochHistory | None = None,
+        known_high_watermark: Offset | None = None,
+        limits: LagLimits | None = None,
+        lease_until_ms: int | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        """Start leading at ``leader_epoch`` with a log that ends, durable, at ``synced_end``.
+
+        Without ``view`` this broker is alone. ``known_high_watermark`` is what it knew as a
+        follower, which may lie below what the former leader showed. ``lease_until_ms`` None means
+        that no lease is needed.
+        """
         self._me = me
         self.leader_epoch = leader_epoch
-        self.isr = frozenset({me})
-        self._synced_ends = {me: synced_end}
-        self.high_watermark = high_watermark(self._synced_ends, self.isr)
+        self.epoch_start = synced_end
+        self._limits = limits or LagLimits()
+        self._lease_until_ms = lease_until_ms
+        self._now_ms = self._tick_ms = now_ms
+        self._log_end = self._synced_end = synced_end
+        history = epochs or EpochHistory()
+        self._epochs = (
+            history if leader_epoch <= history.latest else history.begun(leader_epoch, synced_end)
+        )
+        self._view = view
+        self.isr = frozenset({me}) if view is None else view.isr
+        self._min_isr = 1 if view is None else view.min_isr
+        self._proposed: frozenset[BrokerId] = frozenset()  # since the partition epoch changed
+        self._proposed_ms: int | None = None  # when the last proposal was made, if unanswered
+        self._followers: dict[BrokerId, Progress] = {}
+        self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # with its deadline
+        self._waiting: set[BrokerId] = set()  # to be notified of new data
+        for follower in sorted(self.isr - {me}):
+            self._followers[follower] = Progress(self._epoch_of(follower), caught_up_ms=now_ms)
+        if view is None:
+            self.high_watermark = high_watermark({me: synced_end}, self.isr)
+        else:
+            self.high_watermark = min(known_high_watermark or Offset(0), synced_end)
+
+    # ------------------------------------------------------------------ what the shell asks
+
+    def is_fenced(self, now_ms: int) -> bool:
+        """Tell whether the lease has run out: then nothing is committed and nothing acked.
+
+        Ask with a clock read after the fsync and right before an ack is sent: the process may have
+        been stopped for seconds between any two instructions (A13).
+        """
+        return self._lease_until_ms is not None and now_ms >= self._lease_until_ms
+
+    @property
+    def synced_end(self) -> Offset:
+        """The leader's own synced end: what ack policy LEADER waits for."""
+        return self._synced_end
+
+    @property
+    def newest_committed(self) -> Offset | None:
+        """The high watermark, or None while it may lie below what an earlier leader showed.
+
+        Source: KIP-207. A reader that asks for the newest offset is told to come again.
+        """
+        return self.high_watermark if self.high_watermark >= self.epoch_start else None
+
+    def progress(self) -> Mapping[BrokerId, Progress]:
+        """Return how far each follower is, for operators."""
+        return self._followers
+
+    def refusal(self, policy: AckPolicy, now_ms: int) -> HeadwaterError | None:
+        """Return why a publish of this policy cannot be taken now, if so; nothing is stored."""
+        if self.is_fenced(now_ms):
+            return NotLeaderError("this broker has lost its session and may have been replaced")
+        if policy is AckPolicy.ALL and len(self.isr) < self._min_isr:
+            return NotEnoughReplicasError(
+                f"{len(self.isr)} replicas are in sync; an ack of ALL needs {self._min_isr}",
+                isr=sorted(self.isr),
+                min_isr=self._min_isr,
+            )
+        return None
+
+    # ------------------------------------------------------------------ events
 
     def step(self, event: LeaderEvent) -> list[LeaderEffect]:
-        """Consume one event; return what the shell must do next."""
+        """Consume one event; return what the shell must do next, in this order."""
         match event:
-            case LogSynced(synced_end):
-                assert synced_end >= self._synced_ends[self._me], "a synced log never shrinks"
-                self._synced_ends[self._me] = synced_end
-        committed = high_watermark(self._synced_ends, self.isr)
-        if committed <= self.high_watermark:
-            return []
-        self.high_watermark = committed  # only ever forward
-        return [AdvanceHighWatermark(committed)]
+            case LogSynced(synced_end, now_ms):
+                assert synced_end >= self._synced_end, "a synced log never shrinks"
+                self._now_ms = max(self._now_ms, now_ms)
+                self._synced_end = synced_end
+                return [*self._appended(max(self._log_end, synced_end)), *self._advance()]
+            case LogAppended(log_end):
+                return list(self._appended(log_end))
+            case RequestCame(request, now_ms):
+                self._now_ms = max(self._now_ms, now_ms)
+                return list(self._answer(request))
+            case ViewChanged(view, now_ms):
+                self._now_ms = max(self._now_ms, now_ms)
+                return list(self._take_view(view))
+            case IsrAnswered(partition_epoch, accepted, now_ms):
+                self._now_ms = max(self._now_ms, now_ms)
+                current = self._view is not None and partition_epoch == self._view.partition_epoch
+                if current and not accepted:
+                    self._proposed_ms = None  # what was proposed still counts: see _proposed
+                return []
+            case LeaseGranted(until_ms, now_ms):
+                self._now_ms = max(self._now_ms, now_ms)
+                if self._lease_until_ms is not None:
+                    self._lease_until_ms = max(self._lease_until_ms, until_ms)
+                return list(self._advance())
+            case TickElapsed(now_ms):
+                return list(self._tick(now_ms))
+
+    # ------------------------------------------------------------------ committing
+
+    def _advance(self) -> Iterator[LeaderEffect]:
+        if self.is_fenced(self._now_ms) or len(self.isr) < self._min_isr:
+            return
+        ends = {self._me: self._synced_end}
+        for follower in (self.isr | self._proposed) - {self._me}:
+            progress = self._followers.get(follower)
+            if progress is None or progress.synced_end is None:
+                return  # it has not said a word in this epoch
+            ends[follower] = progress.synced_end
+        committed = high_watermark(ends, ends.keys())
+        if committed > self.high_watermark:
+            self.high_watermark = committed  # only ever forward
+            yield AdvanceHighWatermark(committed)
+
+    def _appended(self, log_end: Offset) -> Iterator[LeaderEffect]:
+        """Answer parked fetches, and notify those that were told that there is nothing."""
+        if log_end <= self._log_end:
+            return
+        self._log_end = log_end
+        for follower, (request, _) in sorted(self._parked.items()):
+            yield SendRecords(follower, request, self.high_watermark)
+        self._parked.clear()
+        for follower in sorted(self._waiting):
+            yield Send(follower, NewDataNotice(leader_epoch=self.leader_epoch))
+        self._waiting.clear()
+
+    # ------------------------------------------------------------------ followers
+
+    def _answer(self, request: FetchRequest | EpochEndRequest) -> Iterator[LeaderEffect]:
+        refusal = self._refusal_of(request)
+        if isinstance(request, EpochEndRequest):
+            yield Send(request.follower, self._epoch_end(request, refusal))
+            return
+        refusal = refusal or self._divergence_of(request)
+        if refusal is not None:
+            yield Send(request.follower, self._refused_fetch(request, refusal))
+            return
+        follower = request.follower
+        progress = self._followers.get(follower)
+        if progress is None or progress.broker_epoch < request.broker_epoch:
+            # Another process: whatever the one before had synced, this one starts from scratch.
+            caught_up_ms = self._now_ms if progress is None else progress.caught_up_ms
+            progress = Progress(request.broker_epoch, caught_up_ms=caught_up_ms)
+            self._followers[follower] = progress
+        progress.heard(request.synced_end, self._log_end, self._now_ms)
+        yield from self._advance()
+        yield from self._propose_joining(follower, progress)
+        self._waiting.discard(follower)
+        self._parked.pop(follower, None)
+        if request.fetch_from == self._log_end and request.wait_ms > 0:
+            self._parked[follower] = (request, self._now_ms + request.wait_ms)
+            return
+        if request.fetch_from == self._log_end:
+            self._waiting.add(follower)
+        yield SendRecords(follower, request, self.high_watermark)
+
+    def _refusal_of(self, request: FetchRequest | EpochEndRequest) -> Refusal | None:
+        """Fence by epochs, both ways: the follower may know less than the leader, or more."""
+        if request.leader_epoch < self.leader_epoch:
+            return "fenced_epoch"
+        if request.leader_epoch > self.leader_epoch:
+            return "unknown_epoch"
+        known = self._followers.get(request.follower)
+        newest = max(self._epoch_of(request.follower), 0 if known is None else known.broker_epoch)
+        return "fenced_broker" if request.broker_epoch < newest else None
+
+    def _divergence_of(self, request: FetchRequest) -> Refusal | None:
+        """Refuse to extend a log that is not a prefix of this one, however it came about."""
+        at = request.fetch_from
+        if at > self._log_end or request.synced_end > at:
+            return "diverged"
+        if at > 0 and self._epochs.epoch_of(Offset(at - 1)) != request.last_epoch:
+            return "diverged"
+        return None
+
+    def _refused_fetch(self, request: FetchRequest, refusal: Refusal) -> FetchAnswer:
+        return FetchAnswer(
+            leader_epoch=self.leader_epoch,
+            request_id=request.request_id,
+            start=request.fetch_from,
+            high_watermark=self.high_watermark,
+            log_end=self._log_end,
+            refusal=refusal,
+        )
+
+    def _epoch_end(self, request: EpochEndRequest, refusal: Refusal | None) -> EpochEndAnswer:
+        known, end = self._epochs.end_of(request.epoch, self._log_end)
+        return EpochEndAnswer(
+            leader_epoch=self.leader_epoch,
+            request_id=request.request_id,
+            epoch=request.epoch,
+            known_epoch=known,
+            end=end,
+            refusal=refusal,
+        )
+
+    def _epoch_of(self, broker: BrokerId) -> BrokerEpoch:
+        view = self._view
+        return BrokerEpoch(0 if view is None else view.broker_epochs.get(broker, 0))
+
+    # ------------------------------------------------------------------ the ISR
+
+    def _take_view(self, view: PartitionView) -> Iterator[LeaderEffect]:
+        """Take over what the metadata decided; only ever forward."""
+        assert view.leader_epoch == self.leader_epoch, "another epoch needs another leader"
+        assert self._view is not None, "a broker alone has no view"
+        if view.partition_epoch > self._view.partition_epoch:
+            self._proposed = frozenset()
+            self._proposed_ms = None
+            for joined in sorted(view.isr - self.isr - {self._me}):
+                if joined not in self._followers:
+                    self._followers[joined] = Progress(BrokerEpoch(0), caught_up_ms=self._now_ms)
+            self.isr = view.isr
+        if view.partition_epoch >= self._view.partition_epoch:
+            self._view = view
+        yield from self._advance()
+
+    def _propose_joining(self, follower: BrokerId, progress: Progress) -> Iterator[LeaderEffect]:
+        view = self._view
+        if view is None or follower in self.isr or self._proposed_ms is not None:
+            return
+        eligible = (
+            follower in view.joinable and view.broker_epochs.get(follower) == progress.broker_epoch
+        )
+        if eligible and progress.may_join(
+            self._limits,
+            high_watermark=self.high_watermark,
+            epoch_start=self.epoch_start,
+            log_end=self._log_end,
+        ):
+            yield self._propose(self.isr | {follower})
+
+    def _propose(self, isr: frozenset[BrokerId]) -> ProposeIsr:
+        """Propose an ISR. Everybody ever proposed at this partition epoch counts until it ends:
+        an attempt without an answer may still be taken.
+        """  # noqa: D205 - one thought
+        assert self._view is not None, "a broker alone proposes nothing"
+        self._proposed |= isr
+        self._proposed_ms = self._now_ms
+        epochs = {
+            one: self._followers[one].broker_epoch if one in self._followers else BrokerEpoch(0)
+            for one in sorted(isr)
+        }
+        epochs[self._me] = self._epoch_of(self._me)
+        return ProposeIsr(
+            isr=epochs,
+            leader_epoch=self.leader_epoch,
+            partition_epoch=self._view.partition_epoch,
+        )
+
+    def _tick(self, now_ms: int) -> Iterator[LeaderEffect]:
+        gap_ms = now_ms - self._tick_ms
+        self._now_ms, self._tick_ms = max(self._now_ms, now_ms), now_ms
+        for follower, (request, deadline_ms) in sorted(self._parked.items()):
+            if now_ms >= deadline_ms:
+                del self._parked[follower]
+                yield SendRecords(follower, request, self.high_watermark)
+        if self._view is None:
+            return
+        if gap_ms > self._limits.time_ms_max // 2:
+            # This broker was stopped, not its followers: they get their time again.
+            for progress in self._followers.values():
+                progress.caught_up_ms += gap_ms
+        if self._proposed_ms is not None and now_ms - self._proposed_ms < _PROPOSAL_MS:
+            return
+        self._proposed_ms = None  # lost, or its answer was: whichever is taken first wins
+        lagging = {
+            follower
+            for follower in self.isr - {self._me}
+            if self._followers[follower].is_lagging(self._limits, self._log_end, now_ms)
+        }
+        doubtful = self._proposed - self.isr  # proposed once, never settled: end this epoch
+        if lagging or doubtful:
+            yield self._propose(self.isr - lagging)

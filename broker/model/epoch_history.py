@@ -36,6 +36,13 @@ class EpochHistory:
             return self
         return EpochHistory(tuple(one for one in self.starts if one.start_offset <= end))
 
+    def truncated(self, end: Offset) -> EpochHistory:
+        """Return the history of a log cut at ``end``: epochs without a record below it are gone.
+
+        An epoch that is kept without a record would refuse the older epoch of the next leader.
+        """
+        return EpochHistory(tuple(one for one in self.starts if one.start_offset < end))
+
     def epoch_of(self, offset: Offset) -> LeaderEpoch:
         """Return the epoch that wrote ``offset``; 0 below the first known one."""
         found = bisect_right(self.starts, offset, key=lambda one: one.start_offset)

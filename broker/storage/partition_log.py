@@ -287,7 +287,7 @@ class PartitionLog:
         if self._failure is not None:
             raise LogFailedError(self._failure)
         # First, while nothing is changed: it is the only step that may need room on the disk.
-        self._write_epochs(self._epochs.cut(end))
+        self._write_epochs(self._epochs.truncated(end))
         with self._errors("truncate", fatal=True):
             if self._active is not None and self._active.dirty:
                 self._active.datasync()

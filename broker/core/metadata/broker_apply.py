@@ -52,6 +52,8 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
     if refused is not None:
         return state, Rejected(refused)
     before = state.brokers.get(command.broker)
+    if before is not None and command.session and before.session == command.session:
+        return state, {"broker_epoch": before.epoch}  # the same process asks once more
     epoch = BrokerEpoch((state.broker_epoch_floor if before is None else before.epoch) + 1)
     alone = command.session == ""
     continued = alone or (before is not None and before.session in command.known_sessions)

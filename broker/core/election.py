@@ -1,0 +1,305 @@
+"""The controller's judgement: who is alive, which partitions need a leader, who it should be.
+
+Everything here is volatile and may be wrong; it only proposes commands, and `apply` decides. So a
+second controller, or one that acts on an old state, changes nothing that it should not.
+
+A leader is lost when its session is, or when a majority of the other ISR members report it within
+a window. Then the living candidates are asked how far their logs reach; the one with the smallest
+lag is named, has to confirm before a timer, else the next is; without one the partition goes
+offline until a candidate is back. Sources: Fluvio's replica election, Liftbridge's leader reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.core.metadata.changes import partition_changes
+from broker.core.metadata.commands import (
+    Command,
+    FenceBroker,
+    NameCandidate,
+    StartElection,
+    TakeOffline,
+    UnfenceBroker,
+)
+from broker.core.metadata.partition_rules import candidates
+from broker.core.metadata.placement import hand_overs
+from broker.core.metadata.state import MetadataState, PartitionState
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionTiming:
+    """How patient a controller is. A broker's lease has to end before its session does."""
+
+    session_ms: int = 1_500  # without a heartbeat the broker is fenced
+    report_window_ms: int = 3_000  # reports further apart do not add up
+    ask_ms: int = 100  # candidates answer how far they are, or are taken last
+    confirm_ms: int = 500  # a candidate promotes itself in this time
+    retry_ms: int = 250  # a proposal without effect is made again
+    offline_ms: int = 1_000  # an offline partition is tried again
+    stall_ms: int = 500  # a tick later than this means that the controller itself was stopped
+
+    def lease_ms(self) -> int:
+        """How long a broker may act after it *sent* a heartbeat that was answered.
+
+        Two thirds of the session: the clocks' rates may differ by a quarter, and it still ends
+        before anybody else is made leader.
+        """
+        return self.session_ms * 2 // 3
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Propose a command to the metadata log; its fate shows in the state."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogEnd:
+    """Ask a replica how far its log reaches; report :meth:`ElectionCore.log_end_told`."""
+
+    to: BrokerId
+    partition_id: PartitionId
+    leader_epoch: LeaderEpoch
+
+
+ElectionEffect = Propose | AskLogEnd
+
+
+@dataclass(slots=True)
+class _Race:
+    """One partition without a leader, as of one partition epoch."""
+
+    partition_epoch: int
+    since_ms: int
+    ends: dict[BrokerId, tuple[LeaderEpoch, Offset]] = field(default_factory=dict)
+    asked: tuple[BrokerId, ...] = ()
+    proposed_ms: int | None = None
+
+
+_NEVER: Final = (LeaderEpoch(-1), Offset(0))
+
+
+class ElectionCore:
+    """Runs on every controller; acts on the one that holds office."""
+
+    def __init__(self, timing: ElectionTiming | None = None) -> None:
+        """Start out of office."""
+        self._timing = timing or ElectionTiming()
+        self._state = MetadataState()
+        self._in_office = False
+        self._tick_ms = 0
+        self._sessions: dict[BrokerId, tuple[BrokerEpoch, int]] = {}
+        self._reports: dict[tuple[PartitionId, LeaderEpoch], dict[BrokerId, int]] = {}
+        self._troubled: set[PartitionId] = set()  # partitions that are not online
+        self._races: dict[PartitionId, _Race] = {}
+        self._fencing_ms: dict[BrokerId, int] = {}  # when (un)fencing was last proposed
+        self._handing_ms: dict[BrokerId, int] = {}
+
+    # ------------------------------------------------------------------ what is heard
+
+    def took_office(self, now_ms: int) -> list[ElectionEffect]:
+        """Begin to act, on a state that includes everything committed before (a barrier).
+
+        All sessions start anew: this controller has heard nobody yet, which is not their fault.
+        """
+        self._in_office = True
+        self._tick_ms = now_ms
+        self._restart_sessions(now_ms)
+        self._reports.clear()
+        self._races.clear()
+        return []
+
+    def lost_office(self) -> None:
+        """Stop acting."""
+        self._in_office = False
+
+    def state_changed(self, state: MetadataState, now_ms: int) -> list[ElectionEffect]:
+        """Take a newer state in; what is in trouble is looked after at once."""
+        for change in partition_changes(self._state, state):
+            one = change.after
+            if one is None or one.status == "online":
+                self._troubled.discard(change.partition_id)
+                self._races.pop(change.partition_id, None)
+            else:
+                self._troubled.add(change.partition_id)
+        for broker, registered in state.brokers.items():
+            session = self._sessions.get(broker)
+            if session is None or session[0] < registered.epoch:
+                self._sessions[broker] = (registered.epoch, now_ms)
+        self._state = state
+        return list(self._settle(now_ms)) if self._in_office else []
+
+    def heartbeat(self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int) -> bool:
+        """Note that a broker lives; False when its epoch was replaced and it gets no lease."""
+        registered = self._state.brokers.get(broker)
+        if not self._in_office or registered is None or registered.epoch != broker_epoch:
+            return False
+        self._sessions[broker] = (broker_epoch, now_ms)
+        return not registered.fenced
+
+    def reported(
+        self,
+        partition_id: PartitionId,
+        *,
+        reporter: BrokerId,
+        broker_epoch: BrokerEpoch,
+        leader_epoch: LeaderEpoch,
+        now_ms: int,
+    ) -> list[ElectionEffect]:
+        """Take a replica's report that its leader does not answer."""
+        one = self._partition(partition_id)
+        registered = self._state.brokers.get(reporter)
+        if not self._in_office or one is None or one.status != "online" or registered is None:
+            return []
+        if leader_epoch != one.leader_epoch or broker_epoch != registered.epoch:
+            return []
+        if reporter not in one.isr or reporter == one.leader or registered.fenced:
+            return []
+        reports = self._reports.setdefault((partition_id, leader_epoch), {})
+        reports[reporter] = now_ms
+        recent = [
+            who
+            for who, at_ms in reports.items()
+            if at_ms > now_ms - self._timing.report_window_ms and who in one.isr
+        ]
+        if len(recent) <= (len(one.isr) - 1) // 2:
+            return []
+        del self._reports[partition_id, leader_epoch]
+        return [
+            Propose(
+                StartElection(
+                    stream_uuid=partition_id.stream_uuid,
+                    partition=partition_id.number,
+                    leader_epoch=one.leader_epoch,
+                    partition_epoch=one.partition_epoch,
+                    suspect=one.leader,
+                )
+            )
+        ]
+
+    def log_end_told(
+        self,
+        partition_id: PartitionId,
+        *,
+        replica: BrokerId,
+        last_epoch: LeaderEpoch,
+        log_end: Offset,
+        now_ms: int,
+    ) -> list[ElectionEffect]:
+        """Take a candidate's answer: the epoch of its last record, and its synced end."""
+        race = self._races.get(partition_id)
+        if race is None or replica not in race.asked:
+            return []
+        race.ends[replica] = (last_epoch, log_end)
+        return list(self._look_after(partition_id, now_ms))
+
+    def tick(self, now_ms: int) -> list[ElectionEffect]:
+        """Time has passed. After a stall of this process, nobody is blamed for the silence."""
+        if now_ms - self._tick_ms > self._timing.stall_ms:
+            self._restart_sessions(now_ms)
+        self._tick_ms = now_ms
+        return list(self._settle(now_ms)) if self._in_office else []
+
+    # ------------------------------------------------------------------ acting
+
+    def _settle(self, now_ms: int) -> Iterator[ElectionEffect]:
+        yield from self._judge_sessions(now_ms)
+        for partition_id in sorted(self._troubled):
+            yield from self._look_after(partition_id, now_ms)
+
+    def _restart_sessions(self, now_ms: int) -> None:
+        """Give everybody a whole session again; a fenced broker has to be heard first."""
+        for broker, registered in self._state.brokers.items():
+            heard_ms = now_ms - self._timing.session_ms if registered.fenced else now_ms
+            self._sessions[broker] = (registered.epoch, heard_ms)
+
+    def _judge_sessions(self, now_ms: int) -> Iterator[ElectionEffect]:
+        for broker, registered in sorted(self._state.brokers.items()):
+            epoch, heard_ms = self._sessions.get(broker, (registered.epoch, now_ms))
+            silent = now_ms - heard_ms >= self._timing.session_ms
+            if silent != registered.fenced and self._may_repeat(self._fencing_ms, broker, now_ms):
+                if silent:
+                    yield Propose(FenceBroker(broker=broker, broker_epoch=registered.epoch))
+                elif epoch == registered.epoch:
+                    yield Propose(UnfenceBroker(broker=broker, broker_epoch=registered.epoch))
+            if registered.stopping and self._may_repeat(self._handing_ms, broker, now_ms):
+                yield from map(Propose, hand_overs(self._state, broker))
+
+    def _may_repeat(self, last: dict[BrokerId, int], broker: BrokerId, now_ms: int) -> bool:
+        if now_ms - last.get(broker, -self._timing.retry_ms) < self._timing.retry_ms:
+            return False
+        last[broker] = now_ms
+        return True
+
+    def _look_after(self, partition_id: PartitionId, now_ms: int) -> Iterator[ElectionEffect]:
+        """Take the next step for a partition without a leader."""
+        one = self._partition(partition_id)
+        if not self._in_office or one is None or one.status == "online":
+            return
+        race = self._races.get(partition_id)
+        if race is None or race.partition_epoch != one.partition_epoch:
+            race = self._begin(partition_id, one, race, now_ms)
+            for broker in race.asked:
+                if broker not in race.ends:
+                    yield AskLogEnd(broker, partition_id, one.leader_epoch)
+        command = self._next_command(partition_id, one, race, now_ms)
+        retry_ms = self._timing.retry_ms
+        if command is not None and (
+            race.proposed_ms is None or now_ms - race.proposed_ms >= retry_ms
+        ):
+            race.proposed_ms = now_ms
+            yield Propose(command)
+
+    def _begin(
+        self, partition_id: PartitionId, one: PartitionState, before: _Race | None, now_ms: int
+    ) -> _Race:
+        race = _Race(one.partition_epoch, now_ms)
+        if one.status != "offline":
+            race.asked = candidates(self._state, one)
+        if before is not None:  # what was told a moment ago, without a leader, still holds
+            race.ends = {who: end for who, end in before.ends.items() if who in race.asked}
+        self._races[partition_id] = race
+        return race
+
+    def _next_command(
+        self, partition_id: PartitionId, one: PartitionState, race: _Race, now_ms: int
+    ) -> Command | None:
+        waited_ms = now_ms - race.since_ms
+        timing = self._timing
+        names = {
+            "stream_uuid": partition_id.stream_uuid,
+            "partition": partition_id.number,
+            "leader_epoch": one.leader_epoch,
+            "partition_epoch": one.partition_epoch,
+        }
+        if one.status == "offline":
+            ready = candidates(self._state, one)
+            return StartElection(**names) if ready and waited_ms >= timing.offline_ms else None  # type: ignore[arg-type]
+        if one.status == "candidate_found" and waited_ms < timing.confirm_ms:
+            return None
+        left = [
+            broker
+            for broker in candidates(self._state, one)
+            if broker not in one.tried and broker != one.candidate
+        ]
+        if not left:
+            return TakeOffline(**names)  # type: ignore[arg-type]
+        if waited_ms < timing.ask_ms and not race.ends.keys() >= set(left):
+            return None
+        best = max(left, key=lambda who: (*race.ends.get(who, _NEVER), -left.index(who)))
+        return NameCandidate(
+            **names,  # type: ignore[arg-type]
+            candidate=best,
+            candidate_epoch=self._state.brokers[best].epoch,
+        )
+
+    def _partition(self, partition_id: PartitionId) -> PartitionState | None:
+        rows = self._state.partitions.get(partition_id.stream_uuid, ())
+        return rows[partition_id.number] if partition_id.number < len(rows) else None

@@ -1,0 +1,137 @@
+"""What the replication machines ask their shell to do, and what they need to know of the log.
+
+The order of a list of effects is part of the contract: a shell carries them out one by one, and
+what an effect says must be durable before it may not be assumed, it must be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.core.replication.messages import FetchRequest, ReplicaMessage
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """The local log as it is now. ``synced_end`` is what an fsync has confirmed."""
+
+    log_start: Offset
+    log_end: Offset
+    synced_end: Offset
+    epochs: EpochHistory
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceHighWatermark:
+    """Everything below ``end`` is committed: show it to readers, then acknowledge it.
+
+    Must be durable before: the log of every in-sync replica below ``end``.
+    """
+
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to another replica; losing it is fine, doubling it too."""
+
+    to: BrokerId
+    message: ReplicaMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecords:
+    """Read the log from the request's offset, as much as the transport takes, and answer."""
+
+    to: BrokerId
+    request: FetchRequest
+    high_watermark: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStored:
+    """Write a leader's batches at the log's end, sync, then report ``LogSynced``.
+
+    Write them in the runs that :func:`broker.core.replication.runs.append_runs` gives.
+    """
+
+    batches: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Drop everything from ``end`` on, durably, with what is derived from it (retry tables too),
+    then report ``LogTruncated``. ``end`` may be the log's end: then only empty epochs go.
+    """  # noqa: D205 - one thought
+
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeIsr:
+    """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered``, or nothing if unknown."""
+
+    isr: Mapping[BrokerId, BrokerEpoch]
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeLeadership:
+    """Propose ``ConfirmLeader``: the log is open, healthy and synced to its end."""
+
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLeader:
+    """Tell the controller that the leader of this epoch does not answer."""
+
+    leader: BrokerId
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class StartLeading:
+    """Take publishes in this epoch. Before: rebuild the retry tables from the log."""
+
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class StopLeading:
+    """Take no publishes; what waits for an ack has an unknown outcome: say NotLeader."""
+
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLostRecords:
+    """The new leader lacks ``[end, committed)``, which this replica knew to be committed.
+
+    Only after an unclean election. Readers above ``end`` have to be told (A10).
+    """
+
+    end: Offset
+    committed: Offset
+
+
+Effect = (
+    AdvanceHighWatermark
+    | Send
+    | SendRecords
+    | AppendStored
+    | TruncateLog
+    | ProposeIsr
+    | ProposeLeadership
+    | ReportLeader
+    | StartLeading
+    | StopLeading
+    | ReportLostRecords
+)

@@ -1,0 +1,274 @@
+"""A follower of one leader epoch: align the log once, then fetch. Events in, effects out.
+
+    asking ──▶ truncating ──▶ asking (walk back) … ──▶ fetching ──▶ appending ──▶ fetching …
+                                                          └──▶ idle ──▶ fetching
+
+A new leader epoch makes a new follower. It fetches nothing before its log is a prefix of the
+leader's: it asks where its newest epoch ends over there, cuts, and walks back epoch by epoch until
+both know the same one (rules R1, R2; KIP-101, 279, 320). The high watermark cuts nothing, ever.
+One request is under way at a time; an answer to any other is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from broker.core.replication.effects import (
+    AdvanceHighWatermark,
+    AppendStored,
+    Effect,
+    LogFacts,
+    ReportLeader,
+    ReportLostRecords,
+    Send,
+    TruncateLog,
+)
+from broker.core.replication.messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+)
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+
+Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerTiming:
+    """When a follower asks again, and when it gives its leader up."""
+
+    request_ms: int = 500  # then a request without an answer is sent again
+    retry_ms: int = 50  # a refused one already then
+    idle_ms: int = 500  # a caught-up follower says that it is alive at least this often
+    wait_ms: int = 0  # park fetches at the leader this long; 0: be notified instead
+    leader_ms: int = 1_500  # without a word the leader is reported; and again each time
+
+    def __post_init__(self) -> None:
+        assert 0 < self.request_ms <= self.leader_ms, "a request is repeated before it is a report"
+        assert self.wait_ms <= self.idle_ms < self.leader_ms, "an idle leader is not a silent one"
+
+
+_DEFAULT: Final = FollowerTiming()
+
+
+class PartitionFollower:
+    """Follows one leader in one epoch."""
+
+    def __init__(
+        self,
+        *,
+        me: BrokerId,
+        broker_epoch: BrokerEpoch,
+        leader: BrokerId,
+        leader_epoch: LeaderEpoch,
+        facts: LogFacts,
+        high_watermark: Offset,
+        now_ms: int,
+        timing: FollowerTiming = _DEFAULT,
+        first_request_id: int = 1,
+    ) -> None:
+        """Follow ``leader``; call :meth:`start` for the first effects.
+
+        ``first_request_id`` must be above every id that this process has used for the partition.
+        """
+        self._me = me
+        self._broker_epoch = broker_epoch
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.high_watermark = high_watermark
+        self._facts = facts
+        self._timing = timing
+        self.phase: Phase = "asking"
+        self.next_request_id = first_request_id
+        self._expected_id = 0
+        self._sent_ms = self._heard_ms = self._reported_ms = now_ms
+        self._ask_epoch = facts.epochs.latest
+        self._fetch_after_truncation = False
+        self._leader_high_watermark = Offset(0)  # as of the batches being appended
+        self.dropped_count = 0  # answers of other epochs, requests or places
+
+    # ------------------------------------------------------------------ events
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Begin to align; an empty log is a prefix of every log."""
+        if self._facts.log_end == 0 and self._facts.epochs.latest == 0:
+            return self._fetch(now_ms)
+        return self._ask(now_ms)
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Repeat what got no answer, show life while idle, report a silent leader."""
+        effects: list[Effect] = []
+        timing = self._timing
+        silent_ms = now_ms - max(self._heard_ms, self._reported_ms)
+        if silent_ms >= timing.leader_ms:
+            self._reported_ms = now_ms
+            effects.append(ReportLeader(self.leader, self.leader_epoch))
+        waited_ms = now_ms - self._sent_ms
+        if self.phase == "idle" and waited_ms >= timing.idle_ms:
+            return [*effects, *self._fetch(now_ms)]
+        if waited_ms >= timing.request_ms + timing.wait_ms:
+            if self.phase == "asking":
+                effects += self._ask(now_ms)
+            elif self.phase == "fetching":
+                effects += self._fetch(now_ms)
+        return effects
+
+    def message(self, message: Any, now_ms: int) -> list[Effect]:
+        """Take an answer or a notice of the leader."""
+        if message.leader_epoch != self.leader_epoch:
+            self.dropped_count += 1  # another leader's, or of this one's earlier life
+            return []
+        match message:
+            case NewDataNotice():
+                self._heard_ms = now_ms
+                return self._fetch(now_ms) if self.phase == "idle" else []
+            case EpochEndAnswer() if self._is_expected(message.request_id, "asking"):
+                return list(self._align(message, now_ms))
+            case FetchAnswer() if self._is_expected(message.request_id, "fetching"):
+                return list(self._take(message, now_ms))
+            case _:
+                self.dropped_count += 1
+                return []
+
+    def truncated(self, facts: LogFacts, now_ms: int) -> list[Effect]:
+        """Go on after a durable truncation."""
+        assert self.phase == "truncating", "nobody asked for a truncation"
+        self._facts = facts
+        return self._fetch(now_ms) if self._fetch_after_truncation else self._ask(now_ms)
+
+    def synced(self, facts: LogFacts, now_ms: int) -> list[Effect]:
+        """Go on after fetched batches are durable: the next fetch tells the leader."""
+        assert self.phase == "appending", "nothing was appended"
+        self._facts = facts
+        return [*self._advance(self._leader_high_watermark), *self._fetch(now_ms)]
+
+    def refreshed(self, facts: LogFacts) -> None:
+        """Look at the log again: a sync that an earlier follower had asked for is done."""
+        self._facts = facts
+
+    def failed_append(self, facts: LogFacts, now_ms: int) -> list[Effect]:
+        """Go on after a disk was too full to take the batches: try again in a while."""
+        assert self.phase == "appending", "nothing was appended"
+        self._facts = facts
+        self.phase, self._sent_ms = "idle", now_ms
+        return []
+
+    # ------------------------------------------------------------------ aligning
+
+    def _ask(self, now_ms: int) -> list[Effect]:
+        self.phase = "asking"
+        request = EpochEndRequest(
+            follower=self._me,
+            broker_epoch=self._broker_epoch,
+            leader_epoch=self.leader_epoch,
+            request_id=self._new_id(now_ms),
+            epoch=self._ask_epoch,
+        )
+        return [Send(self.leader, request)]
+
+    def _align(self, answer: EpochEndAnswer, now_ms: int) -> Iterator[Effect]:
+        """Cut what the leader's log cannot contain; source: KIP-279."""
+        if answer.refusal is not None:
+            self._ask_again_soon(now_ms)
+            return
+        self._heard_ms = now_ms
+        facts = self._facts
+        own_epoch, own_end = facts.epochs.end_of(answer.known_epoch, facts.log_end)
+        if own_epoch == answer.known_epoch:
+            # Both have this epoch, from one leader's hand: the shorter end is common to both.
+            cut, self._fetch_after_truncation = min(own_end, answer.end), True
+        else:
+            cut, self._fetch_after_truncation = own_end, False
+            self._ask_epoch = own_epoch
+        if cut >= facts.log_end and facts.epochs.latest <= answer.known_epoch:
+            yield from self._fetch(now_ms)
+            return
+        cut = max(cut, facts.log_start)  # what was freed below is in the table: committed
+        if cut < self.high_watermark:
+            yield ReportLostRecords(cut, self.high_watermark)
+            self.high_watermark = cut
+        self.phase = "truncating"
+        yield TruncateLog(cut)
+
+    # ------------------------------------------------------------------ fetching
+
+    def _fetch(self, now_ms: int) -> list[Effect]:
+        self.phase = "fetching"
+        facts = self._facts
+        at = facts.log_end
+        last = facts.epochs.epoch_of(Offset(at - 1)) if at > 0 else LeaderEpoch(0)
+        request = FetchRequest(
+            follower=self._me,
+            broker_epoch=self._broker_epoch,
+            leader_epoch=self.leader_epoch,
+            request_id=self._new_id(now_ms),
+            fetch_from=at,
+            last_epoch=last,
+            synced_end=facts.synced_end,
+            wait_ms=self._timing.wait_ms,
+        )
+        return [Send(self.leader, request)]
+
+    def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
+        if answer.refusal == "diverged":
+            # Never after a whole alignment; if it happens, the log is aligned once more.
+            self._ask_epoch = self._facts.epochs.latest
+            yield from self._ask(now_ms)
+            return
+        if answer.refusal is not None:
+            self._ask_again_soon(now_ms)
+            return
+        self._heard_ms = now_ms
+        if answer.start != self._facts.log_end or not self._continues(answer.batches):
+            self.dropped_count += 1  # a gap or an overlap is never written (A26)
+            return
+        self._leader_high_watermark = answer.high_watermark
+        if answer.batches:
+            self.phase = "appending"
+            yield AppendStored(answer.batches)
+            return
+        self.phase = "idle"
+        yield from self._advance(answer.high_watermark)
+
+    def _continues(self, batches: Sequence[Any]) -> bool:
+        """Tell whether the batches extend this log without a gap, an overlap or an odd epoch."""
+        at = self._facts.log_end
+        epoch = self._facts.epochs.latest
+        for batch in batches:
+            header = batch.header
+            if header.base_offset != at or not epoch <= header.leader_epoch <= self.leader_epoch:
+                return False
+            at, epoch = header.end_offset, header.leader_epoch
+        return True
+
+    def _advance(self, leader_high_watermark: Offset) -> Iterator[Effect]:
+        """Learn how far the leader has committed, as far as it is durable here, too."""
+        known = min(leader_high_watermark, self._facts.synced_end)
+        if known > self.high_watermark:
+            self.high_watermark = known
+            yield AdvanceHighWatermark(known)
+
+    # ------------------------------------------------------------------ requests
+
+    def _new_id(self, now_ms: int) -> int:
+        self._expected_id = self.next_request_id
+        self.next_request_id += 1
+        self._sent_ms = now_ms
+        return self._expected_id
+
+    def _ask_again_soon(self, now_ms: int) -> None:
+        """After a refusal, which usually means that one side has yet to hear of a new epoch.
+
+        It is no sign of life: a leader that refuses for ever is reported like a silent one.
+        """
+        timing = self._timing
+        self._sent_ms = now_ms - timing.request_ms - timing.wait_ms + timing.retry_ms
+
+    def _is_expected(self, request_id: int, phase: Phase) -> bool:
+        return self.phase == phase and request_id == self._expected_id

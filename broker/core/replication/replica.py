@@ -1,0 +1,232 @@
+"""One replica of a partition, whatever its role is now: the machine that a shell drives.
+
+It turns views of the metadata into roles, keeps exactly one of leader and follower alive, and
+stamps what they say with this process's broker epoch. Its shell owns the log: it executes the
+effects in order and reports back when the log has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker.core.isr import LagLimits
+from broker.core.leader import (
+    IsrAnswered,
+    LeaderEvent,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    PartitionLeader,
+    RequestCame,
+    TickElapsed,
+    ViewChanged,
+)
+from broker.core.replication.effects import (
+    Effect,
+    LogFacts,
+    ProposeLeadership,
+    Send,
+    StartLeading,
+    StopLeading,
+)
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    ReplicaMessage,
+)
+from broker.core.replication.view import PartitionView, Role
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+
+_CONFIRM_MS = 300  # then a candidate says again that it is ready
+
+
+class PartitionReplica:
+    """One owner drives it, one event at a time. ``facts`` reads the log; it must not block."""
+
+    def __init__(
+        self,
+        *,
+        me: BrokerId,
+        broker_epoch: BrokerEpoch,
+        facts: Callable[[], LogFacts],
+        lease_until_ms: int,
+        limits: LagLimits | None = None,
+        timing: FollowerTiming | None = None,
+        known_high_watermark: Offset | None = None,
+    ) -> None:
+        """Stand by with an open, healthy log that is synced to its end."""
+        self._me = me
+        self._broker_epoch = broker_epoch
+        self._facts = facts
+        self._limits = limits or LagLimits()
+        self._timing = timing or FollowerTiming()
+        self._lease_until_ms = lease_until_ms
+        self._known = known_high_watermark or Offset(0)
+        self._request_id = 1
+        self._confirmed_ms: int | None = None
+        self.view: PartitionView | None = None
+        self.role: Role = "none"
+        self.leader: PartitionLeader | None = None
+        self.follower: PartitionFollower | None = None
+
+    @property
+    def high_watermark(self) -> Offset:
+        """The first offset that this replica does not know to be committed."""
+        active = self.leader or self.follower
+        return self._known if active is None else active.high_watermark
+
+    # ------------------------------------------------------------------ metadata
+
+    def view_changed(self, view: PartitionView | None, now_ms: int) -> list[Effect]:
+        """Take a newer view in; None when the partition is gone."""
+        if view is None:
+            self.view = None
+            return self._leave_role("none")
+        if view.broker_epochs.get(self._me) != self._broker_epoch:
+            # Older than this process's registration: it may speak of a former life, whose epoch
+            # must not be led again (A25). Or newer than it: another process took its place.
+            return self._leave_role("none") if self.view is not None else []
+        old = self.view
+        if old is not None and view.partition_epoch < old.partition_epoch:
+            return []  # views may be handed over out of order; they are ordered by this epoch
+        self.view = view
+        role = view.role_of(self._me)
+        same = old is not None and old.leader_epoch == view.leader_epoch and role == self.role
+        if same:
+            if self.leader is not None:
+                return self._lead(ViewChanged(view, now_ms))
+            return []
+        return [*self._leave_role(role), *self._take_role(view, now_ms)]
+
+    def _leave_role(self, role: Role) -> list[Effect]:
+        effects: list[Effect] = []
+        self._known = self.high_watermark
+        if self.leader is not None:
+            effects.append(StopLeading(self.leader.leader_epoch))
+        if self.follower is not None:
+            self._request_id = self.follower.next_request_id
+        self.leader = self.follower = None
+        self._confirmed_ms = None
+        self.role = role
+        return effects
+
+    def _take_role(self, view: PartitionView, now_ms: int) -> list[Effect]:
+        facts = self._facts()
+        if self.role == "leader":
+            assert facts.synced_end == facts.log_end, "a leader begins with a synced log"
+            self.leader = PartitionLeader(
+                self._me,
+                view.leader_epoch,
+                facts.synced_end,
+                view=view,
+                epochs=facts.epochs,
+                known_high_watermark=self._known,
+                limits=self._limits,
+                lease_until_ms=self._lease_until_ms,
+                now_ms=now_ms,
+            )
+            return [
+                StartLeading(view.leader_epoch),
+                *self._lead(LogSynced(facts.synced_end, now_ms)),
+            ]
+        if self.role == "candidate":
+            return self._confirm(view.leader_epoch, now_ms)
+        if self.role == "follower":
+            assert view.leader is not None, "a follower has somebody to follow"
+            self.follower = PartitionFollower(
+                me=self._me,
+                broker_epoch=self._broker_epoch,
+                leader=view.leader,
+                leader_epoch=view.leader_epoch,
+                facts=facts,
+                high_watermark=self._known,
+                now_ms=now_ms,
+                timing=self._timing,
+                first_request_id=self._request_id,
+            )
+            return self.follower.start(now_ms)
+        return []
+
+    def _confirm(self, leader_epoch: LeaderEpoch, now_ms: int) -> list[Effect]:
+        self._confirmed_ms = now_ms
+        return [ProposeLeadership(leader_epoch)]
+
+    def isr_answered(self, partition_epoch: int, *, accepted: bool, now_ms: int) -> list[Effect]:
+        """Take the metadata log's answer to a ``ProposeIsr``."""
+        return self._lead(IsrAnswered(partition_epoch, accepted, now_ms))
+
+    def lease_granted(self, until_ms: int, now_ms: int) -> list[Effect]:
+        """Take a new lease, on this broker's own monotonic clock."""
+        self._lease_until_ms = max(self._lease_until_ms, until_ms)
+        return self._lead(LeaseGranted(until_ms, now_ms))
+
+    # ------------------------------------------------------------------ log, peers, time
+
+    def appended(self, log_end: Offset) -> list[Effect]:
+        """The leader's own publishes are written, not yet synced."""
+        return self._lead(LogAppended(log_end))
+
+    def synced(self, now_ms: int) -> list[Effect]:
+        """The log is durable to its end: after publishes, or after ``AppendStored``."""
+        if self.follower is not None:
+            if self.follower.phase != "appending":
+                self.follower.refreshed(self._facts())
+                return []
+            return self.follower.synced(self._facts(), now_ms)
+        return self._lead(LogSynced(self._facts().synced_end, now_ms))
+
+    def truncated(self, now_ms: int) -> list[Effect]:
+        """A ``TruncateLog`` is done, durably."""
+        if self.follower is None or self.follower.phase != "truncating":
+            return []
+        return self.follower.truncated(self._facts(), now_ms)
+
+    def failed_append(self, now_ms: int) -> list[Effect]:
+        """An ``AppendStored`` found the disk full; nothing, or only whole batches, was written."""
+        if self.follower is None or self.follower.phase != "appending":
+            return []
+        return self.follower.failed_append(self._facts(), now_ms)
+
+    def message(self, message: ReplicaMessage, now_ms: int) -> list[Effect]:
+        """Take a message of another replica."""
+        if isinstance(message, FetchRequest | EpochEndRequest):
+            if self.leader is not None:
+                return self._lead(RequestCame(message, now_ms))
+            return [Send(message.follower, self._not_leader(message))]
+        return [] if self.follower is None else self.follower.message(message, now_ms)
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Time has passed."""
+        if self.follower is not None:
+            return self.follower.tick(now_ms)
+        if self._confirmed_ms is not None and now_ms - self._confirmed_ms >= _CONFIRM_MS:
+            assert self.view is not None, "a candidate was named by a view"
+            return self._confirm(self.view.leader_epoch, now_ms)
+        return self._lead(TickElapsed(now_ms))
+
+    def _lead(self, event: LeaderEvent) -> list[Effect]:
+        return [] if self.leader is None else list[Any](self.leader.step(event))
+
+    def _not_leader(self, request: FetchRequest | EpochEndRequest) -> ReplicaMessage:
+        """Refuse in the asker's epoch, so that it knows which request is meant."""
+        if isinstance(request, EpochEndRequest):
+            return EpochEndAnswer(
+                leader_epoch=request.leader_epoch,
+                request_id=request.request_id,
+                epoch=request.epoch,
+                refusal="not_leader",
+            )
+        return FetchAnswer(
+            leader_epoch=request.leader_epoch,
+            request_id=request.request_id,
+            start=request.fetch_from,
+            high_watermark=Offset(0),
+            log_end=Offset(0),
+            refusal="not_leader",
+        )

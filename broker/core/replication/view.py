@@ -1,0 +1,62 @@
+"""What a broker knows of one partition from the metadata it has applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.core.metadata.state import MetadataState, PartitionStatus
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId, PartitionId
+
+Role = Literal["leader", "candidate", "follower", "waiting", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """One partition as of some index of the metadata log. Old ones are safe, only less useful."""
+
+    status: PartitionStatus
+    leader: BrokerId | None
+    candidate: BrokerId | None
+    leader_epoch: LeaderEpoch
+    partition_epoch: PartitionEpoch
+    replicas: tuple[BrokerId, ...]
+    isr: frozenset[BrokerId]
+    min_isr: int
+    broker_epochs: Mapping[BrokerId, BrokerEpoch]  # of the replicas
+    joinable: frozenset[BrokerId]  # replicas that are neither fenced nor stopping
+
+    def role_of(self, me: BrokerId) -> Role:
+        """Return what a broker has to do for the partition now."""
+        if me not in self.replicas:
+            return "none"
+        if self.leader == me:
+            return "leader"
+        if self.candidate == me:
+            return "candidate"
+        return "waiting" if self.leader is None else "follower"
+
+
+def view_of(state: MetadataState, partition_id: PartitionId) -> PartitionView | None:
+    """Return the partition's view; None when the stream is gone."""
+    rows = state.partitions.get(partition_id.stream_uuid, ())
+    if partition_id.number >= len(rows):
+        return None
+    one = rows[partition_id.number]
+    known = {name: state.brokers[name] for name in one.replicas if name in state.brokers}
+    return PartitionView(
+        status=one.status,
+        leader=one.leader,
+        candidate=one.candidate,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.partition_epoch,
+        replicas=one.replicas,
+        isr=frozenset(one.isr),
+        min_isr=one.min_isr,
+        broker_epochs={name: broker.epoch for name, broker in known.items()},
+        joinable=frozenset(
+            name for name, broker in known.items() if not broker.fenced and not broker.stopping
+        ),
+    )

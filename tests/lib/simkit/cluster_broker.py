@@ -1,0 +1,622 @@
+"""A simulated broker: the shell around the production machines, without threads or sockets.
+
+It does what the real one will: executes effects in order, writes and syncs one log, keeps the
+retry table beside it, answers publishers. It can be killed, cut from power, stopped and resumed;
+its clock has a rate of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from broker.core.acks import AckQueue
+from broker.core.dedup import ProducerTable
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.metadata.commands import (
+    ChangeIsr,
+    Command,
+    ConfirmLeader,
+    RegisterBroker,
+    WithdrawReplica,
+    encode,
+)
+from broker.core.metadata.state import MetadataState
+from broker.core.replication import effects as does
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.messages import FetchAnswer
+from broker.core.replication.replica import PartitionReplica
+from broker.core.replication.view import view_of
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    NotLeaderError,
+    SegmentCorruptError,
+    SequenceGapError,
+)
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from simkit.cluster_control import (
+    CONTROL,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaderReport,
+    LogEndAsked,
+    LogEndTold,
+    Proposal,
+    ProposalAnswer,
+    StatePush,
+)
+from simkit.cluster_log import ReplicaLog, prepared
+from simkit.cluster_oracle import Oracle
+from simkit.cluster_world import Network, World
+
+Answered = Callable[[Any, HeadwaterError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A record on its way in."""
+
+    client: str
+    number: int
+    producer: int
+    sequence: int
+    value: bytes
+    policy: AckPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAnswer:
+    """An ack, or an error after which the outcome may be unknown."""
+
+    number: int
+    base: Offset
+    leader_epoch: LeaderEpoch
+    duplicate: bool
+    error: HeadwaterError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    publish: Publish
+    base: Offset
+    leader_epoch: LeaderEpoch
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all brokers of one seed share."""
+
+    partition_id: PartitionId
+    limits: LagLimits
+    timing: FollowerTiming
+    election: ElectionTiming
+    sync_ms_max: int
+    fetch_count: int
+
+
+class SimBroker:
+    """One broker, through all its lives."""
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        network: Network,
+        oracle: Oracle,
+        log: ReplicaLog,
+        setting: Setting,
+    ) -> None:
+        self.name = BrokerId(name)
+        self._world = world
+        self._network = network
+        self._oracle = oracle
+        self._setting = setting
+        self.log = log
+        self._rate = 1.0
+        self._clock_set_ms = 0
+        self._clock_base = world.rng.randrange(1_000_000)
+        self.folder: list[str] = []  # sessions, durable
+        self.alive = False
+        self.paused = False
+        self.unproved = False  # its disk is not what the metadata believes it to be
+        self.rotten = False  # a fault damaged it, and perhaps nobody has noticed yet
+        self._life = 0
+        self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        network.join(name, self.receive)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lose everything that is only in memory."""
+        self._state = MetadataState()
+        self._index = 0
+        self._broker_epoch: BrokerEpoch | None = None
+        self.replica: PartitionReplica | None = None
+        self._lease_until_ms = 0
+        self._proposals: dict[int, Answered] = {}
+        self._proposal = 0
+        self._syncing = self._sync_again = False
+        self._producers = ProducerTable()
+        self._acks: AckQueue[_Waiting] = AckQueue()
+
+    def clock_ms(self) -> int:
+        """Return this broker's monotonic clock."""
+        return int(self._clock_base + (self._world.now_ms - self._clock_set_ms) * self._rate)
+
+    def set_rate(self, rate: float) -> None:
+        """Let the clock go faster or slower from now on."""
+        self._clock_base, self._clock_set_ms = self.clock_ms(), self._world.now_ms
+        self._rate = rate
+
+    # ------------------------------------------------------------------ lives
+
+    @property
+    def session(self) -> str:
+        """What names this process."""
+        return f"{self.name}.{self._life}"
+
+    def start(self) -> None:
+        """Start a process on the disk as it is."""
+        assert not self.alive, "one process at a time"
+        self.alive, self.paused = True, False
+        self._life += 1
+        self._forget()
+        try:
+            self.log.reopen()
+        except (DiskFullError, LogFailedError):
+            self._world.note("log cannot be opened yet", self.name)
+            self.crash(power=False)
+            self._world.at(150, self._start_again, self._life)
+            return
+        if self.log.damaged:
+            self.unproved = True
+            self._world.note("log found damaged", self.name)
+        self.folder.append(self.session)
+        self._world.note("started", self.name, self.log.facts().log_end)
+        self._register()
+        self._beat()
+        self._tick()
+
+    def crash(self, *, power: bool) -> None:
+        """End the process; with ``power`` also what the kernel still had to write."""
+        if not self.alive:
+            return
+        self._world.note("power lost" if power else "killed", self.name)
+        self.alive = False
+        self._life += 1
+        self._late.clear()
+        self.log.end_process(power=power)
+        self._forget()
+
+    def wipe(self) -> None:
+        """Replace the disk by an empty one."""
+        self.crash(power=True)
+        self.log.wipe()
+        self.rotten = False
+        self.folder = []
+        self.unproved = True
+        self._world.note("wiped", self.name)
+
+    def pause(self) -> None:
+        """Stop the process; its clock goes on."""
+        if self.alive:
+            self.paused = True
+            self._world.note("paused", self.name)
+
+    def resume(self) -> None:
+        """Let it go on with everything that has piled up."""
+        if not self.paused:
+            return
+        self.paused = False
+        self._world.note("resumed", self.name)
+        late, self._late = self._late, []
+        for action, args in late:
+            self._run(self._life, action, *args)
+
+    def _later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
+        self._world.at(delay_ms, self._run, self._life, action, *args)
+
+    def _run(self, life: int, action: Callable[..., None], *args: Any) -> None:
+        if life != self._life:
+            return
+        if self.paused:
+            self._late.append((action, args))
+            return
+        try:
+            action(*args)
+        except LogFailedError:
+            self._fail()
+        except SegmentCorruptError:
+            self.found_rot()
+
+    def receive(self, sender: str, message: Any) -> None:
+        """Take a message, now or after the pause."""
+        if self.alive:
+            self._run(self._life, self._receive, sender, message)
+
+    # ------------------------------------------------------------------ metadata
+
+    def _propose(self, command: Command, answered: Answered) -> None:
+        self._proposal += 1
+        self._proposals[self._proposal] = answered
+        message = Proposal(self._proposal, self.session, encode(command))
+        self._network.send(self.name, CONTROL, message)
+
+    def _register(self) -> None:
+        if self._broker_epoch is not None:
+            return
+        command = RegisterBroker(
+            broker=self.name,
+            session=self.session,
+            known_sessions=tuple(self.folder),
+            features_max=2,
+        )
+        self._propose(command, self._registered)
+        self._later(300, self._register)
+
+    def _registered(self, reply: Any, error: HeadwaterError | None) -> None:
+        assert error is None, error
+        self._broker_epoch = max(self._broker_epoch or BrokerEpoch(0), reply["broker_epoch"])
+        del self.folder[:-16]  # an old registration may still arrive late
+        if not self.log.damaged:
+            self.unproved = self.rotten
+            self._open()
+        self._take_state()
+
+    def found_rot(self) -> None:
+        """A read met damage: stop everything about this log, leave the ISR, fetch it anew."""
+        self._world.note("rot met while reading", self.name)
+        self.log.damaged = True
+        self.replica = None
+        for one in self._acks.abandon():
+            self._refuse(one.publish, NotLeaderError("not any more"))
+        self._repair()
+
+    def _is_replaced(self) -> bool:
+        present = self._state.brokers.get(self.name)
+        mine = self._broker_epoch
+        return mine is not None and present is not None and present.epoch > mine
+
+    def _open(self) -> None:
+        """Stand by; a registration that was sent twice gave a newer epoch."""
+        assert self._broker_epoch is not None
+        self.replica = PartitionReplica(
+            me=self.name,
+            broker_epoch=self._broker_epoch,
+            facts=self.log.facts,
+            lease_until_ms=self._lease_until_ms,
+            limits=self._setting.limits,
+            timing=self._setting.timing,
+        )
+
+    def _take_state(self) -> None:
+        view = view_of(self._state, self._setting.partition_id)
+        if self.log.damaged:
+            self._repair()
+        elif self.replica is not None and view is not None:
+            self._do(self.replica.view_changed(view, self.clock_ms()))
+
+    def _repair(self) -> None:
+        """Leave ISR and eligible; only then throw the damaged log away and fetch it anew (D5)."""
+        registered = self._state.brokers.get(self.name)
+        rows = self._state.partitions.get(self._setting.partition_id.stream_uuid)
+        if registered is None or registered.epoch != self._broker_epoch or rows is None:
+            return
+        if self.name in (*rows[0].isr, *rows[0].eligible) or rows[0].leader == self.name:
+            command = WithdrawReplica(
+                stream_uuid=self._setting.partition_id.stream_uuid,
+                partition=0,
+                broker=self.name,
+                broker_epoch=registered.epoch,
+            )
+            self._propose(command, lambda *_: None)
+            return
+        self._world.note("damaged log replaced", self.name)
+        self.log.wipe()
+        self.unproved = self.rotten = False
+        self._open()
+        self._take_state()
+
+    def _beat(self) -> None:
+        if self._broker_epoch is not None:
+            beat = Heartbeat(self.name, self._broker_epoch, self.clock_ms(), self._index)
+            self._network.send(self.name, CONTROL, beat)
+        self._later(self._setting.election.session_ms // 6, self._beat)
+
+    def _tick(self) -> None:
+        if self.replica is not None:
+            self._do(self.replica.tick(self.clock_ms()))
+            self._settle()
+        elif self.log.damaged:
+            self._repair()
+        self._later(50, self._tick)
+
+    def _receive(self, sender: str, message: Any) -> None:
+        match message:
+            case StatePush():
+                if message.index > self._index:
+                    self._index, self._state = message.index, message.state
+                    if self._is_replaced():
+                        self._world.note("replaced by a late registration", self.name)
+                        self.crash(power=False)
+                        self._world.at(50, self._start_again, self._life)
+                    else:
+                        self._take_state()
+            case HeartbeatAnswer():
+                if message.granted and message.broker_epoch == self._broker_epoch:
+                    until_ms = message.sent_ms + self._setting.election.lease_ms()
+                    self._lease_until_ms = max(self._lease_until_ms, until_ms)
+                    if self.replica is not None:
+                        lease_ms = self._lease_until_ms
+                        self._do(self.replica.lease_granted(lease_ms, self.clock_ms()))
+                        self._settle()
+            case ProposalAnswer():
+                answered = self._proposals.pop(message.number, None)
+                if answered is not None and message.session == self.session:
+                    answered(message.reply, message.error)
+            case LogEndAsked():
+                if self.replica is not None:
+                    end = self.log.facts().synced_end
+                    told = LogEndTold(
+                        message.partition_id, self.name, self.log.last_epoch(end), end
+                    )
+                    self._network.send(self.name, CONTROL, told)
+            case Publish():
+                self._publish(message)
+            case _:
+                if self.replica is not None:
+                    self._do(self.replica.message(message, self.clock_ms()))
+                    self._settle()
+
+    # ------------------------------------------------------------------ publishing
+
+    def _publish(self, publish: Publish) -> None:
+        leader = None if self.replica is None else self.replica.leader
+        if leader is None:
+            self._refuse(publish, NotLeaderError("not here"))
+            return
+        refusal = leader.refusal(publish.policy, self.clock_ms())
+        if refusal is not None:
+            self._world.note(f"refused publish {type(refusal).__name__}")
+            self._refuse(publish, refusal)
+            return
+        base = self._known_base(publish)
+        if isinstance(base, HeadwaterError):
+            self._refuse(publish, base)
+            return
+        duplicate = base is not None
+        if base is None:
+            base = self._append(publish, leader.leader_epoch)
+            if base is None:
+                return
+        else:
+            self._world.note("retry recognised")
+        waiting = _Waiting(publish, base, leader.leader_epoch, duplicate)
+        self._acks.add(publish.policy, Offset(base + 1), waiting)
+        self._settle()
+
+    def _known_base(self, publish: Publish) -> Offset | HeadwaterError | None:
+        if publish.producer == NO_PRODUCER:
+            return None
+        try:
+            return self._producers.find(publish.producer, publish.sequence, 1)  # type: ignore[arg-type]
+        except SequenceGapError as error:
+            return error
+
+    def _append(self, publish: Publish, epoch: LeaderEpoch) -> Offset | None:
+        before = self.log.last_epoch(self.log.facts().log_end)
+        try:
+            batch = prepared(publish.value, publish.producer, publish.sequence)
+            base = self.log.append(batch, epoch)
+        except DiskFullError as error:
+            self._world.note("disk full, refused")
+            self._refuse(publish, error)
+            return None
+        stored = self.log.read(base, 1)
+        self._oracle.written(stored, before)
+        self._remember(stored)
+        assert self.replica is not None
+        self._do(self.replica.appended(Offset(base + 1)))
+        self._sync_soon()
+        return base
+
+    def _remember(self, batches: Any) -> None:
+        for batch in batches:
+            header = batch.header
+            if header.producer_id != NO_PRODUCER:
+                self._producers.add(header.producer_id, header.base_sequence, 1, header.base_offset)
+
+    def _rebuild_producers(self) -> None:
+        self._producers = ProducerTable()
+        self._remember(self.log.read(Offset(0), self.log.facts().log_end))
+
+    def _refuse(self, publish: Publish, error: HeadwaterError) -> None:
+        answer = PublishAnswer(publish.number, Offset(0), LeaderEpoch(0), False, error)
+        self._network.send(self.name, publish.client, answer)
+
+    def _settle(self) -> None:
+        """Answer whom the leader lets answer; asked right before, lease included."""
+        leader = None if self.replica is None else self.replica.leader
+        if leader is None or leader.is_fenced(self.clock_ms()):
+            return
+        for one in self._acks.settled(
+            synced_end=leader.synced_end, high_watermark=leader.high_watermark
+        ):
+            self._oracle.acked(
+                policy=one.publish.policy,
+                end=Offset(one.base + 1),
+                log=self.log,
+                fenced=self.clock_ms() >= self._lease_until_ms,
+            )
+            answer = PublishAnswer(one.publish.number, one.base, one.leader_epoch, one.duplicate)
+            self._network.send(self.name, one.publish.client, answer)
+
+    # ------------------------------------------------------------------ effects
+
+    def _sync_soon(self) -> None:
+        if self._syncing:
+            self._sync_again = True
+            return
+        self._syncing = True
+        self._later(self._world.rng.randrange(self._setting.sync_ms_max + 1), self._synced)
+
+    def _synced(self) -> None:
+        self._syncing = False
+        again, self._sync_again = self._sync_again, False
+        try:
+            self.log.sync()
+        except LogFailedError:
+            self._fail()
+            return
+        if self.replica is not None:
+            self._do(self.replica.synced(self.clock_ms()))
+            self._settle()
+        if again:
+            self._sync_soon()
+
+    def _fail(self) -> None:
+        """A failed fsync is never retried: the process ends and what was unsynced may be gone."""
+        self._world.note("fsync failed", self.name)
+        self.crash(power=True)
+        self._world.at(self._world.rng.randrange(50, 500), self._start_again, self._life)
+
+    def _start_again(self, life: int) -> None:
+        if life == self._life and not self.alive:
+            self.start()
+
+    def _do(self, effects: list[does.Effect]) -> None:
+        life = self._life
+        for effect in effects:
+            if life != self._life or self.replica is None:
+                return  # an effect before ended the process, or its log
+            self._do_one(effect)
+
+    def _do_one(self, effect: does.Effect) -> None:
+        replica = self.replica
+        assert replica is not None
+        match effect:
+            case does.Send(to, message):
+                self._network.send(self.name, to, message)
+            case does.SendRecords(to, request, high_watermark):
+                self._send_records(to, request, high_watermark)
+            case does.AppendStored(batches):
+                self._append_stored(batches)
+            case does.TruncateLog(end):
+                self._world.note("truncated", self.name, end, self.log.facts().log_end)
+                self._truncate(replica, end)
+            case does.AdvanceHighWatermark(end):
+                leads = replica.leader is not None
+                self._oracle.shown(self.log, end, leads=leads, who=self.name)
+            case does.ProposeIsr():
+                self._propose_isr(effect)
+            case does.ProposeLeadership(leader_epoch):
+                self._confirm(leader_epoch)
+            case does.ReportLeader(_, leader_epoch):
+                assert self._broker_epoch is not None
+                report = LeaderReport(
+                    self._setting.partition_id, self.name, self._broker_epoch, leader_epoch
+                )
+                self._network.send(self.name, CONTROL, report)
+            case does.StartLeading(leader_epoch):
+                self._world.note("leads", self.name, leader_epoch)
+                self._rebuild_producers()
+                self._oracle.started_leading(leader_epoch, self.session)
+            case does.StopLeading():
+                for one in self._acks.abandon():
+                    self._refuse(one.publish, NotLeaderError("not any more"))
+            case does.ReportLostRecords(end, committed):
+                raise AssertionError(f"{self.name} gives up [{end}, {committed})")
+
+    def _truncate(self, replica: PartitionReplica, end: Offset) -> None:
+        """Cut; a disk without room for the epoch history is asked again."""
+        if replica is not self.replica or replica.follower is None:
+            return  # somebody else is followed by now, and has aligned from scratch
+        if replica.follower.phase != "truncating":
+            return
+        try:
+            self.log.truncate(end)
+        except DiskFullError:
+            self._world.note("disk full, truncation waits")
+            self._later(100, self._truncate, replica, end)
+            return
+        self._rebuild_producers()
+        self._do(replica.truncated(self.clock_ms()))
+
+    def _send_records(self, to: BrokerId, request: Any, high_watermark: Offset) -> None:
+        facts = self.log.facts()
+        count = self._setting.fetch_count
+        batches = tuple(self.log.read(request.fetch_from, count))
+        answer = FetchAnswer(
+            leader_epoch=request.leader_epoch,
+            request_id=request.request_id,
+            start=request.fetch_from,
+            high_watermark=high_watermark,
+            log_end=facts.log_end,
+            batches=batches,
+        )
+        self._network.send(self.name, to, answer)
+
+    def _append_stored(self, batches: Any) -> None:
+        assert self.replica is not None
+        before = self.log.last_epoch(self.log.facts().log_end)
+        try:
+            self.log.append_stored(batches)
+        except DiskFullError:
+            self._world.note("disk full, follower waits")
+            self._rebuild_producers()
+            self._do(self.replica.failed_append(self.clock_ms()))
+            return
+        except LogFailedError:
+            self._fail()
+            return
+        self._oracle.written(batches, before)
+        self._remember(batches)
+        self._sync_soon()
+
+    def _propose_isr(self, effect: does.ProposeIsr) -> None:
+        assert self._broker_epoch is not None
+        replica = self.replica
+        command = ChangeIsr(
+            stream_uuid=self._setting.partition_id.stream_uuid,
+            partition=0,
+            broker=self.name,
+            broker_epoch=self._broker_epoch,
+            leader_epoch=effect.leader_epoch,
+            partition_epoch=effect.partition_epoch,
+            isr=effect.isr,
+        )
+
+        def answered(_: Any, error: HeadwaterError | None) -> None:
+            if self.replica is replica and replica is not None:
+                accepted = error is None
+                self._do(
+                    replica.isr_answered(
+                        effect.partition_epoch, accepted=accepted, now_ms=self.clock_ms()
+                    )
+                )
+
+        self._propose(command, answered)
+
+    def _confirm(self, leader_epoch: LeaderEpoch) -> None:
+        """Promote: everything that the log shows is durable before the confirmation is sent."""
+        assert self._broker_epoch is not None
+        try:
+            self.log.sync()
+        except LogFailedError:
+            self._fail()
+            return
+        command = ConfirmLeader(
+            stream_uuid=self._setting.partition_id.stream_uuid,
+            partition=0,
+            broker=self.name,
+            broker_epoch=self._broker_epoch,
+            leader_epoch=leader_epoch,
+        )
+        self._propose(command, lambda *_: None)

@@ -1,0 +1,194 @@
+"""Publishers that retry with the same ids, and a reader that follows what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.errors import SegmentCorruptError, SequenceGapError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import NO_PRODUCER, NO_SEQUENCE
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from simkit.cluster_broker import Publish, PublishAnswer, SimBroker
+from simkit.cluster_control import Control
+from simkit.cluster_oracle import Oracle
+from simkit.cluster_world import Network, World
+
+
+@dataclass(slots=True)
+class _Pending:
+    sequence: int
+    value: bytes
+    sent_ms: int = -1
+    attempts: int = 0
+
+
+class Producer:
+    """Publishes in order, keeps a few records in flight, retries until each is acked."""
+
+    def __init__(
+        self,
+        number: int,
+        world: World,
+        network: Network,
+        control: Control,
+        oracle: Oracle,
+        brokers: Mapping[str, SimBroker],
+        *,
+        policy: AckPolicy,
+        window: int,
+        pause_ms: int,
+    ) -> None:
+        self.name = f"producer{number}"
+        self._number = number
+        self._world = world
+        self._network = network
+        self._control = control
+        self._oracle = oracle
+        self._brokers = brokers
+        self.policy = policy
+        self._window = window
+        self._pause_ms = pause_ms
+        self._lives = 0
+        self._sequence = 0
+        self._pending: list[_Pending] = []
+        self._sent: dict[int, tuple[int, _Pending]] = {}  # request -> (life, record)
+        self._request = 0
+        self._target: str | None = None
+        self._epoch = LeaderEpoch(0)  # the newest heard in an ack
+        self.stopped = False
+        self.acked_count = 0
+        network.join(self.name, self.receive)
+        world.at(10 + number, self._tick)
+
+    @property
+    def drained(self) -> bool:
+        """Tell whether every record was acked."""
+        return not self._pending
+
+    @property
+    def _producer_id(self) -> int:
+        # LEADER-acked records may be lost, and with them the middle of a sequence: such a
+        # publisher begins again under a new id. ALL never has to.
+        return self._number * 1000 + self._lives
+
+    def _tick(self) -> None:
+        now_ms = self._world.now_ms
+        if not self.stopped and len(self._pending) < self._window:
+            value = f"{self._producer_id}:{self._sequence}".encode()
+            self._pending.append(_Pending(self._sequence, value))
+            self._sequence += 1
+        for one in self._pending:
+            if one.sent_ms < 0 or now_ms - one.sent_ms > 250:
+                if one.attempts:
+                    self._target = None
+                self._send(one)
+        if self.policy is AckPolicy.NONE:
+            self._pending.clear()
+        self._world.at(1 + self._world.rng.randrange(self._pause_ms), self._tick)
+
+    def _send(self, one: _Pending) -> None:
+        if self._target is None:
+            self._target = self._guess()
+        self._request += 1
+        self._sent[self._request] = (self._lives, one)
+        one.sent_ms, one.attempts = self._world.now_ms, one.attempts + 1
+        none = self.policy is AckPolicy.NONE
+        publish = Publish(
+            client=self.name,
+            number=self._request,
+            producer=NO_PRODUCER if none else self._producer_id,
+            sequence=NO_SEQUENCE if none else one.sequence,
+            value=one.value,
+            policy=self.policy,
+        )
+        self._network.send(self.name, self._target, publish)
+
+    def _guess(self) -> str:
+        """Ask for the leader; now and then the answer is old."""
+        rows = next(iter(self._control.state.partitions.values()), ())
+        leader = rows[0].leader if rows else None
+        if leader is None or self._world.chance(0.2):
+            return self._world.rng.choice(sorted(self._brokers))
+        return leader
+
+    def receive(self, _: str, answer: Any) -> None:
+        """Take an answer; an ack of an older epoch than one seen before is not believed."""
+        assert isinstance(answer, PublishAnswer)
+        life, one = self._sent.pop(answer.number, (-1, None))
+        if one is None or life != self._lives or one not in self._pending:
+            return
+        if answer.error is not None:
+            self._target = None
+            if isinstance(answer.error, SequenceGapError):
+                self._meet_gap()
+            return
+        if answer.leader_epoch < self._epoch:
+            self._world.note("ack of an old epoch dropped")
+            return
+        self._epoch = answer.leader_epoch
+        self._pending.remove(one)
+        self.acked_count += 1
+        if answer.duplicate and one.attempts > 1:
+            self._world.note("retry answered with its first offset")
+        if self.policy is AckPolicy.ALL:
+            self._oracle.client_heard(self._producer_id, one.sequence, answer.base)
+
+    def _meet_gap(self) -> None:
+        """A retry that overtook another one is sent again; a hole that stays was a loss."""
+        assert self.policy is not AckPolicy.NONE
+        if self.policy is AckPolicy.LEADER and self._pending[0].attempts > 3:
+            self._world.note("publisher began again after a gap")
+            self._lives += 1
+            for number, one in enumerate(self._pending):
+                one.sequence, one.sent_ms = number, -1
+                one.value = f"{self._producer_id}:{number}".encode()
+            self._sequence = len(self._pending)
+
+
+class Reader:
+    """Reads what is committed from whoever says that it leads, and never goes back."""
+
+    def __init__(
+        self,
+        world: World,
+        oracle: Oracle,
+        brokers: Mapping[str, SimBroker],
+    ) -> None:
+        self._world = world
+        self._oracle = oracle
+        self._brokers = brokers
+        self.position = 0
+        world.at(60, self._tick)
+
+    def _tick(self) -> None:
+        leaders = [
+            one
+            for one in self._brokers.values()
+            if one.alive and not one.paused and one.replica is not None and one.replica.leader
+        ]
+        if leaders:
+            self._read(self._world.rng.choice(leaders))
+        self._world.at(40 + self._world.rng.randrange(40), self._tick)
+
+    def _read(self, broker: SimBroker) -> None:
+        assert broker.replica is not None
+        leader = broker.replica.leader
+        assert leader is not None
+        if leader.newest_committed is None:
+            self._world.note("newest offset not available yet")
+        end = leader.high_watermark
+        if self.position > end:
+            self._world.note("reader is above the high watermark and waits")
+            return
+        try:
+            batches = broker.log.read(Offset(self.position), end - self.position)
+        except SegmentCorruptError:
+            broker.found_rot()
+            return
+        for batch in batches:
+            expected = self._oracle.committed[self.position]
+            assert bytes(batch.body) == bytes(expected.body), "a reader was shown something else"
+            self.position += 1

@@ -1,0 +1,305 @@
+"""The log of one simulated replica, in two makes with one face.
+
+``ModelLog`` keeps lists and forgets what was not synced; ``RealLog`` is the product's PartitionLog
+on the simulated disk. Both hold the same batches, so everything above cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from broker.codec.checksum import crc32c
+from broker.codec.record_batch import HEADER_SIZE, BatchHeader, PreparedBatch
+from broker.codec.segment_format import SEGMENT_HEADER_SIZE
+from broker.core.replication.effects import LogFacts
+from broker.core.replication.runs import append_runs
+from broker.errors import DiskFullError, LogFailedError, StaleLeaderEpochError
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import ProducerId
+from broker.model.offsets import Offset
+from broker.ports import StoredBatch
+from broker.storage.partition_log import PartitionLog
+from simkit.disk import ROOMY, SimDisk
+from simkit.log_batches import FOLDER, PARTITION, SMALL
+
+
+class ReplicaLog(Protocol):
+    """What the simulated broker needs of a log."""
+
+    damaged: bool
+    changes: int
+
+    def facts(self) -> LogFacts:
+        """Return ends and epochs."""
+
+    def append(self, batch: PreparedBatch, leader_epoch: LeaderEpoch) -> Offset:
+        """Write as the leader; return the base offset."""
+
+    def append_stored(self, batches: Sequence[StoredBatch]) -> None:
+        """Write as a follower."""
+
+    def sync(self) -> None:
+        """Make everything durable."""
+
+    def truncate(self, end: Offset) -> None:
+        """Cut, durably."""
+
+    def read(self, start: Offset, count: int) -> list[StoredBatch]:
+        """Return up to ``count`` batches from ``start`` on."""
+
+    def last_epoch(self, end: Offset) -> LeaderEpoch:
+        """Return the epoch of the record before ``end``."""
+
+    def end_process(self, *, power: bool) -> None:
+        """Stop; with ``power`` the cache is gone as well."""
+
+    def reopen(self) -> None:
+        """Recover."""
+
+    def wipe(self) -> None:
+        """Lose the disk."""
+
+    def rot(self) -> bool:
+        """Damage a synced record; False when there is none."""
+
+    def set_full(self, *, full: bool) -> None:
+        """Fill the disk, or make room."""
+
+    def fail_next_sync(self) -> None:
+        """Let the next fsync fail."""
+
+
+def prepared(value: bytes, producer: int, sequence: int) -> PreparedBatch:
+    """Return a batch of one record whose body says what it is."""
+    body = value.ljust(-(-len(value) // 8) * 8, b".")
+    return PreparedBatch(
+        body=body,
+        body_crc=crc32c(body),
+        records_count=1,
+        first_timestamp_us=1,
+        max_timestamp_us=1,
+        columns=0,
+        producer_id=ProducerId(producer),
+        base_sequence=sequence,
+    )
+
+
+class ModelLog:
+    """Batches in a list; everything below ``synced_end`` survives."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._full = self._fail_sync = False
+        self.damaged = False
+        self.changes = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._batches: list[StoredBatch] = []
+        self._synced = 0
+        self._epochs = EpochHistory()
+        self.damaged = False
+        self.changes += 1
+
+    def facts(self) -> LogFacts:
+        """See ReplicaLog."""
+        return LogFacts(
+            log_start=Offset(0),
+            log_end=Offset(len(self._batches)),  # one record each: offsets are indexes
+            synced_end=Offset(self._synced),
+            epochs=self._epochs,
+        )
+
+    def _begin(self, leader_epoch: LeaderEpoch) -> None:
+        if leader_epoch < self._epochs.latest:
+            raise StaleLeaderEpochError(f"{leader_epoch} is below {self._epochs.latest}")
+        if leader_epoch > self._epochs.latest:
+            self._epochs = self._epochs.begun(leader_epoch, Offset(len(self._batches)))
+
+    def _check_writable(self) -> None:
+        if self.damaged:
+            raise LogFailedError("damaged")
+        if self._full:
+            raise DiskFullError("no room")
+
+    def append(self, batch: PreparedBatch, leader_epoch: LeaderEpoch) -> Offset:
+        """See ReplicaLog."""
+        self._check_writable()
+        self._begin(leader_epoch)
+        base = Offset(len(self._batches))
+        header = BatchHeader(
+            base_offset=base, leader_epoch=leader_epoch, synced_end=Offset(self._synced),
+            first_timestamp_us=1, max_timestamp_us=1, producer_id=batch.producer_id,
+            base_sequence=batch.base_sequence, records_count=1, offset_span=1,
+            body_size=len(batch.body), body_crc=batch.body_crc, columns=0, codec="none",
+            sparse=False,
+        )  # fmt: skip
+        self._batches.append(StoredBatch(header, batch.body))
+        self.changes += 1
+        return base
+
+    def append_stored(self, batches: Sequence[StoredBatch]) -> None:
+        """See ReplicaLog."""
+        self._check_writable()
+        for batch in batches:
+            assert batch.header.base_offset == len(self._batches), "a gap was written"
+            self._begin(batch.header.leader_epoch)
+            self._batches.append(batch)
+        self.changes += 1
+
+    def sync(self) -> None:
+        """See ReplicaLog."""
+        if self._fail_sync or self.damaged:
+            self._fail_sync = False
+            raise LogFailedError("fsync failed")
+        self._synced = len(self._batches)
+        self.changes += 1
+
+    def truncate(self, end: Offset) -> None:
+        """See ReplicaLog."""
+        del self._batches[end:]
+        self._synced = min(self._synced, end)
+        self._epochs = self._epochs.truncated(end)
+        self._synced = len(self._batches)
+        self.changes += 1
+
+    def read(self, start: Offset, count: int) -> list[StoredBatch]:
+        """See ReplicaLog."""
+        return self._batches[start : start + count]
+
+    def last_epoch(self, end: Offset) -> LeaderEpoch:
+        """See ReplicaLog."""
+        return self._batches[end - 1].header.leader_epoch if end else LeaderEpoch(0)
+
+    def end_process(self, *, power: bool) -> None:
+        """See ReplicaLog. A torn tail ends at a batch; an fsync that failed lost its pages."""
+        if power:
+            kept = self._rng.randint(self._synced, len(self._batches))
+            del self._batches[kept:]
+        self.changes += 1
+
+    def reopen(self) -> None:
+        """See ReplicaLog. What is found is made durable before it is served."""
+        self._fail_sync = False
+        self._synced = len(self._batches)
+        self._epochs = self._epochs.cut(Offset(self._synced))
+        self.changes += 1
+
+    def wipe(self) -> None:
+        """See ReplicaLog."""
+        self._clear()
+
+    def rot(self) -> bool:
+        """See ReplicaLog."""
+        if not self._synced:
+            return False
+        self.damaged = True
+        self.changes += 1
+        return True
+
+    def set_full(self, *, full: bool) -> None:
+        """See ReplicaLog."""
+        self._full = full
+
+    def fail_next_sync(self) -> None:
+        """See ReplicaLog."""
+        self._fail_sync = True
+
+
+class RealLog:
+    """The product's log on a disk that loses, tears and fails."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._disk = SimDisk(rng)
+        self._disk.tear_sectors = False
+        self.changes = 0
+        self.damaged = False
+        self._open()
+
+    def _open(self) -> None:
+        self._log = PartitionLog.open(self._disk.files(), FOLDER, PARTITION, SMALL)
+        self.damaged = bool(self._log.recovery.damaged)
+        self.changes += 1
+
+    def facts(self) -> LogFacts:
+        """See ReplicaLog."""
+        log = self._log
+        return LogFacts(
+            log_start=log.log_start,
+            log_end=log.log_end,
+            synced_end=log.synced_end,
+            epochs=log.epochs,
+        )
+
+    def append(self, batch: PreparedBatch, leader_epoch: LeaderEpoch) -> Offset:
+        """See ReplicaLog."""
+        self.changes += 1
+        return self._log.append([batch], leader_epoch=leader_epoch, now_us=1)[0]
+
+    def append_stored(self, batches: Sequence[StoredBatch]) -> None:
+        """See ReplicaLog."""
+        self.changes += 1
+        by_base = {batch.header.base_offset: batch for batch in batches}
+        runs = list(append_runs([batch.header for batch in batches], self._log.synced_end))
+        for number, run in enumerate(runs):
+            if number:
+                self._log.sync()
+            self._log.append_stored([by_base[header.base_offset] for header in run], now_us=1)
+
+    def sync(self) -> None:
+        """See ReplicaLog."""
+        self._log.sync()
+        self.changes += 1
+
+    def truncate(self, end: Offset) -> None:
+        """See ReplicaLog."""
+        self._log.truncate(end)
+        self.changes += 1
+
+    def read(self, start: Offset, count: int) -> list[StoredBatch]:
+        """See ReplicaLog."""
+        end = Offset(min(start + count, self._log.log_end))
+        return self._log.read(start, end, bytes_max=1 << 20) if start < end else []
+
+    def last_epoch(self, end: Offset) -> LeaderEpoch:
+        """See ReplicaLog."""
+        return self._log.epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)
+
+    def end_process(self, *, power: bool) -> None:
+        """See ReplicaLog."""
+        if power:
+            self._disk.lose_power()
+        else:
+            self._disk.kill()
+        self.changes += 1
+
+    def reopen(self) -> None:
+        """See ReplicaLog."""
+        self._disk.datasync_failures = 0
+        self._open()
+
+    def wipe(self) -> None:
+        """See ReplicaLog."""
+        self._disk.capacity_bytes = ROOMY
+        self._disk.files().remove_folder(FOLDER)
+        self._open()
+
+    def rot(self) -> bool:
+        """See ReplicaLog. Flips a bit in the first segment: a whole sector says that it is rot."""
+        path = next(one for one in self._disk.paths() if one.endswith(".log"))
+        size = len(self._disk.peek(path).rstrip(b"\0"))
+        if size < SEGMENT_HEADER_SIZE + HEADER_SIZE or not self._log.synced_end:
+            return False
+        self._disk.flip_bit(path, SEGMENT_HEADER_SIZE + HEADER_SIZE // 2, 3)
+        return True
+
+    def set_full(self, *, full: bool) -> None:
+        """See ReplicaLog."""
+        self._disk.capacity_bytes = self._disk.used_bytes() if full else ROOMY
+
+    def fail_next_sync(self) -> None:
+        """See ReplicaLog."""
+        self._disk.datasync_failures = 1

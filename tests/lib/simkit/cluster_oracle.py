@@ -1,0 +1,151 @@
+"""What must hold after every step of a simulated cluster (DESIGN §10, rules R1–R4).
+
+The oracle sees everything at once, which no node does: every log, the metadata, what was shown to
+readers and what was acknowledged. It keeps the committed records in the order in which some leader
+showed them first; from then on they are facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from broker.ports import StoredBatch
+from simkit.cluster_control import Control
+from simkit.cluster_log import ReplicaLog
+
+if TYPE_CHECKING:
+    from simkit.cluster_broker import SimBroker
+
+
+class Oracle:
+    """Raises AssertionError as soon as a promise is broken."""
+
+    def __init__(self, partition_id: PartitionId, control: Control) -> None:
+        self._partition_id = partition_id
+        self._control = control
+        self._brokers: Mapping[str, SimBroker] = {}
+        self.committed: list[StoredBatch] = []  # by offset: every batch is one record
+        self._by_source: dict[tuple[int, int], int] = {}  # (producer, sequence) -> offset
+        self._written: dict[tuple[int, int], tuple[bytes, int]] = {}  # (epoch, offset) -> content
+        self._leaders: dict[int, str] = {}  # leader epoch -> the process that led it
+        self._checked: tuple[int, int, int] = (-1, -1, -1)
+        self.acked_count = 0
+
+    def watch(self, brokers: Mapping[str, SimBroker]) -> None:
+        """Look at these brokers from now on."""
+        self._brokers = brokers
+
+    # ------------------------------------------------------------------ what happens
+
+    def written(self, batches: Sequence[StoredBatch], before: LeaderEpoch) -> None:
+        """The same offset and epoch hold the same bytes everywhere, after the same record."""
+        for batch in batches:
+            header = batch.header
+            known = self._written.setdefault(
+                (header.leader_epoch, header.base_offset), (bytes(batch.body), before)
+            )
+            assert known == (bytes(batch.body), before), (
+                f"two contents at offset {header.base_offset} of epoch {header.leader_epoch}"
+            )
+            before = header.leader_epoch
+
+    def started_leading(self, epoch: LeaderEpoch, process: str) -> None:
+        """An epoch has one leader, and that one process."""
+        known = self._leaders.setdefault(epoch, process)
+        assert known == process, f"epoch {epoch} is led by {known} and by {process}"
+
+    def shown(self, log: ReplicaLog, end: Offset, *, leads: bool, who: str) -> None:
+        """A replica shows readers everything below ``end``."""
+        known = len(self.committed)
+        if end > known:
+            assert leads, f"{who} shows {end} as committed; leaders have shown {known}"
+            fresh = log.read(Offset(known), end - known)
+            if known:
+                self._same_record(log, Offset(known), who)
+            for batch in fresh:
+                header = batch.header
+                source = (header.producer_id, header.base_sequence)
+                if source[0] >= 0:
+                    assert source not in self._by_source, f"{source} is committed twice"
+                    self._by_source[source] = header.base_offset
+            self.committed += fresh
+            self._copies(end)
+        elif end:
+            self._same_record(log, end, who)
+
+    def acked(self, *, policy: AckPolicy, end: Offset, log: ReplicaLog, fenced: bool) -> None:
+        """A broker acknowledges a record that ends at ``end``."""
+        self.acked_count += 1
+        assert not fenced, "a leader whose lease is over acknowledges"
+        if policy is AckPolicy.ALL:
+            assert end <= len(self.committed), f"{end} is acknowledged and not committed"
+        else:
+            assert end <= log.facts().synced_end, f"{end} is acknowledged and not on disk"
+
+    def client_heard(self, producer: int, sequence: int, base: Offset) -> None:
+        """An ALL-acked record is where its ack says."""
+        found = self._by_source.get((producer, sequence))
+        assert found == base, f"({producer}, {sequence}) was acked at {base} and is at {found}"
+
+    def _same_record(self, log: ReplicaLog, end: Offset, who: str) -> None:
+        """The record before ``end`` decides: same epoch there, same log below (log matching)."""
+        expected = self.committed[end - 1].header.leader_epoch
+        assert log.last_epoch(end) == expected, (
+            f"{who} has epoch {log.last_epoch(end)} at {end - 1}; {expected} was committed there"
+        )
+
+    def _copies(self, end: Offset) -> None:
+        """A commit is on min-ISR disks at the moment that it is shown."""
+        one = self._control.state.partitions[self._partition_id.stream_uuid][0]
+        copies = sum(
+            broker.unproved
+            or (
+                broker.log.facts().synced_end >= end
+                and broker.log.last_epoch(end) == self.committed[end - 1].header.leader_epoch
+            )
+            for broker in self._brokers.values()
+        )
+        assert copies >= one.min_isr, f"{end} is committed on {copies} disks of {one.min_isr}"
+
+    # ------------------------------------------------------------------ after every step
+
+    def check(self) -> None:
+        """Every member of the controller's ISR, and every eligible, has all that was committed."""
+        end = Offset(len(self.committed))
+        changes = sum(broker.log.changes for broker in self._brokers.values())
+        now = (changes, self._control.index, end)
+        if now == self._checked:
+            return
+        self._checked = now
+        rows = self._control.state.partitions.get(self._partition_id.stream_uuid)
+        if rows is None:
+            return
+        one = rows[0]
+        if not end:
+            return
+        for member in (*one.isr, *one.eligible):
+            broker = self._brokers[member]
+            if broker.unproved:  # wiped or rotten, and about to be thrown out
+                continue
+            synced_end = broker.log.facts().synced_end
+            assert synced_end >= end, (
+                f"{member} is in {one.isr}+{one.eligible} with {synced_end} of {end} committed"
+            )
+            self._same_record(broker.log, end, member)
+
+    def check_end(self, members: Sequence[BrokerId]) -> None:
+        """Read every replica separately, whole: all are the same log, the committed one."""
+        for member in members:
+            log = self._brokers[member].log
+            found = log.read(Offset(0), log.facts().log_end)
+            assert len(found) == len(self.committed), (
+                f"{member} ends with {len(found)} records of {len(self.committed)}"
+            )
+            for batch, expected in zip(found, self.committed, strict=True):
+                assert batch.header.leader_epoch == expected.header.leader_epoch
+                assert bytes(batch.body) == bytes(expected.body), "a replica has other content"

@@ -1,0 +1,451 @@
+"""One seed of a cluster's life: production machines under faults, checked after every step.
+
+A seed draws its size, its timings and its own subset of faults, so that rare windows are common in
+some seed. It has three parts: trouble, healing, and a long look at what is there in the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import (
+    CreateStream,
+    NameCandidate,
+    ReassignReplicas,
+    StopBroker,
+    decode,
+)
+from broker.core.metadata.placement import balance
+from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot, state_hash
+from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.replication.follower import FollowerTiming
+from broker.errors import HeadwaterError, SegmentCorruptError
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from broker.model.stream import Stream, StreamConfig
+from simkit.cluster_broker import Setting, SimBroker
+from simkit.cluster_clients import Producer, Reader
+from simkit.cluster_control import CONTROL, Control
+from simkit.cluster_log import ModelLog, RealLog
+from simkit.cluster_oracle import Oracle
+from simkit.cluster_world import Network, World, both_ways
+
+UUID = StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10")
+PARTITION = PartitionId(UUID, PartitionNumber(0))
+HEAL_MS_MAX = 30_000
+FAULTS = (
+    "crash", "power", "pause", "partition", "one-way", "swizzle", "clog", "wipe", "rot", "full",
+    "fsync", "office", "controller", "balance", "reassign", "skew", "stop", "all",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a seed saw."""
+
+    seen: Counter[str]
+    digest: str
+    steps: int
+    committed: int
+    acked: int
+
+
+class ClusterSim:
+    """Runs one seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        real_log: bool = False,
+        brokers: int | None = None,
+        factor: int | None = None,
+        min_isr: int | None = None,
+        faults: frozenset[str] | None = None,
+        policies: tuple[AckPolicy, ...] | None = None,
+    ) -> None:
+        self.world = world = World(seed)
+        rng = world.rng
+        self.real_log = real_log
+        if faults is None:
+            faults = frozenset(one for one in FAULTS if rng.random() < 0.35)
+        self.faults = faults
+        self.network = Network(
+            world,
+            delay_ms_max=rng.choice((3, 20, 60)),
+            ordered=rng.random() < 0.5,
+            doubling=rng.choice((0.0, 0.02)),
+        )
+        count = brokers or rng.choice((3, 3, 3, 4, 5))
+        self.names = [BrokerId("abcdefg"[one]) for one in range(count)]
+        self.factor = factor or min(count, rng.choice((1, 2, 3, 3, 3, 3, 5)))
+        self.min_isr = min_isr or (
+            1 if self.factor == 1 else rng.choice((1, 2, 2, 2, max(2, self.factor - 1)))
+        )
+        self.election = ElectionTiming(
+            session_ms=rng.choice((450, 600, 900)),
+            report_window_ms=800,
+            ask_ms=rng.choice((20, 100)),
+            confirm_ms=200,
+            retry_ms=100,
+            offline_ms=200,
+            stall_ms=250,
+        )
+        idle_ms = rng.choice((60, 150))
+        self.setting = Setting(
+            partition_id=PARTITION,
+            limits=LagLimits(
+                time_ms_max=rng.choice((250, 500, 1000)), records_max=rng.choice((None, None, 3))
+            ),
+            timing=FollowerTiming(
+                request_ms=rng.choice((80, 150)),
+                retry_ms=20,
+                idle_ms=idle_ms,
+                wait_ms=rng.choice((0, idle_ms)),
+                leader_ms=rng.choice((300, 700)),
+            ),
+            election=self.election,
+            sync_ms_max=rng.choice((0, 3, 15)),
+            fetch_count=rng.choice((1, 2, 10)),
+        )
+        self.control = Control(world, self.network, self.election)
+        self.control.brokers = list(self.names)
+        self.oracle = Oracle(PARTITION, self.control)
+        self.brokers: dict[str, SimBroker] = {}
+        for name in self.names:
+            log = RealLog(rng) if real_log else ModelLog(rng)
+            self.brokers[name] = SimBroker(
+                name, world, self.network, self.oracle, log, self.setting
+            )
+        self.oracle.watch(self.brokers)
+        self.producers: list[Producer] = []
+        wanted = policies or tuple(
+            rng.choice((AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE))
+            for _ in range(rng.choice((1, 2, 3)))
+        )
+        self._wanted = wanted
+        self._trouble = False
+
+    # ------------------------------------------------------------------ the story
+
+    def run(self) -> Result:
+        """Begin, trouble, heal, look."""
+        self.begin()
+        self._trouble = True
+        self.run_for(self.world.rng.choice((1500, 3000, 4500)))
+        self.heal()
+        self.look()
+        return self.result()
+
+    def begin(self) -> None:
+        """Start everything and create the stream."""
+        for broker in self.brokers.values():
+            broker.start()
+        while len(self.control.state.brokers) < len(self.names):
+            assert self.world.step()
+        replicas = tuple(self.world.rng.sample(self.names, self.factor))
+        self.create(replicas)
+        for number, policy in enumerate(self._wanted):
+            self.producers.append(
+                Producer(
+                    number, self.world, self.network, self.control, self.oracle, self.brokers,
+                    policy=policy, window=self.world.rng.choice((1, 2, 4)),
+                    pause_ms=self.world.rng.choice((10, 40, 150)),
+                )
+            )  # fmt: skip
+        self.reader = Reader(self.world, self.oracle, self.brokers)
+        self.world.at(100, self._strike)
+
+    def create(self, replicas: tuple[BrokerId, ...]) -> None:
+        """Create the stream on these brokers."""
+        config = StreamConfig(subject="s")
+        stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
+        error = self.control.propose(
+            CreateStream(
+                stream=stream, leader=replicas[0], assignment=(replicas,), min_isr=self.min_isr
+            )
+        )
+        assert error is None, error
+
+    @property
+    def one(self) -> PartitionState:
+        """The partition as the metadata has it."""
+        return self.control.state.partitions[UUID][0]
+
+    def run_for(self, duration_ms: int) -> None:
+        """Let time pass, checking after every step."""
+        end_ms = self.world.now_ms + duration_ms
+        while self.world.now_ms < end_ms:
+            assert self.world.step(), "nothing is left to happen"
+            self.oracle.check()
+
+    def heal(self) -> None:
+        """End all trouble; within a bounded time everything has to be well again."""
+        self._trouble = False
+        self.network.heal_all()
+        self.world.note("healing")
+        for name in sorted(self.brokers):
+            broker = self.brokers[name]
+            broker.log.set_full(full=False)
+            broker.resume()
+            if not broker.alive:
+                broker.start()
+        if self.control.paused:
+            self.control.resume()
+        for producer in self.producers:
+            producer.stopped = True
+        deadline_ms = self.world.now_ms + HEAL_MS_MAX
+        while not self.healthy():
+            assert self.world.now_ms < deadline_ms, f"not healed: {self.describe()}"
+            self.run_for(100)
+
+    def healthy(self) -> bool:
+        """Tell whether everybody has everything and nobody waits."""
+        one = self.one
+        if one.status != "online" or set(one.isr) != set(one.replicas) or one.target:
+            return False
+        if not all(producer.drained for producer in self.producers):
+            return False
+        end = len(self.oracle.committed)
+        leader = self.brokers[one.leader or ""].replica
+        if leader is None or leader.leader is None or leader.leader.high_watermark != end:
+            return False
+        for name in one.replicas:
+            facts = self.brokers[name].log.facts()
+            if (facts.log_end, facts.synced_end) != (end, end):
+                return False
+        return all(self._is_readable(self.brokers[name]) for name in one.replicas)
+
+    def _is_readable(self, broker: SimBroker) -> bool:
+        """Read all of a replica, as a scrubber would; rot that nobody had met is found here."""
+        try:
+            broker.log.read(Offset(0), broker.log.facts().log_end)
+        except SegmentCorruptError:
+            broker.found_rot()
+            return False
+        return True
+
+    def describe(self) -> str:
+        """Say what is not well."""
+        lines = [repr(self.one), f"committed {len(self.oracle.committed)}"]
+        for name, broker in self.brokers.items():
+            replica = broker.replica
+            role = "-" if replica is None else replica.role
+            phase = replica.follower.phase if replica is not None and replica.follower else ""
+            lines.append(f"{name} alive={broker.alive} {role} {phase} {broker.log.facts()}")
+        lines += [f"{one.name} {one.policy} drained={one.drained}" for one in self.producers]
+        return "\n".join(lines)
+
+    def look(self) -> None:
+        """Read every replica separately; replay the metadata; write once more."""
+        self.oracle.check_end(self.one.replicas)
+        self._check_metadata()
+
+    def _check_metadata(self) -> None:
+        """Every node that applies the log, or jumps by a snapshot, gets the same state."""
+        state = MetadataState()
+        half = len(self.control.log) // 2
+        for index, data in enumerate(self.control.log):
+            state, _ = apply(state, decode(data))
+            if index == half:
+                state, _ = decode_snapshot(encode_snapshot(state, index))
+        assert state_hash(state) == state_hash(self.control.state), "metadata diverged"
+
+    def result(self) -> Result:
+        """Return what was seen."""
+        return Result(
+            seen=self.world.seen,
+            digest=self.world.digest(),
+            steps=self.world.steps,
+            committed=len(self.oracle.committed),
+            acked=self.oracle.acked_count,
+        )
+
+    # ------------------------------------------------------------------ trouble
+
+    def _strike(self) -> None:
+        """Draw one fault, and when it ends; then plan the next."""
+        rng = self.world.rng
+        if not self._trouble:
+            if self.world.now_ms < 1_000:
+                self.world.at(100, self._strike)
+            return
+        kinds = sorted(self.faults)
+        if kinds:
+            getattr(self, "_fault_" + rng.choice(kinds).replace("-", "_"))()
+        self.world.at(rng.choice((40, 120, 300)), self._strike)
+
+    def _some(self) -> SimBroker:
+        """Choose a broker, more often one that matters."""
+        rng = self.world.rng
+        one = self.one
+        pool = [one.leader, one.candidate, *one.isr] if rng.random() < 0.6 else self.names
+        return self.brokers[rng.choice([name for name in pool if name] or self.names)]
+
+    def _back(self, broker: SimBroker) -> None:
+        delay_ms = self.world.rng.choice((10, 100, 400, 1200))
+        self.world.at(delay_ms, self._restart, broker)
+
+    def _restart(self, broker: SimBroker) -> None:
+        if not broker.alive:
+            broker.start()
+
+    def _fault_crash(self) -> None:
+        broker = self._some()
+        broker.crash(power=False)
+        self._back(broker)
+
+    def _fault_power(self) -> None:
+        broker = self._some()
+        broker.crash(power=True)
+        self._back(broker)
+
+    def _fault_all(self) -> None:
+        """The power of the whole room goes."""
+        if self.world.chance(0.3):
+            self.world.note("all power lost")
+            for broker in self.brokers.values():
+                broker.crash(power=True)
+                self._back(broker)
+
+    def _fault_pause(self) -> None:
+        broker = self._some()
+        broker.pause()
+        self.world.at(self.world.rng.choice((100, 500, 1500)), broker.resume)
+
+    def _fault_partition(self) -> None:
+        """Split the brokers; the controllers stay with one side."""
+        rng = self.world.rng
+        nodes = [*self.names, CONTROL]
+        rng.shuffle(nodes)
+        split = rng.randrange(1, len(nodes))
+        self._cut(both_ways(nodes[:split], nodes[split:]))
+        self.world.note("partitioned", nodes[:split], nodes[split:])
+
+    def _fault_one_way(self) -> None:
+        sender, receiver = self.world.rng.sample([*self.names, CONTROL], 2)
+        self._cut([(sender, receiver)])
+        self.world.note("one-way cut", sender, receiver)
+
+    def _fault_swizzle(self) -> None:
+        """Cut some brokers off one by one, and let them back in another order."""
+        rng = self.world.rng
+        chosen = rng.sample(self.names, rng.randrange(1, len(self.names) + 1))
+        for number, name in enumerate(chosen):
+            links = both_ways([name], [one for one in [*self.names, CONTROL] if one != name])
+            self.world.at(number * 60, self._cut_links, links)
+            self.world.at(300 + rng.randrange(900), self._heal_links, links)
+        self.world.note("swizzled")
+
+    def _fault_clog(self) -> None:
+        sender, receiver = self.world.rng.sample([*self.names, CONTROL], 2)
+        self.network.clog(sender, receiver, self.world.rng.choice((50, 200, 600)))
+        self.world.at(700, self.network.heal, sender, receiver)
+
+    def _cut(self, links: list[tuple[str, str]]) -> None:
+        self._cut_links(links)
+        self.world.at(self.world.rng.choice((100, 400, 1200)), self._heal_links, links)
+
+    def _cut_links(self, links: list[tuple[str, str]]) -> None:
+        for sender, receiver in links:
+            if self._trouble:
+                self.network.cut(sender, receiver)
+
+    def _heal_links(self, links: list[tuple[str, str]]) -> None:
+        for sender, receiver in links:
+            self.network.heal(sender, receiver)
+
+    def _may_lose_a_disk(self) -> bool:
+        """The stated fault model: one disk at a time, and never the last copy but one."""
+        one = self.one
+        whole = [name for name in (*one.isr, *one.eligible) if not self.brokers[name].unproved]
+        damaged = any(broker.unproved for broker in self.brokers.values())
+        return self.min_isr >= 2 and len(whole) >= 2 and not damaged
+
+    def _fault_wipe(self) -> None:
+        broker = self._some()
+        if self._may_lose_a_disk() and self.world.chance(0.5):
+            broker.wipe()
+            self._back(broker)
+
+    def _fault_rot(self) -> None:
+        broker = self._some()
+        if self._may_lose_a_disk() and self.world.chance(0.5):
+            broker.crash(power=False)
+            if broker.log.rot():
+                broker.unproved = broker.rotten = True
+                self.world.note("rotted", broker.name)
+            self._back(broker)
+
+    def _fault_full(self) -> None:
+        broker = self._some()
+        broker.log.set_full(full=True)
+        self.world.at(400, lambda: broker.log.set_full(full=False))
+
+    def _fault_fsync(self) -> None:
+        self._some().log.fail_next_sync()
+
+    def _fault_office(self) -> None:
+        self.control.change_office(self.world.rng.choice((0, 200, 600)))
+
+    def _fault_controller(self) -> None:
+        if not self.control.paused:
+            self.control.pause()
+            self.world.at(self.world.rng.choice((200, 1500)), self._resume_control)
+
+    def _resume_control(self) -> None:
+        if self.control.paused:
+            self.control.resume()
+
+    def _fault_balance(self) -> None:
+        for command in balance(self.control.state):
+            self._hand_over(command)
+
+    def _hand_over(self, command: NameCandidate) -> None:
+        if self.control.propose(command) is None:
+            self.world.note("leadership handed over")
+
+    def _fault_reassign(self) -> None:
+        rng = self.world.rng
+        target = tuple(rng.sample(self.names, self.factor))
+        command = ReassignReplicas(
+            stream_uuid=UUID, partition=0, partition_epoch=self.one.partition_epoch, target=target
+        )
+        if not self.one.target and rng.random() < 0.3 and self.control.propose(command) is None:
+            self.world.note("reassigned", target)
+
+    def _fault_skew(self) -> None:
+        self._some_clock(self.world.rng.choice((0.9, 1.0, 1.1)))
+
+    def _some_clock(self, rate: float) -> None:
+        """Change a clock's rate; it never goes back."""
+        broker = self._some()
+        broker.set_rate(rate)
+
+    def _fault_stop(self) -> None:
+        """Begin a graceful shutdown, and end the process when leadership has moved."""
+        broker = self._some()
+        registered = self.control.state.brokers[broker.name]
+        if broker.alive and not registered.stopping and self.world.chance(0.4):
+            command = StopBroker(broker=broker.name, broker_epoch=registered.epoch)
+            if self.control.propose(command) is None:
+                self.world.note("stopping", broker.name)
+                self.world.at(600, self._end_gracefully, broker)
+
+    def _end_gracefully(self, broker: SimBroker) -> None:
+        broker.crash(power=False)
+        self._restart(broker)
+
+
+def run_seed(seed: int, *, real_log: bool = False) -> Result:
+    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
+    sim = ClusterSim(seed, real_log=real_log)
+    try:
+        return sim.run()
+    except (AssertionError, HeadwaterError, OSError, LookupError, TypeError) as error:
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
