@@ -49,18 +49,6 @@ $(STAMP): $(ROOT)/requirements.lock $(ROOT)/pyproject.toml
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-.PHONY: demo
-demo: $(STAMP) ## run the guided tour on this machine, start to finish
-	@cd $(ROOT)
-	$(PYTHON) -m headwater.demo $(DEMO_ARGS)
-
-# Spark's tests share one JVM: tests/conftest.py puts them into one group, which `loadgroup` gives
-# to one worker, while the other worker goes on with the rest.
-.PHONY: test
-test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
-	@cd $(ROOT)
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
-
 # Airflow cannot share an environment with PySpark, so it has its own; its tasks use ours.
 AIRFLOW_VENV := $(ROOT)/.airflow-venv
 AIRFLOW_STAMP := $(AIRFLOW_VENV)/.installed
@@ -71,6 +59,18 @@ $(AIRFLOW_STAMP): $(ROOT)/airflow_dags/requirements.lock
 	$(AIRFLOW_VENV)/bin/python -m pip install --quiet --require-hashes \
 		--requirement airflow_dags/requirements.lock
 	touch $@
+
+.PHONY: demo
+demo: $(STAMP) $(AIRFLOW_STAMP) ## run the guided tour on this machine, start to finish
+	@cd $(ROOT)
+	DEMO_AIRFLOW=$(AIRFLOW_VENV)/bin/airflow $(PYTHON) -m headwater.demo $(DEMO_ARGS)
+
+# Spark's tests share one JVM: tests/conftest.py puts them into one group, which `loadgroup` gives
+# to one worker, while the other worker goes on with the rest.
+.PHONY: test
+test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
+	@cd $(ROOT)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: test-airflow
 test-airflow: $(STAMP) $(AIRFLOW_STAMP) ## run the DAGs' tests in Airflow's own environment

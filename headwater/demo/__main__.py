@@ -2,8 +2,10 @@
 
 NATS, broker, tiering and an S3 endpoint run as one ``headwater up`` child in a temporary folder.
 Real flights are published through NATS while segments move to S3 behind them; Spark then reads
-table and tail as one DataFrame while more records arrive. Every number is checked against the
-data set. At the end nothing is left running, and nothing on disk.
+table and tail as one DataFrame while more records arrive, and a streaming query reads from the
+first record across the seam. Jobs keep a decoded table and the newest record of each key; Airflow
+lists the DAGs that would run them. Every number is checked against the data set. At the end nothing
+is left running, and nothing on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from headwater import embedded
 from headwater.cli import console
 from headwater.cli.parsing import format_age, format_bytes
 from headwater.client import Client
-from headwater.demo import queries
+from headwater.demo import pipeline, queries
 from headwater.demo.flights import FLIGHTS_COUNT, SUBJECTS, load_flights, messages
 from headwater.demo.live import LivePublisher
 from headwater.demo.processes import adopt_orphans, wait_for_children
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
             _tour(Path(folder), chosen.flights)
-    except (HeadwaterError, DemoError, OSError) as error:
+    except (HeadwaterError, DemoError, pipeline.PipelineError, OSError) as error:
         console.note(f"[bold red]{type(error).__name__}[/bold red]: {console.plain(str(error))}")
         return 1
     finally:
@@ -107,7 +109,10 @@ def _tour(folder: Path, flights_count: int) -> None:
                 queries.spark_session(folder) as spark,
             ):
                 _read_while_live(scene, spark, live)
-                _read_at_the_end(scene, spark, live)
+                _stream_across_the_seam(scene, spark, live, folder)
+                live_count = _read_at_the_end(scene, spark, live)
+                _run_jobs(scene, spark, folder, records=scene.flights.num_rows + live_count)
+            _list_dags(folder)
 
 
 @contextmanager
@@ -171,7 +176,56 @@ def _read_while_live(scene: _Scene, spark: Any, live: LivePublisher) -> None:
     queries.forget(spark)
 
 
-def _read_at_the_end(scene: _Scene, spark: Any, live: LivePublisher) -> None:
+def _stream_across_the_seam(scene: _Scene, spark: Any, live: LivePublisher, folder: Path) -> None:
+    with _step("Stream from the first record with readStream: table, then log, one sequence"):
+        wanted = scene.flights.num_rows + live.acked
+        seam = pipeline.stream_until(spark, scene.server.flight, _STREAM, wanted, folder)
+        (status,) = scene.client.tier_status(_STREAM)
+        _require(seam.records, seam.end, "rows of the streaming query")
+        started_cold = seam.batches[0][0] < status.cold.end
+        if not started_cold or seam.end <= status.cold.end:
+            raise DemoError(f"the query read [0, {seam.end}), the table ends at {status.cold.end}")
+        console.say(
+            f"  [green]Exact:[/green] {seam.records:,} rows in {len(seam.batches)} batches, each "
+            f"begins where the one before ended; the table ends at offset {status.cold.end:,}, "
+            f"what came later was read from the log"
+        )
+
+
+def _run_jobs(scene: _Scene, spark: Any, folder: Path, *, records: int) -> None:
+    where = ("--stream", _STREAM, "--server", scene.server.flight)
+    with _step("Keep a table with decoded columns: headwater job ingest"):
+        table = str(folder / "curated" / "flights")
+        done = pipeline.run_job(["ingest", *where, "--table", table])
+        rows = spark.read.format("delta").load(table)
+        found = queries.curated(rows)
+        _require(done["records"], records, "records that ingest appended")
+        _require(found.records, records, "rows of the curated table")
+        _require(found.numbers, records, "different numbers in the curated table")
+        console.say(f"  {', '.join(rows.columns)}")
+        console.table(("origin", "flights", "miles"), queries.by_origin(rows))
+    with _step("The newest record of each aircraft: headwater job snapshot, latest=True"):
+        done = pipeline.run_job(["snapshot", *where])
+        latest = headwater.read(spark, _STREAM, latest=True, server=scene.client)
+        aircraft = len(scene.flights.column("tailnum").drop_null().unique())
+        _require(latest.count(), aircraft, "rows of the latest view")
+        console.say(
+            f"  {aircraft:,} aircraft, one row each; {done['records']:,} of them from the key "
+            "snapshot, the rest from what came after it"
+        )
+
+
+def _list_dags(folder: Path) -> None:
+    with _step("The DAGs that Airflow finds in airflow_dags/"):
+        found = pipeline.airflow_dags(folder)
+        if found is None:
+            console.say("  [dim]Airflow has an environment of its own: run `make demo`[/dim]")
+            return
+        console.table(("DAG", "file"), found)
+        _require(len(found), len(pipeline.JOBS), "DAGs")
+
+
+def _read_at_the_end(scene: _Scene, spark: Any, live: LivePublisher) -> int:
     with _step("The newest record, and its age"):
         rows = headwater.read(spark, _STREAM, server=scene.client)
         queries.view(spark, rows)
@@ -200,6 +254,7 @@ def _read_at_the_end(scene: _Scene, spark: Any, live: LivePublisher) -> None:
             f"  [green]Exact:[/green] {history:,} + {live_count:,} = {found.records:,} records, "
             f"each once; {found.distance:,} miles, as in the data set"
         )
+    return live_count
 
 
 def _show_tiers(scene: _Scene, cut: Cut, certificate: Certificate) -> None:

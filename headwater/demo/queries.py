@@ -104,3 +104,23 @@ def at_offset(spark: Any, offset: int) -> dict[str, Any]:
     """Return the record at an offset; files without it are passed over."""
     (row,) = spark.sql(_AT_OFFSET.format(offset=offset)).collect()
     return dict(row.asDict(recursive=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curated:
+    """What a scan of the decoded table counts."""
+
+    records: int
+    numbers: int
+
+
+def curated(rows: Any) -> Curated:
+    """Count the decoded table's rows and the different numbers in it."""
+    row = rows.selectExpr("count(*) AS records", "count(DISTINCT n) AS numbers").collect()[0]
+    return Curated(**row.asDict())
+
+
+def by_origin(rows: Any) -> list[tuple[str, int, int]]:
+    """Return flights and miles of each origin: plain columns, nothing is parsed any more."""
+    found = rows.groupBy("origin").agg({"*": "count", "distance": "sum"}).orderBy("origin")
+    return [(row[0], int(row["count(1)"]), int(row["sum(distance)"])) for row in found.collect()]
