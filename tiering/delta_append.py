@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
@@ -20,7 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchEr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
-from broker.errors import RemoteTierUnavailableError, TableMismatchError
+from broker.errors import ObjectMissingError, RemoteTierUnavailableError, TableMismatchError
 from tiering.delta_library import (
     NO_HOOKS,
     NO_RETRY,
@@ -31,6 +32,7 @@ from tiering.delta_library import (
 )
 from tiering.delta_log import commits_between, log_key
 from tiering.object_store import ObjectStore
+from tiering.parquet_source import count_values
 from tiering.table import Commit
 
 # Features that leave a plain append as it is; those that may constrain rows are looked at below.
@@ -242,6 +244,14 @@ class AppendTable:
             )
             for row, path in enumerate(column(actions, "path"))
         ]
+
+    def count_values(self, path: str, name: str) -> int:
+        """Return how many rows of a data file have a value in a column, read from the file."""
+        try:
+            return count_values(self._store, path, name)
+        except ObjectMissingError:
+            # The log may spell a path of others with escapes.
+            return count_values(self._store, unquote(path), name)
 
     def checkpoint(self) -> None:
         """Write a Delta checkpoint of the newest version, so that opening stays quick."""

@@ -54,11 +54,7 @@ class ParquetObject:
                 expected=file.size_bytes,
                 found=size,
             )
-        source: Any
-        if size <= _WHOLE_BYTES_MAX:
-            source = pa.BufferReader(store.get(file.path))
-        else:
-            source = pa.PythonFile(_RangeFile(store, file.path, size), mode="r")
+        source = _source(store, file.path, size)
         self._parquet = self._checked(
             lambda: pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
         )
@@ -151,6 +147,28 @@ class ParquetObject:
                 f"{self._file.path} is not readable Parquet: {' '.join(str(cause).split())[:300]}",
                 key=self._file.path,
             ) from cause
+
+
+def count_values(store: ObjectStore, key: str, column: str) -> int:
+    """Return how many rows of a Parquet object have a value in a column; 0 without the column.
+
+    Raises ObjectMissingError or ObjectCorruptError.
+    """
+    try:
+        file = pq.ParquetFile(_source(store, key, store.head(key).size_bytes))
+        if column not in file.schema_arrow.names:
+            return 0
+        values = file.read(columns=[column]).column(0)
+    except (pa.ArrowException, OSError) as cause:
+        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
+    return len(values) - int(values.null_count)
+
+
+def _source(store: ObjectStore, key: str, size: int) -> Any:
+    """Return an object as a file: at once when it is small, else fetched in ranges."""
+    if size <= _WHOLE_BYTES_MAX:
+        return pa.BufferReader(store.get(key))
+    return pa.PythonFile(_RangeFile(store, key, size), mode="r")
 
 
 class _RangeFile(io.RawIOBase):

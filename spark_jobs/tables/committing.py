@@ -67,6 +67,7 @@ class CommittingTable:
         self._proved = -1  # the version whose rows were counted, or that we made from such a one
         self._newest: tuple[int, str] | None = None  # the newest version seen, and the table's id
         self._properties: Mapping[str, str] = {}
+        self._counted: dict[str, int] = {}  # rows with an offset, of files that do not tell
 
     @property
     def target(self) -> Target:
@@ -275,11 +276,16 @@ class CommittingTable:
         files = []
         for file in self._table.files(snapshot, positions):
             least, greatest = file.least[partition], file.greatest[partition]
-            nulls = file.nulls[offset]
+            rows = _minus(file.records_count, file.nulls[offset])
+            if rows is None:  # written without statistics, or before the column was added
+                rows = self._counted.get(file.path)
+                if rows is None:
+                    rows = self._table.count_values(file.path, offset)
+                self._counted[file.path] = rows
             files.append(
                 FileRows(
                     path=file.path,
-                    rows_count=_minus(file.records_count, nulls),
+                    rows_count=rows,
                     partition=least if least == greatest else None,
                     min_offset=file.least[offset],
                     max_offset=file.greatest[offset],

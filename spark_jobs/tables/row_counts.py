@@ -17,10 +17,10 @@ from spark_jobs.tables.plan import Claims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRows:
-    """One file: its rows that have an offset, and the bounds of these; None: not known."""
+    """One file: its rows that have an offset; their bounds, None where these are not known."""
 
     path: str
-    rows_count: int | None
+    rows_count: int
     partition: int | None  # None: of several, or not known
     min_offset: int | None
     max_offset: int | None
@@ -30,19 +30,11 @@ def check_rows(files: Sequence[FileRows], claims: Claims, *, uri: str) -> None:
     """Compare the counted rows with the claimed ones, per partition where files tell it.
 
     Raises:
-        TableMismatchError: they differ, a row lies outside every claim, or a file does not tell.
-            Facts: uri, expected, found.
+        TableMismatchError: they differ, or a row lies outside every claim. Facts: uri, expected,
+            found.
     """
-    silent = [file.path for file in files if file.rows_count is None]
-    if silent:
-        raise TableMismatchError(
-            f"{uri}: {len(silent)} files have no statistics of the offset column (first: "
-            f"{silent[0]}), so nobody can tell which offsets the table holds",
-            uri=uri,
-            path=silent[0],
-        )
     expected = sum(claim.rows_count for claim in claims.of.values())
-    found = sum(file.rows_count or 0 for file in files)
+    found = sum(file.rows_count for file in files)
     if found != expected:
         raise _differs(uri, "the table", expected, found)
     streams = {uuid for _, uuid, _ in claims.of}
@@ -55,7 +47,7 @@ def check_rows(files: Sequence[FileRows], claims: Claims, *, uri: str) -> None:
         ours = [claim for (_, _, number), claim in claims.of.items() if number == partition]
         theirs = [file for file in holding if file.partition == partition]
         expected = sum(claim.rows_count for claim in ours)
-        found = sum(file.rows_count or 0 for file in theirs)
+        found = sum(file.rows_count for file in theirs)
         if found != expected:
             raise _differs(uri, f"partition {partition}", expected, found)
         low = min((int(claim.start) for claim in ours), default=0)

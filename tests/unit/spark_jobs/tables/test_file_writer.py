@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,11 +53,9 @@ def write(out: Output, *batches: pa.RecordBatch) -> tuple[ObjectStore, list[Writ
     return store, writer.finish()
 
 
-def rows_of(store: ObjectStore, file: WrittenFile) -> list[dict[str, object]]:
+def rows_of(store: ObjectStore, file: WrittenFile) -> list[dict[str, Any]]:
     """Return the rows of a file."""
-    found: list[dict[str, object]] = pq.read_table(
-        pa.BufferReader(store.get(file.path))
-    ).to_pylist()
+    found: list[dict[str, Any]] = pq.read_table(pa.BufferReader(store.get(file.path))).to_pylist()
     return found
 
 
