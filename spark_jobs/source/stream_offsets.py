@@ -62,8 +62,8 @@ class QueryOffsets:
             StreamRecreatedError: the two are of different incarnations of a stream.
             OffsetOutOfRangeError: the end is below the start.
         """
-        if end.first:
-            return {}  # nothing was read when this end was written
+        if end.first or self == end:
+            return {}  # nothing was read when this end was written, or since
         found = {}
         for name, offsets in sorted(end.streams.items()):
             before = self.streams.get(name)

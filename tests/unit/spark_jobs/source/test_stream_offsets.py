@@ -80,6 +80,13 @@ def test_an_end_that_is_a_beginning_is_an_empty_batch() -> None:
     assert start.ranges(parsed({**offsets(p0=5), "first": True})) == {}
 
 
+def test_nothing_is_read_from_an_end_to_itself() -> None:
+    """Also where the end says that a batch began in it: that batch was read."""
+    end = parsed({**offsets(p0=9), "from": {"0": 5}})
+
+    assert end.ranges(end) == {}
+
+
 def test_two_incarnations_never_make_a_batch() -> None:
     """The same name with another uuid is another stream."""
     with pytest.raises(StreamRecreatedError) as caught:

@@ -1,0 +1,237 @@
+"""Planning against a real broker, without Spark: times, several streams, leases, huge records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from broker.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StreamRecreatedError,
+    UnknownPartitionError,
+)
+from broker.model.offsets import Offset
+from headwater.client import Client
+from simkit.lake_broker import Served
+from simkit.memory_broker import numbered, records
+from spark_jobs.failures import typed
+from spark_jobs.leases import KEEPER, LeaseKeeper
+from spark_jobs.source.batch_reader import HeadwaterReader
+from spark_jobs.source.options import parse_batch, parse_stream
+from spark_jobs.source.partitions import TableRef
+from spark_jobs.source.source import HeadwaterDataSource
+from spark_jobs.source.stream_holds import StreamHolds
+from spark_jobs.source.stream_reader import HeadwaterStreamReader
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    """Hold nothing after a test."""
+    yield
+    KEEPER.release_all()
+
+
+def publish(served: Served, stream: str, batch: pa.RecordBatch, partition: int = 0) -> None:
+    """Store a batch."""
+    with Client(served.server) as client, client.producer(stream, partition) as producer:
+        producer.send(batch)
+
+
+def stamped(stamps: Sequence[int]) -> pa.RecordBatch:
+    """Return records with these times, in milliseconds."""
+    micros = pa.array([stamp * 1000 for stamp in stamps], pa.int64())
+    return records([b"v"] * len(stamps), timestamp=micros)
+
+
+def planned(served: Served, **options: str) -> list[tuple[str, int, int, int]]:
+    """Return the slices of a batch read."""
+    given = parse_batch({"server": served.server, **options})
+    parts = HeadwaterReader(given, given.columns).partitions()
+    pieces = [(part.value.stream, part.value.piece) for part in parts]
+    return [(name, piece.partition, piece.start, piece.end) for name, piece in pieces]
+
+
+def test_times_become_offsets_in_both_tiers(served: Served) -> None:
+    """The first record stamped then or later begins, and ends, a read; times need no order."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", stamped([1000, 3000, 2000]))
+    publish(served, "s", stamped([4000, 5000]))
+
+    def both() -> list[list[tuple[str, int, int, int]]]:
+        return [
+            planned(served, stream="s", startingTimestamp="2000"),
+            planned(served, stream="s", startingTimestamp="1000", endingTimestamp="4000"),
+            planned(served, stream="s", startingTimestamp="3001", endingTimestamp="9999"),
+        ]
+
+    expected = [[("s", 0, 1, 5)], [("s", 0, 0, 3)], [("s", 0, 3, 5)]]
+    assert both() == expected
+    served.broker.ship("s", 0, Offset(3))
+    assert both() == expected
+
+
+def test_a_time_that_nobody_reached(served: Served) -> None:
+    """An error by default; the end, where that was asked for."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", stamped([1000]))
+
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        planned(served, stream="s", startingTimestamp="1001")
+    assert isinstance(typed(caught.value), OffsetOutOfRangeError)
+    lenient = {"startingTimestamp": "1001", "startingOffsetsByTimestampStrategy": "latest"}
+    assert planned(served, stream="s", **lenient) == []
+
+
+def test_batches_over_several_streams(served: Served) -> None:
+    """By list, by pattern, by assignment, with offsets of each; big ranges get more slices."""
+    client = Client(served.server)
+    client.create_stream("a1", partitions=2)
+    client.create_stream("a2")
+    publish(served, "a1", numbered(0, 30), 0)
+    publish(served, "a1", numbered(0, 10), 1)
+    publish(served, "a2", numbered(0, 5))
+
+    assert planned(served, subscribePattern="a.") == [
+        ("a1", 0, 0, 30),
+        ("a1", 1, 0, 10),
+        ("a2", 0, 0, 5),
+    ]
+    assert planned(served, assign='{"a1": [1]}') == [("a1", 1, 0, 10)]
+    bounds = {"startingOffsets": '{"a1": {"0": 20, "1": -1}, "a2": {"0": 2}}'}
+    assert planned(served, subscribe="a2,a1", **bounds) == [("a1", 0, 20, 30), ("a2", 0, 2, 5)]
+    assert len(planned(served, subscribe="a1", minPartitions="4")) >= 4
+    assert planned(served, subscribePattern="none.*") == []
+    with pytest.raises(UnknownPartitionError):
+        planned(served, assign='{"a1": [2]}')
+
+
+def test_limits_that_spark_is_told(served: Served) -> None:
+    """The default limit is what the options say."""
+
+    def limit(**options: str) -> Any:
+        given = parse_stream({"server": served.server, "stream": "s", **options})
+        return HeadwaterStreamReader(given, given.columns).getDefaultReadLimit()
+
+    assert limit() == ReadAllAvailable()
+    assert limit(maxOffsetsPerTrigger="7", maxBytesPerTrigger="9") == ReadMaxRows(7)
+    assert limit(maxBytesPerTrigger="9") == ReadMaxBytes(9)
+
+
+def test_one_huge_record_among_small_ones_is_a_batch_of_its_own(served: Served) -> None:
+    """`maxBytesPerTrigger` slows down for what comes next, and never stops."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", numbered(0, 300))
+    publish(served, "s", records([bytes(8 * 1024 * 1024 - 4096)]))
+    publish(served, "s", numbered(301, 300))
+    options = {"stream": "s", "startingOffsets": "earliest", "maxBytesPerTrigger": "8192"}
+    given = parse_stream({"server": served.server, **options})
+    reader = HeadwaterStreamReader(given, ("offset", "value"))
+    at, seen, sizes = reader.initialOffset(), 0, []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        for part in reader.partitions(at, end):
+            batches = list(reader.read(part))
+            assert [o for batch in batches for o in batch.column(0).to_pylist()] == list(
+                range(seen, seen + sum(batch.num_rows for batch in batches))
+            )
+            seen += sum(batch.num_rows for batch in batches)
+            sizes.append(sum(batch.nbytes for batch in batches))
+        at = end
+
+    assert seen == 601
+    assert len(sizes) > 3
+
+
+def test_a_plan_depends_on_its_offsets_alone(served: Served) -> None:
+    """Another process, later, with more records and partitions shipped, plans the same slices."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", numbered(0, 100))
+    given = parse_stream(
+        {
+            "server": served.server,
+            "stream": "s",
+            "startingOffsets": "earliest",
+            "minPartitions": "3",
+        }
+    )
+    one = HeadwaterStreamReader(given, given.columns)
+    start = one.initialOffset()
+    end = one.latestOffset(start, ReadAllAvailable())
+    pieces = [part.value.piece for part in one.partitions(start, end)]
+    publish(served, "s", numbered(100, 100))
+    served.broker.ship("s", 0, Offset(150))
+    two = HeadwaterStreamReader(given, given.columns)
+
+    parts = two.partitions(two.initialOffset(), end)
+
+    assert [part.value.piece for part in parts] == pieces
+    assert two.partitions(end, end) == []
+    rows = [batch for part in parts for batch in two.read(part)]
+    assert sum(batch.num_rows for batch in rows) == 100
+
+
+def test_leases_follow_a_query(served: Served) -> None:
+    """One per stream; replaced when it is old, told when it was lost, ended with the query."""
+    client = Client(served.server)
+    stream = client.create_stream("s")
+    publish(served, "s", numbered(0, 10))
+    now_s = [0.0]
+    keeper = LeaseKeeper()
+    holds = StreamHolds(client, keeper=keeper, monotonic_s=lambda: now_s[0])
+
+    assert holds.hold("s") is None
+    first = set(served.broker.leases)
+    assert holds.hold("s") is None
+    assert set(served.broker.leases) == first
+    now_s[0] = 1000.0
+    assert holds.hold("s") is None
+    second = set(served.broker.leases)
+    assert len(second) == 1
+    assert second != first
+
+    (held,) = keeper.held()
+    served.broker.leases.clear()
+    keeper._held[held].renew_at_s = 0.0
+    keeper.tick()
+    assert holds.hold("s") is not None
+    assert len(served.broker.leases) == 1
+    assert holds.hold("none") is None
+
+    assert holds.table("s", stream.uuid) is None
+    holds.release()
+    assert served.broker.leases == {}
+    served.broker.ship("s", 0, Offset(10))
+    later = StreamHolds(client, keeper=keeper)
+    assert later.table("s", stream.uuid) == TableRef(served.broker.lake.table_uri(stream), "memory")
+
+
+def test_the_class_that_spark_makes(served: Served) -> None:
+    """A schema of the user projects; errors carry their wire form, whichever method finds them."""
+    Client(served.server).create_stream("s")
+    source = HeadwaterDataSource({"stream": "s", "server": served.server})
+    assert source.schema().startswith("`partition` int, `offset` bigint")
+    schema = StructType().add("offset", "long").add("topic", "string")
+    assert source.reader(schema).partitions() == []
+    wrong: list[Callable[[], Any]] = [
+        lambda: HeadwaterDataSource({"strem": "s"}).schema(),
+        lambda: source.reader(StructType().add("offset", "integer")),
+        lambda: HeadwaterDataSource({"stream": "s", "endingOffsets": "1"}).streamReader(schema),
+    ]
+    for call in wrong:
+        with pytest.raises(InvalidRequestError) as caught:
+            call()
+        assert caught.value.__notes__
+    other = {
+        "stream": "s",
+        "server": served.server,
+        "streamUuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12,
+    }
+    with pytest.raises(StreamRecreatedError):
+        HeadwaterDataSource(other).reader(schema).partitions()
