@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +20,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from broker.errors import ObjectMissingError, RemoteTierUnavailableError, TableMismatchError
 from tiering.delta_library import (
@@ -88,6 +89,7 @@ class FileStats:
     """What a version says of one file's rows; None where it says nothing."""
 
     path: str
+    size_bytes: int
     records_count: int | None
     least: Mapping[str, Any]
     greatest: Mapping[str, Any]
@@ -180,8 +182,9 @@ class AppendTable:
         *,
         transactions: Mapping[str, int],
         metadata: Mapping[str, Any],
+        removed: Sequence[FileStats] = (),
     ) -> bool:
-        """Add files and set transactions as version ``base.version + 1``.
+        """Add files, remove others, set transactions, all as version ``base.version + 1``.
 
         Returns False when that version exists already; then nothing was committed, or it was and
         only the answer was lost: look for the commit's id. RemoteTierUnavailableError likewise.
@@ -189,7 +192,10 @@ class AppendTable:
         with self._lock:
             done = self._library.append(
                 base.version,
-                [_add_action(file) for file in files],
+                [
+                    *(_add_action(file) for file in files),
+                    *(_remove_action(file) for file in removed),
+                ],
                 schema=base.schema,
                 partition_by=base.partition_columns,
                 metadata=metadata,
@@ -218,7 +224,7 @@ class AppendTable:
         """
         with self._lock:
             actions = add_actions_of(self._library.at(snapshot.version))
-        counts = column(actions, "num_records")
+        counts, sizes = column(actions, "num_records"), column(actions, "size_bytes")
         facts: dict[str, tuple[list[Any], list[Any], list[Any]]] = {}
         for name in columns:
             if name in snapshot.partition_columns:
@@ -237,6 +243,7 @@ class AppendTable:
         return [
             FileStats(
                 path=path,
+                size_bytes=sizes[row],
                 records_count=counts[row],
                 least={name: facts[name][0][row] for name in columns},
                 greatest={name: facts[name][1][row] for name in columns},
@@ -298,6 +305,16 @@ def _refusal(table: DeltaTable, properties: Mapping[str, str]) -> str | None:
             if key in (field.get("metadata") or {}):
                 return f"has column {field['name']}, which {what}"
     return None
+
+
+def _remove_action(file: FileStats) -> RemoveAction:
+    return RemoveAction(
+        path=file.path,
+        data_change=True,
+        deletion_timestamp=time.time_ns() // 1_000_000,
+        size=file.size_bytes,
+        partition_values={},
+    )
 
 
 def _add_action(file: AddedFile) -> AddAction:

@@ -164,6 +164,22 @@ def count_values(store: ObjectStore, key: str, column: str) -> int:
     return len(values) - int(values.null_count)
 
 
+def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = None) -> pa.Table:
+    """Return a Parquet object's rows; of the columns named, those that it has.
+
+    Raises ObjectMissingError or ObjectCorruptError.
+    """
+    try:
+        file = pq.ParquetFile(
+            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
+        )
+        there = file.schema_arrow.names
+        wanted = there if names is None else [name for name in names if name in there]
+        return file.read(columns=wanted)
+    except (pa.ArrowException, OSError) as cause:
+        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
+
+
 def _source(store: ObjectStore, key: str, size: int) -> Any:
     """Return an object as a file: at once when it is small, else fetched in ranges."""
     if size <= _WHOLE_BYTES_MAX:

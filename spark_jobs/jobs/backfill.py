@@ -25,6 +25,7 @@ from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.source.lookup import BrokerLookup
 from spark_jobs.tables import Appended, Appender, Source, Target, plan
+from spark_jobs.tables.redecode import Redecoder
 from tiering.object_store import open_store
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         default="ingest",
         help="decode like the ingest of this name, where it has set the table up (default: ingest)",
     )
+    made.add_argument(
+        "--redecode",
+        action="store_true",
+        help="instead of records of the stream, decode again what is in <table>__rejected, with "
+        "the arguments given here or as pinned; what decodes now moves into the table",
+    )
     ingest_setup.add_arguments(made)
     return made
 
@@ -119,6 +126,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     source = Source(stream=stream.name, stream_uuid=stream.uuid, server=client.address.url)
     names = tuple(name.strip() for name in (args.partition_by or "").split(",") if name.strip())
     target = Target.at(args.table, app=args.app, partition_by=names)
+    if args.redecode:
+        return _redecode(args, target, source, report)
     lease = client.take_lease(stream.name, ttl_ms=LEASE_TTL_MS_DEFAULT)
     KEEPER.hold(
         lease,
@@ -156,6 +165,45 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "remaining": left,
         "stopped_by": report.stop.signal,
     }
+
+
+def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
+    """Decode rejected records again; what decodes now moves into the table."""
+    store = open_store(target.store)
+    pin = Pins(store, target.app).newest() or Pins(store, args.like).newest()
+    if pin is None:
+        raise InvalidRequestError(f"{target.uri} was not set up for decoding: nothing was rejected")
+    if pin.stream_uuid != source.stream_uuid:
+        raise _other_stream(pin, source)
+    spec = ingest_setup.respecified(args, pin.spec)
+    redecoder = Redecoder(target, target.beside("__rejected"), source, DecodeTransform(spec))
+    for failures in range(_FAILURES_MAX):
+        try:
+            done = redecoder.run()
+            break
+        except HeadwaterError as error:
+            if not error.retriable or failures == _FAILURES_MAX - 1:
+                raise
+            report.progress("trying again", error=type(error).__name__)
+            report.stop.event.wait(random.uniform(0, _BACKOFF_S * 2**failures))  # noqa: S311
+    return {
+        "stream": source.stream,
+        "stream_uuid": source.stream_uuid,
+        "table": target.uri,
+        "records": done.examined_count,
+        "rows": done.rows_count,
+        "rejected": done.rejected_count,
+        "waiting": done.waiting_count,
+    }
+
+
+def _other_stream(pin: Pin, source: Source) -> StreamRecreatedError:
+    return StreamRecreatedError(
+        f"the table is set up for stream {pin.stream} {pin.stream_uuid}, and this is "
+        f"{source.stream} {source.stream_uuid}; use another table",
+        expected=pin.stream_uuid,
+        found=source.stream_uuid,
+    )
 
 
 def _append_all(
@@ -245,12 +293,7 @@ def _pin(
         if like is None:
             return None
         if like.stream_uuid != source.stream_uuid:
-            raise StreamRecreatedError(
-                f"the table is set up for stream {like.stream} {like.stream_uuid}, and this is "
-                f"{source.stream} {source.stream_uuid}; use another table",
-                expected=like.stream_uuid,
-                found=source.stream_uuid,
-            )
+            raise _other_stream(like, source)
         made = Pin(stream=like.stream, stream_uuid=like.stream_uuid, starts={}, spec=like.spec)
         return own.put(made) or own.newest()
     return ingest_setup.settle(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -128,10 +128,12 @@ def settle(
     described: StreamDescription,
     watermarks: Watermarks,
     client: Client,
+    begun: Callable[[], bool] = lambda: False,
 ) -> Pin:
     """Return the pin that counts for this run; stores it if this is the table's first run.
 
-    Blocks on the object store and, to infer a schema, on the broker.
+    Blocks on the object store and, to infer a schema, on the broker. ``begun`` tells whether an
+    append was interrupted between its two tables: what it began must end by the pin of that time.
 
     Raises:
         InvalidRequestError: the arguments make no spec, or nothing is there to infer one from.
@@ -142,7 +144,7 @@ def settle(
     while True:
         pin = pins.newest()
         if pin is not None and (watermarks.ends or not says_anything(args)):
-            return _agreed(args, pin, pins, described)
+            return _agreed(args, pin, pins, described, begun)
         if watermarks.ends:
             raise MetadataCorruptError(
                 "the table was filled by this ingest, but its pin under _headwater/ is gone; "
@@ -165,7 +167,13 @@ def settle(
         # Another first run was quicker: what it pinned counts, for us too.
 
 
-def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDescription) -> Pin:
+def _agreed(
+    args: argparse.Namespace,
+    pin: Pin,
+    pins: Pins,
+    described: StreamDescription,
+    begun: Callable[[], bool],
+) -> Pin:
     stream = described.stream
     if (stream.name, stream.uuid) != (pin.stream, pin.stream_uuid):
         raise StreamRecreatedError(
@@ -178,18 +186,15 @@ def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDes
         return pin
     if args.format not in {None, pin.spec.format}:
         raise SchemaMismatchError(f"the table is pinned to format {pin.spec.format}")
-    args = argparse.Namespace(**{**vars(args), "format": pin.spec.format})
-    given = _spec(args, pin.spec)
-    if given is None:  # nothing but bounds or row columns: compare those
-        given = replace(
-            pin.spec,
-            row_columns=_row_columns(args, pin.spec.row_columns),
-            bounds=_bounds(args, pin.spec.bounds),
-        )
+    given = respecified(args, pin.spec)
     if pin.spec.grown_from(given):
         return pin
     if given.grown_from(pin.spec) and args.evolve == "add":
         given.decoder()
+        if begun():
+            raise UnavailableError(
+                "an append was interrupted half-way; run once without new columns, then with them"
+            )
         stored = pins.put(replace(pin, spec=given))
         if stored is None:
             raise UnavailableError("the table's set-up was changed by another run; run it again")
@@ -199,6 +204,19 @@ def _agreed(args: argparse.Namespace, pin: Pin, pins: Pins, described: StreamDes
         "use another table"
         + (". Columns at the end are added by --evolve add" if given.grown_from(pin.spec) else "")
     )
+
+
+def respecified(args: argparse.Namespace, known: DecodeSpec) -> DecodeSpec:
+    """Return what the arguments say, and where they say nothing, what is known."""
+    args = argparse.Namespace(**{**vars(args), "format": args.format or known.format})
+    given = _spec(args, known)
+    if given is None:  # nothing but bounds or row columns
+        given = replace(
+            known,
+            row_columns=_row_columns(args, known.row_columns),
+            bounds=_bounds(args, known.bounds),
+        )
+    return given
 
 
 def says_anything(args: argparse.Namespace) -> bool:
@@ -293,21 +311,21 @@ def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offs
         return {}
     if text == positions.LATEST:
         return {part.partition: part.high_watermark for part in described.partitions}
-    found = positions.parse_bound("--starting-offsets", text)
+    found = positions.parse_bound("--from", text)
     if not isinstance(found, dict):
-        raise InvalidRequestError(f"--starting-offsets takes earliest, latest or JSON, not {text}")
+        raise InvalidRequestError(f"--from takes earliest, latest or JSON, not {text}")
     known = {part.partition: part for part in described.partitions}
     starts: dict[int, Offset] = {}
     for number, at in found.items():
         if not isinstance(number, int) or number not in known:
-            raise InvalidRequestError(f"--starting-offsets names partition {number}, unknown")
+            raise InvalidRequestError(f"--from names partition {number}, unknown")
         part = known[number]
         if at == positions.EARLIEST:
             continue
         place = part.high_watermark if at == positions.LATEST else at
         if not isinstance(place, int) or not part.start <= place <= part.high_watermark:
             raise InvalidRequestError(
-                f"--starting-offsets: partition {number} holds [{part.start}, "
+                f"--from: partition {number} holds [{part.start}, "
                 f"{part.high_watermark}), not {place}"
             )
         starts[number] = Offset(place)

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,13 +27,13 @@ from broker.errors import (
 from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.file_writer import WrittenFile
-from spark_jobs.tables.model import Source, Target
+from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
 from spark_jobs.tables.plan import Claim, Claims
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
-from tiering.delta_append import AddedFile, AppendSnapshot, AppendTable
+from tiering.delta_append import AddedFile, AppendSnapshot, AppendTable, FileStats
 from tiering.lake import storage_options_of
-from tiering.object_store import open_store
+from tiering.object_store import ObjectStore, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +68,11 @@ class CommittingTable:
         self._newest: tuple[int, str] | None = None  # the newest version seen, and the table's id
         self._properties: Mapping[str, str] = {}
         self._counted: dict[str, int] = {}  # rows with an offset, of files that do not tell
+
+    @property
+    def store(self) -> ObjectStore:
+        """The objects below the table's folder."""
+        return self._store
 
     @property
     def target(self) -> Target:
@@ -177,22 +182,81 @@ class CommittingTable:
             RemoteTierUnavailableError: the outcome is unknown; the next append will see.
         """
         app, uuid = self._target.app, self._source.stream_uuid
+
+        def transactions(state: State) -> dict[str, int]:
+            plan.require_unmoved(planned.mine, state.mine, ranges)
+            plan.require_apart(ranges, state.claims.others(app, uuid))
+            self._require_shape(planned, state, fit)
+            return plan.moved(app, uuid, state.mine, ranges, rows)
+
+        text = f"headwater {app} {_ranges_text(ranges)}"
+        return self._committed(
+            planned, files, transactions, commit_id=commit_id, note=note, text=text
+        )
+
+    def replace(
+        self,
+        planned: State,
+        files: Sequence[WrittenFile],
+        removed: Sequence[str],
+        *,
+        counts: Mapping[tuple[str, int], int],
+        commit_id: str,
+        note: Mapping[str, Any],
+    ) -> int:
+        """Add and remove files below the watermarks, and change the counts of rows accordingly.
+
+        ``counts`` says by how much, per (app, partition) of this stream. Errors as for
+        :meth:`commit`; also stale when somebody else rewrote a file that is to be removed.
+        """
+        uuid = self._source.stream_uuid
+
+        def transactions(state: State) -> dict[str, int]:
+            keys = [(app, uuid, number) for app, number in counts]
+            now = {key: state.claims.of.get(key) for key in keys}
+            there = {file.path for file in self._table.files(state.snapshot, ())}
+            if now != {key: planned.claims.of.get(key) for key in keys} or set(removed) - there:
+                raise StaleWatermarkError(
+                    f"{state.snapshot.uri} has changed since version {planned.snapshot.version}; "
+                    "run it again",
+                    expected=planned.snapshot.version,
+                    found=state.snapshot.version,
+                )
+            return plan.recounted(state.claims, uuid, counts)
+
+        gone = [
+            file for file in self._table.files(planned.snapshot, ()) if file.path in set(removed)
+        ]
+        text = f"headwater {self._target.app} redecode"
+        return self._committed(
+            planned, files, transactions, commit_id=commit_id, note=note, text=text, removed=gone
+        )
+
+    def _committed(
+        self,
+        planned: State,
+        files: Sequence[WrittenFile],
+        transactions: Callable[[State], dict[str, int]],
+        *,
+        commit_id: str,
+        note: Mapping[str, Any],
+        text: str,
+        removed: Sequence[FileStats] = (),
+    ) -> int:
+        """Commit on the first version whose state ``transactions`` accepts; see :meth:`commit`."""
         metadata = {
             "headwater.commit_id": commit_id,
             "headwater.append": json.dumps(note),
-            "userMetadata": f"headwater {app} {_ranges_text(ranges)}",
+            "userMetadata": text,
         }
         added = [_added(file) for file in files]
         state = planned
         for attempt in range(_ATTEMPTS_MAX):
-            plan.require_unmoved(planned.mine, state.mine, ranges)
-            plan.require_apart(ranges, state.claims.others(app, uuid))
-            self._require_shape(planned, state, fit)
             base = state.snapshot.version
-            transactions = plan.moved(app, uuid, state.mine, ranges, rows)
+            moves = transactions(state)
             try:
                 done = self._table.commit(
-                    state.snapshot, added, transactions=transactions, metadata=metadata
+                    state.snapshot, added, transactions=moves, metadata=metadata, removed=removed
                 )
             except RemoteTierUnavailableError:
                 found = self._table.committed_as(commit_id, above=base)
@@ -206,10 +270,25 @@ class CommittingTable:
                 return self._is(found, base)
             pause = min(_BACKOFF_S_MAX, _BACKOFF_S * 2**attempt)
             threading.Event().wait(random.uniform(0, pause))  # noqa: S311  (no secret)
-            again = self.find(ranges)
+            again = self.find(planned.mine)
             assert again is not None, "find raises when the table has vanished"
             state = again
         raise self._too_busy()
+
+    def paths(self, state: State) -> list[str]:
+        """Return the data files of a version."""
+        return [file.path for file in self._table.files(state.snapshot, ())]
+
+    def paths_holding(self, state: State, low: int, high: int) -> list[tuple[str, int | None]]:
+        """Return the files that may hold offsets ``low`` to ``high``, with their partition."""
+        partition, offset = self._target.positions or POSITIONS_DEFAULT
+        found = []
+        for file in self._table.files(state.snapshot, (partition, offset)):
+            least, greatest = file.least[offset], file.greatest[offset]
+            if None not in (least, greatest) and (greatest < low or least > high):
+                continue
+            found.append((file.path, file.least[partition]))
+        return found
 
     def sweep(self, folder: str, *, keep: Sequence[WrittenFile] = ()) -> None:
         """Erase what an append left in its own folder, but for ``keep``; only tells of trouble.

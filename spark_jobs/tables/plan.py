@@ -168,6 +168,14 @@ def moved(
     return transactions
 
 
+def recounted(claims: Claims, uuid: str, counts: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    """Return the transactions that change how many rows (app, partition) have, by so many."""
+    return {
+        app_ids(app, uuid, number)[2]: claims.of[app, uuid, number].rows_count + change
+        for (app, number), change in counts.items()
+    }
+
+
 def chunk(remaining: Mapping[int, OffsetRange], records_max: int) -> dict[int, OffsetRange]:
     """Return the first part of each range, about ``records_max`` records in all, in proportion.
 

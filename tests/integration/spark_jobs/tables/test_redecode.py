@@ -1,0 +1,169 @@
+"""Rejected rows that decode at the second try: once in one of the two tables, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StaleWatermarkError
+from simkit.append_rig import AppendRig, append_rig, opened, positions, ranges, table_rows
+from simkit.memory_broker import records
+from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.spec import DecodeSpec
+from spark_jobs.decode.transform import DecodeTransform
+from spark_jobs.tables import Appender, Target
+from spark_jobs.tables.redecode import Redecoder
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+STRICT = DecodeTransform(
+    DecodeSpec(format="json", schema=SCHEMA, bounds=Bounds(record_bytes_max=9))
+)
+PATIENT = DecodeTransform(DecodeSpec(format="json", schema=SCHEMA))
+TOO_LONG = [at for at in range(100) if at >= 50]
+POISON = [at for at in range(100) if at % 10 == 3]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[AppendRig]:
+    """100 records per partition: from 50 on too long for STRICT, some that never decode."""
+    with append_rig(str(tmp_path / "lake"), partitions=2) as found:
+        for partition in (0, 1):
+            with found.client.producer("s", partition) as producer:
+                producer.send(
+                    records(
+                        [
+                            b"poison" if at in POISON else b'{"id":%d%s}' % (at, b" " * (at // 50))
+                            for at in range(100)
+                        ]
+                    )
+                )
+        yield found
+
+
+@pytest.fixture(params=[(), ("partition",)])
+def target(request: pytest.FixtureRequest, tmp_path: Path, rig: AppendRig) -> Target:
+    """A table that an ingest with too strict a bound has filled, in two appends."""
+    found = Target.at(str(tmp_path / "out"), app="ingest", partition_by=request.param)
+    appender = ingest(rig, found)
+    appender.append(ranges((0, 60), (0, 100)), batch_id="a")
+    appender.append(ranges((0, 100), (0, 100)), batch_id="b")
+    assert len(positions(found)) == 2 * 45
+    return found
+
+
+def ingest(rig: AppendRig, target: Target) -> Appender:
+    """Return the strict ingest."""
+    return rig.appender(target, STRICT, rejects=target.beside("__rejected"))
+
+
+def redecoder(rig: AppendRig, target: Target) -> Redecoder:
+    """Return a redecoder with the patient spec."""
+    return Redecoder(target, target.beside("__rejected"), rig.source, PATIENT)
+
+
+def require_moved(target: Target) -> None:
+    """Check that each record is in the one table where it belongs."""
+    bad = [(partition, at) for partition in (0, 1) for at in POISON]
+    every = [(partition, at) for partition in (0, 1) for at in range(100)]
+    assert positions(target.beside("__rejected")) == bad
+    assert positions(target) == sorted(set(every) - set(bad))
+    rows = table_rows(target).to_pylist()
+    assert all(row["id"] == row["offset"] for row in rows)
+
+
+def test_what_decodes_now_moves(rig: AppendRig, target: Target) -> None:
+    """Both tables stay provable, the ingest goes on, a second run finds nothing to move."""
+    done = redecoder(rig, target).run()
+
+    assert (done.examined_count, done.rows_count, done.rejected_count) == (110, 90, 20)
+    require_moved(target)
+    again = redecoder(rig, target).run()
+    assert (again.examined_count, again.rows_count) == (20, 0)
+    rig.fill(10)
+    assert ingest(rig, target).append(ranges((0, 110), (0, 100)), batch_id="c").rows_count == 0
+    assert rig.appender(target).watermarks().ends == {0: 110, 1: 100}
+
+
+def test_a_death_between_the_two_commits_doubles_nothing(
+    rig: AppendRig, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are in both tables for a while; the next run only takes them out of one."""
+    died = redecoder(rig, target)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(died, "_take_out", dies)
+    with pytest.raises(KeyboardInterrupt):
+        died.run()
+
+    redecoder(rig, target).run()
+
+    require_moved(target)
+
+
+def test_two_at_once_move_each_row_once(
+    rig: AppendRig, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One runs in the middle of the other, which hears that its grounds have changed."""
+    late = redecoder(rig, target)
+    add = late._add
+
+    def after_the_other(*arguments: object) -> None:
+        monkeypatch.setattr(late, "_add", add)
+        redecoder(rig, target).run()
+        add(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(late, "_add", after_the_other)
+    with pytest.raises(StaleWatermarkError):
+        late.run()
+
+    require_moved(target)
+    redecoder(rig, target).run()
+    require_moved(target)
+
+
+def test_a_file_that_was_rewritten_meanwhile_is_not_taken_out_twice(
+    rig: AppendRig, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPTIMIZE of the rejected rows in the middle: stale, and the next run finishes."""
+    late = redecoder(rig, target)
+    take_out = late._take_out
+
+    def after_optimize(*arguments: object) -> None:
+        monkeypatch.setattr(late, "_take_out", take_out)
+        opened(target.beside("__rejected")).optimize.compact()
+        take_out(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(late, "_take_out", after_optimize)
+    with pytest.raises(StaleWatermarkError):
+        late.run()
+
+    redecoder(rig, target).run()
+    require_moved(target)
+
+
+def test_rows_of_an_append_that_has_not_ended_wait(rig: AppendRig, target: Target) -> None:
+    """Rejected rows above the table's watermark are not touched: their append may come again."""
+    with rig.client.producer("s", 0) as producer:
+        producer.send(records([b'{"id":  100}']))
+    appender = ingest(rig, target)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    appender._commit = dies  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        appender.append(ranges((0, 101), (0, 100)), batch_id="c")
+
+    done = redecoder(rig, target).run()
+
+    assert done.waiting_count == 1
+    assert ingest(rig, target).append(ranges((0, 101)), batch_id="c").rejected_count == 1
+    assert redecoder(rig, target).run().rows_count == 1
+    assert positions(target)[-1] == (1, 99)
+    assert (0, 100) in positions(target)
