@@ -11,14 +11,16 @@ needs is gone.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cut import Lease
 from broker.model.ids import LeaseId, StreamUuid
+from broker.model.offsets import Offset
 from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
 from spark_jobs.source.lookup import patiently
 from spark_jobs.source.partitions import TableRef
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from headwater.client import Client
 
 _YOUNG_S: Final = 120.0  # a lease older than this is replaced
+_CUT_TTL_MS: Final = 1000  # of a cut that is only asked for the table's place
+_TABLE_AGAIN_S: Final = 60.0  # how long a failure to find a table is believed
 
 _log = logging.getLogger("headwater.read")
 
@@ -53,7 +57,8 @@ class StreamHolds:
         self._ttl_ms = ttl_ms
         self._monotonic_s = monotonic_s
         self._held: dict[str, _Held] = {}
-        self._tables: dict[StreamUuid, TableRef | None] = {}
+        self._tables: dict[StreamUuid, TableRef] = {}
+        self._table_again_s = -math.inf  # not before, after a failure
 
     def hold(self, stream: str) -> HeadwaterError | None:
         """Hold a stream, or go on holding it; return how the lease before was lost, if it was.
@@ -73,16 +78,34 @@ class StreamHolds:
             self._keeper.release(held.lease_id)
         return lost
 
-    def table(self, stream: str, uuid: StreamUuid) -> TableRef | None:
-        """Return where the stream's table is; None when that is not known now."""
-        if uuid not in self._tables:
-            try:
-                ref = find_table(self._client, stream, uuid)
-            except HeadwaterError as error:
-                _log.info("table_not_known stream=%s error=%s", stream, error)
-                return None  # asked again for the next batch; until then tasks ask by themselves
+    def table(self, stream: str, uuid: StreamUuid, starts: Mapping[int, Offset]) -> TableRef | None:
+        """Return where the stream's table is; None when that is not known, or not needed.
+
+        A batch that begins above the cold end needs no table, and must not wait for a store that
+        is away. What is not known now is asked again later; until then tasks ask by themselves.
+
+        Args:
+            stream: the stream's name.
+            uuid: its incarnation.
+            starts: where the batch begins in each partition.
+        """
+        if uuid in self._tables:
+            return self._tables[uuid]
+        if self._monotonic_s() < self._table_again_s:
+            return None
+        try:
+            cold = any(
+                status.cold.end > starts.get(status.partition, status.cold.end)
+                for status in self._client.tier_status(stream)
+            )
+            ref = find_table(self._client, stream, uuid) if cold else None
+        except HeadwaterError as error:
+            _log.info("table_not_known stream=%s error=%s", stream, error)
+            self._table_again_s = self._monotonic_s() + _TABLE_AGAIN_S
+            return None
+        if ref is not None:
             self._tables[uuid] = ref
-        return self._tables[uuid]
+        return ref
 
     def release(self) -> None:
         """End every lease."""
@@ -112,6 +135,3 @@ def find_table(client: Client, stream: str, uuid: StreamUuid | None) -> TableRef
     if cut.table_version is None or uuid not in {None, cut.stream_uuid}:
         return None
     return TableRef(cut.table_uri, cut.cluster)
-
-
-_CUT_TTL_MS: Final = 1000

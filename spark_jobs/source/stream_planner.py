@@ -18,7 +18,6 @@ from broker.errors import (
     UnknownLeaseError,
     UnknownStreamError,
 )
-from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source import positions as places
 from spark_jobs.source.admission import admit
@@ -31,7 +30,7 @@ from spark_jobs.source.lookup import (
     without_times,
 )
 from spark_jobs.source.options import SourceOptions
-from spark_jobs.source.partitions import TableRef, offset_at
+from spark_jobs.source.partitions import offset_at
 from spark_jobs.source.stream_offsets import QueryOffsets, StreamOffsets, recreated
 
 _log = logging.getLogger("headwater.read")
@@ -46,12 +45,6 @@ class Holds(Protocol):
 
     def hold(self, stream: str) -> HeadwaterError | None:
         """Make sure that a lease holds a stream; return how the one before it was lost, if so."""
-
-    def table(self, stream: str, uuid: StreamUuid) -> TableRef | None:
-        """Return where the stream's table is; None when that is not known."""
-
-    def release(self) -> None:
-        """End every lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +171,10 @@ class StreamPlanner:
                 try:
                     found = self._lookup.positions(name, self._options.selection)
                 except UnknownStreamError:
-                    if name not in start.streams or not self._options.fail_on_data_loss:
-                        continue
-                    raise
+                    if name in start.streams and self._options.fail_on_data_loss:
+                        raise
+                    _log.warning("stream_is_gone stream=%s; nothing more is read of it", name)
+                    continue
                 streams[name] = self._checked(found)
             self._seen = streams
             try:

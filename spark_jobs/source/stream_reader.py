@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 
 from broker.errors import HeadwaterError
 from broker.model.ids import StreamUuid
+from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
@@ -115,7 +116,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 partitions_min=-(-asked.partitions_min * size // max(1, total)),
                 records_max=asked.records_per_partition_max,
             )
-            table = self._table(name, uuid) if pieces else None
+            table = self._table(name, uuid, spans) if pieces else None
             found += [InputPartition(SliceTask(name, uuid, piece, table)) for piece in pieces]
         return found
 
@@ -149,10 +150,13 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._made = StreamPlanner(self._options, lookup, holds), holds, lookup
         return self._made
 
-    def _table(self, name: str, uuid: StreamUuid) -> TableRef | None:
+    def _table(
+        self, name: str, uuid: StreamUuid, spans: Mapping[int, OffsetRange]
+    ) -> TableRef | None:
         if self._options.emit == "ranges":
             return None
-        return self._parts()[1].table(name, uuid)
+        starts = {number: span.start for number, span in spans.items()}
+        return self._parts()[1].table(name, uuid, starts)
 
     def _json(self, offsets: QueryOffsets) -> dict[str, Any]:
         return offsets.to_json(self._options.selection.single)

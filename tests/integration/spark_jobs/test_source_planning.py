@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from broker.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
+    RemoteTierUnavailableError,
     StreamRecreatedError,
     UnknownPartitionError,
 )
@@ -180,7 +181,7 @@ def test_a_plan_depends_on_its_offsets_alone(served: Served) -> None:
 def test_leases_follow_a_query(served: Served) -> None:
     """One per stream; replaced when it is old, told when it was lost, ended with the query."""
     client = Client(served.server)
-    stream = client.create_stream("s")
+    client.create_stream("s")
     publish(served, "s", numbered(0, 10))
     now_s = [0.0]
     keeper = LeaseKeeper()
@@ -204,12 +205,39 @@ def test_leases_follow_a_query(served: Served) -> None:
     assert len(served.broker.leases) == 1
     assert holds.hold("none") is None
 
-    assert holds.table("s", stream.uuid) is None
     holds.release()
     assert served.broker.leases == {}
-    served.broker.ship("s", 0, Offset(10))
-    later = StreamHolds(client, keeper=keeper)
-    assert later.table("s", stream.uuid) == TableRef(served.broker.lake.table_uri(stream), "memory")
+
+
+def test_the_table_is_asked_for_where_it_is_needed(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch above the cold end asks nothing of a store that may be away; a failure is kept."""
+    client = Client(served.server)
+    stream = client.create_stream("s")
+    publish(served, "s", numbered(0, 10))
+    served.broker.ship("s", 0, Offset(6))
+    now_s = [0.0]
+    holds = StreamHolds(client, keeper=LeaseKeeper(), monotonic_s=lambda: now_s[0])
+    asked = []
+
+    def away(*_arguments: Any, **_options: Any) -> Any:
+        asked.append(1)
+        raise RemoteTierUnavailableError("the store is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(served.broker), "cut", away)
+        assert holds.table("s", stream.uuid, {0: Offset(6)}) is None
+        assert asked == []
+        for _ in range(3):
+            assert holds.table("s", stream.uuid, {0: Offset(5)}) is None
+        assert asked == [1]
+
+    assert holds.table("s", stream.uuid, {0: Offset(5)}) is None
+    now_s[0] = 100.0
+    found = holds.table("s", stream.uuid, {0: Offset(5)})
+    assert found == TableRef(served.broker.lake.table_uri(stream), "memory")
+    assert served.broker.leases == {}
 
 
 def test_the_class_that_spark_makes(served: Served) -> None:

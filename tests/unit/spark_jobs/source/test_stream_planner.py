@@ -18,7 +18,6 @@ from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.lookup import StreamPositions
 from spark_jobs.source.options import parse_stream
-from spark_jobs.source.partitions import TableRef
 from spark_jobs.source.positions import AtMs
 from spark_jobs.source.selection import Selection
 from spark_jobs.source.stream_offsets import QueryOffsets, parse_offsets
@@ -68,14 +67,6 @@ class World:
         """Hold a stream."""
         self.held.add(stream)
         return self.lost
-
-    def table(self, stream: str, uuid: StreamUuid) -> TableRef | None:
-        """Return no table."""
-        return None
-
-    def release(self) -> None:
-        """Hold nothing."""
-        self.held.clear()
 
 
 def one(start: int = 0, end: int = 100) -> World:
@@ -233,6 +224,19 @@ def test_another_stream_is_never_mixed_in(change: str) -> None:
     kind = StreamRecreatedError if change == "recreated" else UnknownStreamError
     with pytest.raises(kind):
         plan.latest(at, limited=True)
+
+
+def test_told_so_a_query_outlives_one_of_its_streams() -> None:
+    """With failOnDataLoss=false; the offsets of the stream that is gone stay in the checkpoint."""
+    world = World({"s": (A, {0: (0, 5)}), "t": (B, {0: (0, 5)})})
+    plan = planner(world, subscribePattern=".", failOnDataLoss="false")
+    at = plan.latest(plan.initial(), limited=True)
+    world.streams = {"s": (A, {0: (0, 9)})}
+
+    end = plan.latest(at, limited=True)
+
+    assert (ends(end), ends(end, "t")) == ({0: 9}, {0: 5})
+    assert at.ranges(end)["t"][1] == {0: OffsetRange(Offset(5), Offset(5))}
 
 
 def test_a_wanted_incarnation_is_checked_at_the_beginning() -> None:
