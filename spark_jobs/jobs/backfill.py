@@ -25,7 +25,7 @@ from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.source.lookup import BrokerLookup
 from spark_jobs.tables import Appended, Appender, Source, Target, plan
-from spark_jobs.tables.redecode import Redecoder
+from spark_jobs.tables.redecode import Redecoded, Redecoder
 from tiering.object_store import open_store
 
 if TYPE_CHECKING:
@@ -177,15 +177,7 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
         raise _other_stream(pin, source)
     spec = ingest_setup.respecified(args, pin.spec)
     redecoder = Redecoder(target, target.beside("__rejected"), source, DecodeTransform(spec))
-    for failures in range(_FAILURES_MAX):
-        try:
-            done = redecoder.run()
-            break
-        except HeadwaterError as error:
-            if not error.retriable or failures == _FAILURES_MAX - 1:
-                raise
-            report.progress("trying again", error=type(error).__name__)
-            report.stop.event.wait(random.uniform(0, _BACKOFF_S * 2**failures))  # noqa: S311
+    done = _patiently(redecoder, report)
     return {
         "stream": source.stream,
         "stream_uuid": source.stream_uuid,
@@ -195,6 +187,19 @@ def _redecode(args: argparse.Namespace, target: Target, source: Source, report: 
         "rejected": done.rejected_count,
         "waiting": done.waiting_count,
     }
+
+
+def _patiently(redecoder: Redecoder, report: Report) -> Redecoded:
+    failures = 0
+    while True:
+        try:
+            return redecoder.run()
+        except HeadwaterError as error:
+            failures += 1
+            if not error.retriable or failures == _FAILURES_MAX:
+                raise
+            report.progress("trying again", error=type(error).__name__)
+            report.stop.event.wait(random.uniform(0, _BACKOFF_S * 2**failures))  # noqa: S311
 
 
 def _other_stream(pin: Pin, source: Source) -> StreamRecreatedError:
