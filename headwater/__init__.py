@@ -18,9 +18,11 @@ if TYPE_CHECKING:
         explain,
         read,
         read_many,
+        register,
         release,
         release_all,
         session,
+        sql,
     )
 
 __all__ = [
@@ -33,9 +35,11 @@ __all__ = [
     "explain",
     "read",
     "read_many",
+    "register",
     "release",
     "release_all",
     "session",
+    "sql",
 ]
 
 _HOMES = {
@@ -48,9 +52,11 @@ _HOMES = {
     "explain": "headwater.reading",
     "read": "headwater.reading",
     "read_many": "headwater.reading",
+    "register": "headwater.reading",
     "release": "headwater.reading",
     "release_all": "headwater.reading",
     "session": "headwater.reading",
+    "sql": "headwater.reading",
 }
 
 

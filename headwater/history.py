@@ -66,6 +66,10 @@ class History:
             yield from self._hot_batches(part, schema)
         self.complete = True
 
+    def again(self) -> History:
+        """Return another read of the same cut; what was proved of the table is proved again."""
+        return History(self._client, self.cut)
+
     def certificate(self) -> Certificate:
         """Return what this read proves; only once :meth:`batches` has ended."""
         assert self.complete, "nothing is proved before the last row"

@@ -1,11 +1,12 @@
 """Reading a stream's whole history with Spark: what a notebook needs, and nothing else.
 
-    spark = headwater.session()
+    spark = headwater.session()                      # here, on a cluster, or by Spark Connect
     flights = headwater.read(spark, "flights")       # Delta table and live tail, one DataFrame
     headwater.certificate(flights)                   # what is proved of it
     text = headwater.cut_of(flights).save()          # the same rows again tomorrow: as_of=text
     headwater.read(spark, "flights", as_of="2026-01-31T08:00:00Z")       # or {0: 1200}, or text
     headwater.read(spark, "flights", latest=True)    # newest record of each key
+    headwater.sql(spark, "SELECT count(*) FROM flights")                 # every stream is a table
     headwater.read_many(spark, ["flights", "fares"]) # several streams at one instant
     print(headwater.explain(flights))                # which files, which offsets, which lease
     headwater.release(flights)                       # what it held may be deleted from now on
@@ -16,6 +17,7 @@ a submodule of that name would hide the function as soon as somebody imported it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from headwater.as_of import AsOf
 from spark_jobs import explain as explaining
 from spark_jobs import held_reads, unified
 from spark_jobs import session as sessions
+from spark_jobs import sql as queries
 from spark_jobs.clients import client_of
 from spark_jobs.leases import LEASE_TTL_MS_DEFAULT
 
@@ -35,11 +38,32 @@ if TYPE_CHECKING:
 
 def session(
     app_name: str = "headwater",
-    master: str = "local[*]",
+    master: str | None = None,
     *,
+    remote: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a Spark session that reads streams; see :func:`spark_jobs.session.build_session`."""
+    """Return a Spark session that reads streams: classic, or of Spark Connect.
+
+    Without ``master`` and ``remote`` the surroundings decide: SPARK_REMOTE names a Connect server,
+    spark-submit brings its own master and settings, and otherwise Spark starts in this process.
+
+    Args:
+        app_name: shown in Spark's UI and logs.
+        master: ``local[4]`` or a cluster's address; see :func:`spark_jobs.session.build_session`.
+        remote: a server of Spark Connect, ``sc://host:port``; see spark_jobs/connect_server.py.
+        conf: Spark settings that win over those chosen for you; Connect takes runtime ones only.
+
+    Raises:
+        InvalidConfigError: Java is missing or too old; the session would be without Delta.
+        UnavailableError: the jars are not cached yet and cannot be fetched.
+    """
+    if remote is None and master is None:
+        remote = os.environ.get("SPARK_REMOTE")
+    if remote is not None:
+        return sessions.connect_session(remote, app_name, conf=conf)
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it
+        master = "local[*]"
     return sessions.build_session(app_name, master, conf=conf)
 
 
@@ -101,6 +125,31 @@ def read_many(
 def explain(rows: Any, *, files_max: int | None = 20) -> str:
     """Return which files and ranges a read covers; see :func:`spark_jobs.explain.explain`."""
     return explaining.explain(rows, files_max=files_max)
+
+
+def sql(
+    spark: SparkSession,
+    statement: str,
+    *,
+    server: str | Client | None = None,
+    certificate: unified.Proof = "counts",
+) -> DataFrame:
+    """Run a SQL statement in which every stream is a table; see :func:`spark_jobs.sql.query`."""
+    return queries.query(spark, statement, _client(server), certificate=certificate)
+
+
+def register(
+    spark: SparkSession,
+    streams: Sequence[str] | None = None,
+    *,
+    server: str | Client | None = None,
+    certificate: unified.Proof = "counts",
+) -> dict[str, DataFrame]:
+    """Make a temporary view of each stream, all of one instant; again to move them up.
+
+    See :func:`spark_jobs.sql.register`.
+    """
+    return queries.register(spark, _client(server), streams=streams, certificate=certificate)
 
 
 def cut(

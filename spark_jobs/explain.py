@@ -23,14 +23,16 @@ def explain(rows: Any, *, files_max: int | None = _FILES_SHOWN) -> str:
     """Return which files and which offsets a read covers, one fact per line.
 
     Args:
-        rows: a DataFrame that :func:`spark_jobs.unified.read` returned.
+        rows: a DataFrame that :func:`spark_jobs.unified.read` returned, or a statement's result.
         files_max: how many files of each partition are listed; None for all.
 
     Raises:
         InvalidRequestError: the DataFrame is another.
         CorruptDataError, RemoteTierUnavailableError: the table's log cannot be read any more.
     """
-    return "\n".join(_lines(READS.of(rows), files_max))
+    query = READS.query_of(rows)
+    reads = [READS.of(rows)] if query is None else list(query.reads.values())
+    return "\n".join(line for held in reads for line in _lines(held, files_max))
 
 
 def _lines(held: HeldRead, files_max: int | None) -> Iterator[str]:

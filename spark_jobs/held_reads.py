@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,12 +30,20 @@ class HeldRead:
     key_snapshot: LatestTable | None = None  # what ``latest`` began with; None: the first record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQuery:
+    """The result of a statement: the reads of its streams, by name."""
+
+    reads: Mapping[str, HeldRead]
+
+
 class HeldReads:
-    """Reads by DataFrame. Any thread."""
+    """Reads and queries by DataFrame. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may run in the middle of our own code
         self._reads: dict[int, HeldRead] = {}
+        self._queries: dict[int, HeldQuery] = {}
 
     def remember(self, rows: Any, held: HeldRead) -> None:
         """Note what a DataFrame is."""
@@ -42,10 +51,24 @@ class HeldReads:
             self._reads[id(rows)] = held
         weakref.finalize(rows, self._forget, id(rows)).atexit = False
 
+    def remember_query(self, result: Any, held: HeldQuery) -> None:
+        """Note which reads a result needs; once it is gone their leases are left to run out."""
+        with self._lock:
+            self._queries[id(result)] = held
+        weakref.finalize(result, self._forget_query, id(result)).atexit = False
+
+    def query_of(self, result: Any) -> HeldQuery | None:
+        """Return the reads of a statement's result, None for any other DataFrame."""
+        with self._lock:
+            return self._queries.get(id(result))
+
     def of(self, rows: Any) -> HeldRead:
         """Return what a DataFrame is; raises InvalidRequestError for one not from ``read``."""
         with self._lock:
             held = self._reads.get(id(rows))
+            query = self._queries.get(id(rows))
+        if held is None and query is not None and len(query.reads) == 1:
+            return next(iter(query.reads.values()))
         if held is None:
             raise InvalidRequestError(
                 "this is not a DataFrame that headwater.read returned; ask the one that you "
@@ -56,6 +79,12 @@ class HeldReads:
     def _forget(self, identity: int) -> None:
         with self._lock:
             self._reads.pop(identity, None)
+
+    def _forget_query(self, identity: int) -> None:
+        with self._lock:
+            held = self._queries.pop(identity, None)
+        for read in held.reads.values() if held is not None else ():
+            abandon(read.cut)
 
 
 READS: Final = HeldReads()
@@ -79,12 +108,21 @@ def cut_of(rows: Any) -> Cut:
 
 
 def release(what: Any) -> bool:
-    """End the lease of a DataFrame or a cut; tell whether it was still held.
+    """End the lease of a DataFrame or a cut (all, of a SQL result); tell whether one was held.
 
     Later actions read what is still there, or fail by name; none returns fewer rows.
     """
+    query = READS.query_of(what)
+    if query is not None:
+        held = [KEEPER.release(read.cut.lease.lease_id) for read in query.reads.values()]
+        return any(held)
     cut = what if isinstance(what, Cut) else cut_of(what)
     return KEEPER.release(cut.lease.lease_id)
+
+
+def abandon(cut: Cut) -> None:
+    """Renew a cut's lease no more, but leave what it holds until it runs out by itself."""
+    KEEPER.abandon(cut.lease.lease_id)
 
 
 def release_all() -> int:

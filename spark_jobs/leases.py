@@ -12,6 +12,7 @@ import atexit
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -57,6 +58,7 @@ class LeaseKeeper:
         self._monotonic_s = monotonic_s
         self._changed = threading.Condition()
         self._held: dict[LeaseId, _Held] = {}
+        self._abandoned: deque[LeaseId] = deque()
         self._thread: threading.Thread | None = None
 
     def hold(
@@ -114,6 +116,10 @@ class LeaseKeeper:
                 _log.info("lease_left_to_expire lease_id=%s %s: %s", lease_id, held.what, error)
         return True
 
+    def abandon(self, lease_id: LeaseId) -> None:
+        """Stop renewing a lease, soon, and let it run out. Takes no lock: finalizers may call."""
+        self._abandoned.append(lease_id)
+
     def release_all(self) -> int:
         """Release everything; return how many leases that were."""
         return sum(self.release(lease_id) for lease_id in self.held())
@@ -133,6 +139,8 @@ class LeaseKeeper:
         """Renew what is due and release what is no longer in use. Blocks on the network."""
         now_s = self._monotonic_s()
         with self._changed:
+            while self._abandoned:
+                self._held.pop(self._abandoned.popleft(), None)
             everything = list(self._held.values())
         for held in everything:
             if not held.in_use():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from headwater.cli import console
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.leases import held_cut
 from headwater.cli.options import JsonOption, LeaseOption, ServerOption, StreamArgument
-from headwater.cli.parsing import format_bytes, format_time_us
+from headwater.cli.parsing import format_bytes, format_time_us, parse_start
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -56,10 +57,16 @@ BinaryOption = Annotated[
 AsOfOption = Annotated[
     str | None,
     typer.Option(
-        metavar="CUT",
-        help="Read a saved cut again (text of `headwater cut`, or @FILE) instead of now.",
+        metavar="MOMENT",
+        help="Read an earlier moment: a saved cut (text of `headwater cut`, or @FILE), a time "
+        '(2026-01-31T08:00:00Z, "5m ago"), or offsets (\'{"0": 1200}\').',
         show_default=False,
     ),
+]
+
+
+LatestOption = Annotated[
+    bool, typer.Option("--latest", help="Only the newest record of each key; no tombstones.")
 ]
 
 
@@ -72,6 +79,7 @@ def read(
     limit: LimitOption = None,
     binary: BinaryOption = "text",
     as_of: AsOfOption = None,
+    latest: LatestOption = False,
     server: ServerOption = None,
 ) -> None:
     """Read everything: the Delta table and the records not yet in it, each exactly once.
@@ -85,8 +93,10 @@ def read(
       headwater read orders -o orders.parquet
       headwater read orders --columns offset,key,value --format csv > orders.csv
       headwater cut orders > monday.cut && headwater read orders --as-of @monday.cut
+      headwater read orders --as-of "5m ago" --latest
     """
     from headwater.cli.row_files import head, write
+    from headwater.latest import newest_of_each_key
 
     form = _format(format, output)
     if binary not in ("text", "base64"):
@@ -98,7 +108,7 @@ def read(
         history = stack.enter_context(_history(client, stream, as_of))
         wanted = None if columns is None else [name.strip() for name in columns.split(",")]
         shown = _TABLE_ROWS if form == "table" and limit is None else limit
-        rows = history.batches(wanted)
+        rows = newest_of_each_key(history, wanted) if latest else history.batches(wanted)
         written = write(form, rows if shown is None else head(rows, shown), output, binary)
         if shown is None or history.complete:
             _print_certificate(history.certificate(), history.cut)
@@ -143,20 +153,26 @@ def cut(
 @contextmanager
 def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History]:
     """Open a read under a lease that is renewed until the read is over."""
+    from headwater.as_of import narrowed, parse_as_of
     from headwater.history import History
 
-    if as_of is None:
-        with held_cut(client, stream) as taken:
-            yield History(client, taken)
+    moment = None if as_of is None else parse_as_of(_moment_text(as_of))
+    if isinstance(moment, Cut):
+        if moment.stream != stream:
+            raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {stream!r}")
+        yield History(client, moment)
         return
-    saved = _saved_cut(as_of)
-    if saved.stream != stream:
-        raise InvalidCutError(f"the cut is of stream {saved.stream!r}, not of {stream!r}")
-    yield History(client, saved)
+    with held_cut(client, stream) as taken:
+        yield History(client, taken if moment is None else narrowed(taken, moment, client))
 
 
-def _saved_cut(text: str) -> Cut:
-    return Cut.load(Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text)
+def _moment_text(text: str) -> str | int:
+    """Return a moment as :func:`headwater.as_of.parse_as_of` takes it; a file's content for @."""
+    if text.startswith("@"):
+        return Path(text[1:]).read_text(encoding="utf-8")
+    if text.strip().lower().endswith(" ago"):
+        return parse_start(text, now_us=time.time_ns() // 1000).value
+    return text
 
 
 def _format(given: str | None, output: Path | None) -> str:

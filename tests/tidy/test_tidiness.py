@@ -56,7 +56,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 # Who talks to a terminal. Everything else logs.
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
-    "tests/race/*",
+    "tests/race/*", "docs/notebook.py", "tests/notebook/run.py",
 )  # fmt: skip
 
 # A thread that sleeps cannot be told to stop, and a test that sleeps is slow and still flaky.

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException
 
+import headwater
 from broker.errors import UnknownStreamError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from simkit.lake_broker import Served
 from simkit.memory_broker import numbered
+from spark_jobs.held_reads import release
 from spark_jobs.leases import KEEPER
-from spark_jobs.sql import query
+from spark_jobs.sql import query, register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +63,56 @@ def test_each_statement_sees_its_own_moment(spark: SparkSession, client: Client)
     after = query(spark, "SELECT count(*) AS n FROM orders", client)
 
     assert (before.first().n, after.first().n) == (30, 33)  # type: ignore[union-attr]
+
+
+def test_a_result_holds_its_leases_and_no_longer(
+    spark: SparkSession, client: Client, served: Served
+) -> None:
+    """Release ends them at once; a result that nobody has any more lets them run out."""
+    KEEPER.release_all()
+    result = query(spark, "SELECT count(*) FROM orders", client)
+    assert len(KEEPER.held()) == len(served.broker.leases) == 1
+    assert "from 1 files" in headwater.explain(result)
+    assert release(result)
+    assert served.broker.leases == {}
+
+    result = query(spark, "SELECT count(*) FROM orders", client)
+    del result
+    gc.collect()
+    KEEPER.tick()
+    assert KEEPER.held() == []
+    assert len(served.broker.leases) == 1, "it is left to run out, for what was derived from it"
+
+
+def test_a_command_runs_once_with_all_streams(spark: SparkSession, client: Client) -> None:
+    """What a statement creates is made of the streams, not of what stood in for them."""
+    query(spark, "CREATE OR REPLACE TEMP VIEW made AS SELECT 1 AS one", client)
+    result = query(spark, "SELECT * FROM made, orders, `old-ones`", client)
+    assert result.count() == 30 * 5
+    spark.catalog.dropTempView("made")
+
+
+def test_registered_views_stand_still_until_they_are_moved(
+    spark: SparkSession, client: Client
+) -> None:
+    """Plain Spark SQL sees one instant; registering again, or a query of ours, moves it up."""
+    KEEPER.release_all()
+    assert set(register(spark, client)) == {"orders", "old-ones"}
+    try:
+        counted = spark.sql("SELECT count(*) AS n FROM orders JOIN `old-ones` USING (offset)")
+        assert counted.first().n == 5  # type: ignore[union-attr]
+        with client.producer("orders") as producer:
+            producer.send(numbered(30, 2))
+        assert spark.table("orders").count() == 30
+        assert query(spark, "SELECT count(*) AS n FROM orders", client).first().n == 32  # type: ignore[union-attr]
+        assert spark.table("orders").count() == 32
+        client.delete_stream("old-ones")
+        register(spark, client)
+        assert not spark.catalog.tableExists("`old-ones`")
+    finally:
+        register(spark, client, streams=[])
+    KEEPER.tick()
+    assert not spark.catalog.tableExists("orders")
 
 
 def test_a_table_of_the_session_wins(spark: SparkSession, client: Client) -> None:

@@ -203,6 +203,42 @@ def test_a_saved_cut_reads_the_same_rows_later(run: Run, tmp_path: Path) -> None
     assert (damaged.exit_code, "InvalidCutError" in damaged.stderr) == (2, True)
 
 
+def test_an_earlier_moment_is_read_by_offset_and_time(run: Run) -> None:
+    """--as-of takes offsets and times as well; a moment that is none is told."""
+    _make(run)
+    _publish(run, "a\nb\nc\n")
+
+    def values(moment: str) -> list[str]:
+        done = run("read", "orders", "--as-of", moment, "--columns", "value")
+        assert done.exit_code == 0, done.output
+        return [json.loads(line)["value"] for line in done.stdout.splitlines()]
+
+    assert values('{"0": 2}') == ["a", "b"]
+    assert values("2020-01-01T00:00:00Z") == []
+    wrong = run("read", "orders", "--as-of", '{"0": 4}')
+    assert (wrong.exit_code, "OffsetOutOfRangeError" in wrong.stderr) == (2, True)
+    wrong = run("read", "orders", "--as-of", "yesterday")
+    assert (wrong.exit_code, "InvalidCutError" in wrong.stderr) == (2, True)
+
+
+def test_latest_is_one_record_per_key(run: Run) -> None:
+    """--latest gives each key's newest record, at any moment, under the whole read's proof."""
+    _make(run)
+    lines = [{"k": key, "n": number} for number, key in enumerate("abcab")]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    sent = run("publish", "orders", "--via", "flight", "--key-field", "k", "--json", stdin=text)
+    assert sent.exit_code == 0, sent.output
+
+    def newest(*options: str) -> list[int]:
+        done = run("read", "orders", "--latest", "--columns", "value", *options)
+        assert done.exit_code == 0, done.output
+        assert "Exact: " in done.stderr
+        return [json.loads(json.loads(line)["value"])["n"] for line in done.stdout.splitlines()]
+
+    assert newest() == [2, 3, 4]
+    assert newest("--as-of", '{"0": 3}') == [0, 1, 2]
+
+
 def test_limit_certifies_nothing(run: Run) -> None:
     """A read that stops early says so instead of showing a certificate."""
     _make(run)

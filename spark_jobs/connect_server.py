@@ -1,0 +1,97 @@
+"""A Spark Connect server that can do what our own sessions can: Delta, S3A, the data source.
+
+    python -m spark_jobs.connect_server --port 15002
+    headwater.session(remote="sc://127.0.0.1:15002")
+
+The server is an ordinary session of ours with Spark's Connect plugin in its JVM; it plans and runs
+everything, so the jars, the Python package and the credentials of the store are its own. A client
+needs the package too, for ``headwater.read``, but no JVM. It listens on the loopback unless told
+otherwise, and asks for no password unless SPARK_CONNECT_AUTHENTICATE_TOKEN is set on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiering.location import StoreConfig
+
+PORT_DEFAULT: Final = 15002
+_PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
+
+
+@contextmanager
+def connect_server(
+    master: str | None = "local[*]",
+    *,
+    address: str = "127.0.0.1",
+    port: int = PORT_DEFAULT,
+    lake: StoreConfig | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Serve Spark Connect from this process while the block runs; yield its ``sc://`` address.
+
+    Args:
+        master: as for :func:`spark_jobs.session.build_session`, like ``lake`` and ``conf``.
+        address: where to listen.
+        port: which port; 0 for a free one.
+        lake: see above.
+        conf: see above.
+
+    Raises:
+        InvalidConfigError, UnavailableError: as for a session.
+    """
+    from spark_jobs.session import build_session  # noqa: PLC0415  (--help starts no Spark)
+
+    chosen = {
+        "spark.plugins": _PLUGIN,
+        "spark.connect.grpc.binding.address": address,
+        "spark.connect.grpc.binding.port": str(port),
+        **(conf or {}),
+    }
+    session = build_session("headwater-connect", master, lake=lake, conf=chosen)
+    try:
+        yield f"sc://{address}:{port or _bound_port(session)}"
+    finally:
+        session.stop()
+
+
+def _bound_port(session: SparkSession) -> int:
+    """Return the free port that the plugin chose; only the JVM knows it."""
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  (no public word for it)
+    package = jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    return int(service.localPort())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes; the address is the first line on stdout."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs.connect_server", description=__doc__
+    )
+    parser.add_argument("--address", default="127.0.0.1", help="where to listen")
+    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="which port, 0: a free one")
+    parser.add_argument("--master", default="local[*]", help="Spark's master")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
+    args = parser.parse_args(argv)
+    conf = dict(item.partition("=")[::2] for item in args.conf)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with connect_server(args.master, address=args.address, port=args.port, conf=conf) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        stop.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

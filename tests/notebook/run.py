@@ -1,0 +1,149 @@
+"""Run docs/notebook.py, unchanged, in classic Spark, Spark Connect and on a two-worker cluster.
+
+    python tests/notebook/run.py --mode classic|connect|cluster|all
+
+A broker, an S3 (moto) and whatever Spark needs are started here and ended here. On the cluster
+neither the driver nor the executors find this tree: their Python knows our code from the wheel
+only, and Spark hands that over as --py-files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
+
+from headwater import embedded  # noqa: E402  (the path comes first)
+from headwater.runtime_file import RuntimeFile  # noqa: E402
+from simkit.children import ended, wait_for_line  # noqa: E402
+from simkit.spark_cluster import HOME, spark_cluster  # noqa: E402
+
+NOTEBOOK: Final = ROOT / "docs" / "notebook.py"
+_SECONDS_MAX: Final = 1200
+_SECRET: Final = "AWS_SECRET_ACCESS_KEY"
+
+Environment = dict[str, str]
+
+
+def classic(folder: Path, environment: Environment) -> None:
+    """Spark in the script's own process."""
+    _run([sys.executable, str(NOTEBOOK)], folder, environment)
+
+
+def connect(folder: Path, environment: Environment) -> None:
+    """A Connect server in a process of its own; the script has no JVM."""
+    log = folder / "connect.log"
+    command = [sys.executable, "-m", "spark_jobs.connect_server", "--port", "0"]
+    command += ["--master", "local[2]"]
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=folder
+        )
+    with ended(server):
+        url = wait_for_line(server, log, "sc://", 300).strip()
+        without_java = {**environment, "SPARK_REMOTE": url, "JAVA_HOME": str(folder / "no-java")}
+        _run([sys.executable, str(NOTEBOOK)], folder, without_java)
+
+
+def cluster(folder: Path, environment: Environment) -> None:
+    """spark-submit to two workers; our code comes from the wheel alone."""
+    package = build_wheel(folder / "dist")
+    python = lonely_python(folder / "python")
+    environment = {
+        **environment,
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+    }
+    alone = subprocess.run(
+        [str(python), "-c", "import spark_jobs"], env=environment, capture_output=True, check=False,
+        cwd=folder,
+    )  # fmt: skip
+    assert alone.returncode != 0, "the cluster's Python finds this tree without the wheel"
+    with spark_cluster(folder / "cluster", environment=environment) as url:
+        _run([*submit(url, package, folder, python), str(NOTEBOOK)], folder, environment)
+
+
+def submit(url: str, package: Path, folder: Path, python: Path) -> list[str]:
+    """Return the spark-submit command of docs/spark.md, with this cluster's master."""
+    from spark_jobs.session import submit_arguments
+
+    words = [str(HOME / "bin" / "spark-submit"), "--master", url, *submit_arguments()]
+    assert not any(os.environ.get(_SECRET, "-") in word for word in words), "a secret in argv"
+    words += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.memory=1g"]
+    words += ["--conf", "spark.executor.memory=768m", "--conf", "spark.sql.shuffle.partitions=4"]
+    words += ["--conf", "spark.databricks.delta.snapshotPartitions=2"]
+    words += ["--conf", f"spark.pyspark.python={python}"]
+    words += ["--conf", f"spark.sql.warehouse.dir={folder / 'warehouse'}"]
+    return [*words, "--py-files", str(package)]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel; return it under the name that Spark puts on Python's path: ``.zip``."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder),
+         str(ROOT)],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    return Path(shutil.copy(wheel, folder / "headwater.zip"))
+
+
+def lonely_python(path: Path) -> Path:
+    """Write an interpreter that has our dependencies, but not this tree."""
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # -S: no .pth files
+    path.chmod(0o755)
+    return path
+
+
+def _run(command: list[str], folder: Path, environment: Environment) -> None:
+    subprocess.run(command, env=environment, cwd=folder, check=True, timeout=_SECONDS_MAX)
+
+
+MODES: Final[dict[str, Callable[[Path, Environment], None]]] = {
+    "classic": classic,
+    "connect": connect,
+    "cluster": cluster,
+}
+
+
+def run(mode: str) -> None:
+    """Run the notebook in one mode, beside a broker and a lake of its own."""
+    with tempfile.TemporaryDirectory(prefix=f"headwater-{mode}-") as scratch:
+        folder = Path(scratch)
+        options = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
+        with embedded.start_up(folder / "data", *options):
+            found = RuntimeFile.read(folder / "data")
+            environment = {**os.environ, "HEADWATER_SERVER": found.flight}
+            environment["HEADWATER_SCRATCH"] = str(folder)
+            if found.moto is not None:
+                environment |= embedded.moto_environment(found.moto)
+                os.environ |= embedded.moto_environment(found.moto)
+            began = time.monotonic()
+            MODES[mode](folder, environment)
+            print(f"{mode}: the notebook ran, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Run the modes that were asked for, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
+    mode = parser.parse_args().mode
+    for one in MODES if mode == "all" else (mode,):
+        run(one)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
