@@ -25,8 +25,8 @@ from spark_jobs.clients import client_of
 from spark_jobs.decode.pins import Pins
 from spark_jobs.failures import typed
 from spark_jobs.jobs import ingest_setup
-from spark_jobs.jobs.ingest_batches import Batches, rejects_of, starting_offsets
-from spark_jobs.jobs.job import Facts, Report, parser, run_job
+from spark_jobs.jobs.ingest_batches import Batches, rejects_ahead, rejects_of, starting_offsets
+from spark_jobs.jobs.job import Facts, Report, Stop, parser, run_job
 from spark_jobs.tables import Appender, Source, Target
 from tiering.location import canonical_uri
 from tiering.object_store import open_store
@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         "--table", required=True, metavar="URI", help="the Delta table: s3://…, file://… or a path"
     )
     made.add_argument(
-        "--starting-offsets",
+        "--from",
+        dest="starting_offsets",
         metavar="WHERE",
         default=None,
         help="where a new table begins: earliest (default), latest or JSON such as '{\"0\": 100}'",
@@ -120,7 +121,14 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     target = Target.at(args.table, app=args.app, partition_by=_names(args.partition_by))
     pins = Pins(open_store(target.store), target.app)
     watermarks = Appender(spark, target, source).watermarks()
-    pin = ingest_setup.settle(args, pins, described=described, watermarks=watermarks, client=client)
+    pin = ingest_setup.settle(
+        args,
+        pins,
+        described=described,
+        watermarks=watermarks,
+        client=client,
+        begun=lambda: rejects_ahead(spark, target, source, watermarks),
+    )
     firsts = {part.partition: part.start for part in described.partitions}
     batches = Batches(
         spark,
@@ -133,7 +141,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         report=report,
         behind=lambda ends: _behind(client.describe(source.stream), ends),
     )
-    gate = _Gate(batches)
+    gate = _Gate(batches, report.stop)
     query = _started(
         spark,
         args,
@@ -155,6 +163,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         "records": totals.records_count,
         "rows": totals.rows_count,
         "rejected": totals.rejected_count,
+        "counts": dict(sorted(totals.counts.items())),
         "bytes": totals.bytes_count,
         "batches": totals.batches_count,
         "version": totals.version,
@@ -167,25 +176,24 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
 class _Gate:
     """Stands before the batches: the one at work finishes, the next is refused once we stop."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, stop: Stop) -> None:
         self._batches = batches
+        self._stop = stop
         self._busy = threading.Lock()
-        self._closed = False
         self.error: HeadwaterError | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         with self._busy:
-            if self._closed:  # returning would tell Spark that the batch is done
-                raise ShuttingDownError("the job was asked to stop")
             try:
+                if self._stop.event.is_set():  # returning would tell Spark that the batch is done
+                    raise ShuttingDownError("the job was asked to stop")
                 self._batches(rows, batch_id)
             except HeadwaterError as error:
                 self.error = error
                 raise
 
-    def close(self) -> None:
-        """Wait for the batch at work, and let no other in."""
-        self._closed = True
+    def wait(self) -> None:
+        """Wait for the batch at work, after a stop was asked for: no other gets in."""
         with self._busy:
             return
 
@@ -227,7 +235,7 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
         while not query.awaitTermination(_LOOK_S):
             if report.stop.event.is_set():
                 report.progress("stopping", signal=report.stop.signal)
-                gate.close()
+                gate.wait()
                 query.stop()
                 break
     except StreamingQueryException as error:
@@ -243,7 +251,7 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
         raise ours from error
     finally:
         query.stop()
-    if gate.error is not None and not report.stop.event.is_set():
+    if gate.error is not None and not isinstance(gate.error, ShuttingDownError):
         raise gate.error
 
 

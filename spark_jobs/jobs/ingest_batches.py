@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -20,13 +21,14 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     OverlapError,
+    StaleWatermarkError,
     StreamRecreatedError,
 )
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.transform import DecodeTransform, added_fields
 from spark_jobs.jobs.job import Report
-from spark_jobs.tables import Appended, Appender, Source, Target
+from spark_jobs.tables import Appended, Appender, Source, Target, Watermarks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +48,7 @@ class Totals:
     rejected_count: int = 0
     bytes_count: int = 0
     batches_count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # of rejected records, by reason, …
     version: int = -1
 
     def add(self, done: Appended) -> None:
@@ -55,6 +58,7 @@ class Totals:
         self.rows_count += done.rows_count
         self.rejected_count += done.rejected_count
         self.bytes_count += done.bytes_count
+        self.counts.update(done.counts)
         self.batches_count += 1 if done.ranges else 0
         self.version = max(self.version, done.version)
 
@@ -150,8 +154,8 @@ class Batches:
             found[number] = OffsetRange(start if before is None else before.start, end)
         return found
 
-    def _made(self) -> Appender:
-        transform = DecodeTransform(self.pin.spec, grow=self._grow)
+    def _made(self, *, grow: bool = True) -> Appender:
+        transform = DecodeTransform(self.pin.spec, grow=self._grow and grow)
         # A pin that has grown may be ahead of the table: its columns are added with its first rows.
         grown = self._grow or self.pin.number > 1
         return Appender(
@@ -180,6 +184,7 @@ class Batches:
 
     def _appended(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> Appended:
         failures = growths = 0
+        self._follow_pin()
         while True:
             try:
                 return self._appender.append(ranges, batch_id=batch_id)
@@ -187,6 +192,7 @@ class Batches:
                 added = added_fields(error) if self._grow else None
                 if added is not None and growths < _GROWTHS_MAX:
                     growths += 1
+                    self._finish_begun(ranges, batch_id)
                     self._grown(added)
                     continue
                 failures += 1
@@ -198,6 +204,35 @@ class Batches:
                 pause_s = random.uniform(0, _BACKOFF_S * 2**failures)  # noqa: S311  (no secret)
                 if self._report.stop.event.wait(pause_s):
                     raise
+
+    def _follow_pin(self) -> None:
+        """Decode as the newest pin says: another run may have added columns."""
+        newest = self._pins.newest()
+        if newest is None or newest.number == self.pin.number:
+            return
+        if not newest.spec.grown_from(self.pin.spec):
+            raise StaleWatermarkError("the table was set up anew by another run; start again")
+        self.pin = newest
+        self._appender = self._made()
+
+    def _finish_begun(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> None:
+        """Append, without growing, the ranges whose rejected records are committed already.
+
+        An append that died between its two commits leaves the rejected table ahead. The records
+        there were judged by the pin of that time; with more columns others might be rejected, and
+        would be in neither table.
+        """
+        ahead = Appender(self._spark, rejects_of(self._target), self._source).watermarks().ends
+        ends = self._appender.watermarks().ends
+        begun = {}
+        for number, offsets in ranges.items():
+            start = max(offsets.start, ends.get(number, offsets.start))
+            end = min(offsets.end, ahead.get(number, start))
+            if start < end:
+                begun[number] = OffsetRange(start, end)
+        if begun:
+            done = self._made(grow=False).append(begun, batch_id=batch_id)
+            self.totals.add(done)
 
     def _grown(self, added: pa.Schema) -> None:
         """Pin new columns and go on with them; or with what somebody else has pinned meanwhile."""
@@ -215,6 +250,12 @@ class Batches:
 def rejects_of(target: Target) -> Target:
     """Return the table of a table's rejected records."""
     return target.beside("__rejected")
+
+
+def rejects_ahead(spark: SparkSession, target: Target, source: Source, found: Watermarks) -> bool:
+    """Tell whether rejected records are committed that the table itself has not come to."""
+    ahead = Appender(spark, rejects_of(target), source).watermarks().ends
+    return any(end > found.ends.get(number, -1) for number, end in ahead.items())
 
 
 def starting_offsets(ends: Mapping[int, int], pin: Pin, firsts: Mapping[int, Offset]) -> str:

@@ -1,0 +1,141 @@
+"""The frame of all jobs: statuses, results, help without Spark, and SIGTERM."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import (
+    GapError,
+    HeadwaterError,
+    InvalidConfigError,
+    InvalidRequestError,
+    StaleWatermarkError,
+    UnavailableError,
+)
+from headwater.cli.job import JOBS
+from spark_jobs.jobs import ingest, job
+from spark_jobs.jobs.ingest import _trigger
+
+MADE = job.parser("test", "A job of this test.")
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests start no Spark."""
+    monkeypatch.setattr(job, "_session", lambda *_: None)
+
+
+def run(work: Any, *words: str) -> int:
+    """Run a job that does this work."""
+    return job.run_job("test", MADE, lambda _spark, _args, report: work(report), list(words))
+
+
+def test_a_result_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one line of JSON for programs, and into a file that is whole or absent."""
+    file = tmp_path / "result.json"
+    words = ("--json", "--result", str(file))
+    assert run(lambda _: {"records": 5}, *words) == job.EXIT_OK
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "records": 5}
+    assert json.loads(file.read_text()) == {"ok": True, "records": 5}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequestError("x"), 2),
+        (InvalidConfigError("x"), 2),
+        (UnavailableError("x"), 3),
+        (StaleWatermarkError("x"), 3),
+        (GapError("x"), 1),
+    ],
+)
+def test_errors_are_one_line_and_a_status(
+    error: HeadwaterError, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3 is for what a later run can do; the result file names the error."""
+
+    def fails(_: job.Report) -> Any:
+        raise error
+
+    file = tmp_path / "result.json"
+    assert run(fails, "--result", str(file)) == status
+    assert capsys.readouterr().err == f"test: {type(error).__name__}: x\n"
+    assert json.loads(file.read_text())["error"] == type(error).__name__
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    """--conf takes NAME=VALUE."""
+    with pytest.raises(SystemExit) as ended:
+        run(lambda _: {}, "--conf", "spark.x")
+    assert ended.value.code == 2
+
+
+def test_sigterm_asks_once() -> None:
+    """The first SIGTERM only asks the job to stop; afterwards it means what it always did."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def asked(report: job.Report) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert report.stop.event.wait(10)
+        assert signal.getsignal(signal.SIGTERM) == before
+        return {"stopped_by": report.stop.signal}
+
+    assert run(asked, "--json") == job.EXIT_OK
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_progress_is_a_line_with_facts() -> None:
+    """People read what was done, then names and values."""
+    out = io.StringIO()
+    job.Report("test", out).progress("appended", records=5, version=1)
+    assert out.getvalue() == "test: appended records=5 version=1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "trigger"),
+    [
+        (None, {"availableNow": True}),
+        ("500ms", {"processingTime": "500 milliseconds"}),
+        ("1s", {"processingTime": "1 seconds"}),
+        ("2 h", {"processingTime": "2 hours"}),
+    ],
+)
+def test_triggers_are_intervals(text: str | None, trigger: dict[str, Any]) -> None:
+    """Without one a run ends when it has caught up."""
+    assert _trigger(text) == trigger
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1s", "1", "1d", "99999999s"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    """A typing error does not become some other trigger."""
+    with pytest.raises(InvalidRequestError, match="--trigger takes"):
+        _trigger(text)
+
+
+def test_now_and_for_ever_exclude_each_other() -> None:
+    """A run ends, or it does not."""
+    words = ["--stream", "s", "--table", "t", "--available-now", "--trigger", "1s"]
+    with pytest.raises(SystemExit):
+        ingest.PARSER.parse_args(words)
+
+
+def test_help_needs_no_pyspark() -> None:
+    """Importing every job, as --help does, loads neither PySpark nor a JVM."""
+    text = "import importlib, sys\n" + "".join(
+        f"importlib.import_module('spark_jobs.jobs.{name}')\n" for name in JOBS
+    )
+    text += "assert 'pyspark' not in sys.modules, 'a job imports pyspark early'\n"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
