@@ -1,8 +1,8 @@
 """OPTIMIZE and VACUUM, aware of who is reading: no certificate changes, no reader loses a file.
 
-For a stream: small files of its table are joined, each new file proved against the ledger first;
-with ``--vacuum`` files that no reader can need any more are deleted, of the key snapshot too. For
-any other Delta table (``--table URI``) delta-rs joins and deletes, by age alone: leases hold
+``--stream``: small files of its table are joined, each new file proved against the ledger first;
+with ``--vacuum`` files that no reader can need any more are deleted, of the key snapshot too. With
+``--table URI``, any other Delta table, delta-rs joins and deletes, by age alone: leases hold
 streams, not tables of jobs.
 """
 
@@ -36,8 +36,10 @@ _DEADLINE_S: Final = 4 * 3600.0  # of one OPTIMIZE or VACUUM as a whole
 _SHOWN: Final = 100
 
 PARSER: Final = parser(NAME, "Join small files; with --vacuum also delete what nobody can need.")
-PARSER.add_argument("stream", nargs="?", default=None, help="the stream whose table it is")
-PARSER.add_argument("--table", default=None, metavar="URI", help="any other Delta table instead")
+PARSER.add_argument("--stream", default=None, help="the stream whose table it is")
+PARSER.add_argument(
+    "--table", default=None, metavar="URI", help="a Delta table of jobs instead of the stream's own"
+)
 PARSER.add_argument(
     "--target-mib", type=int, default=TARGET_BYTES // _MIB, help="size of files (default: 128)"
 )
@@ -53,8 +55,8 @@ PARSER.add_argument("--dry-run", action="store_true", help="change nothing, tell
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     """Compact one table; see the module. Blocks."""
-    if (args.stream is None) == (args.table is None):
-        raise InvalidRequestError("name a stream, or give --table")
+    if args.stream is None and args.table is None:
+        raise InvalidRequestError("name a --stream or a --table")
     if args.target_mib < 1:
         raise InvalidRequestError("--target-mib must be at least 1")
     if args.retain_hours is not None and not args.vacuum:
@@ -110,6 +112,9 @@ def _compact_table(args: argparse.Namespace) -> Facts:
     lake = Lake.open(args.table).with_deadline(_DEADLINE_S)
     table = MaintainedTable(lake.store, storage_options_of(lake.store))
     facts: dict[str, Any] = {"table_uri": table.uri, "dry_run": args.dry_run}
+    if args.stream is not None:
+        stream = client_of(args.server).stream(args.stream)
+        facts |= {"stream": stream.name, "stream_uuid": stream.uuid}
     if not args.dry_run:
         done = table.optimize(target_bytes=args.target_mib * _MIB)
         facts |= {

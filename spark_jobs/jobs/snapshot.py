@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "snapshot"
 PARSER: Final = parser(NAME, "Build or advance <stream>__latest: the newest record of every key.")
-PARSER.add_argument("stream", help="the stream")
+PARSER.add_argument("--stream", required=True, help="the stream")
 PARSER.add_argument(
     "--check", action="store_true", help="afterwards compare the table with the full history"
 )

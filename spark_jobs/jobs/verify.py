@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import CorruptDataError, InvalidRequestError
@@ -31,12 +33,20 @@ if TYPE_CHECKING:
     from headwater.client import Client
 
 NAME: Final = "verify"
+_FINDINGS_SHOWN: Final = 100
 PARSER: Final = parser(NAME, "Read a stream again, every byte, in parallel, and compare.")
-PARSER.add_argument("stream", help="the stream")
+PARSER.add_argument("--stream", required=True, help="the stream")
 PARSER.add_argument(
     "--latest", action="store_true", help="verify its key snapshot against the full history instead"
 )
 PARSER.add_argument("--cut", default=None, help="a saved cut to verify (default: one of now)")
+PARSER.add_argument(
+    "--report",
+    type=Path,
+    default=None,
+    metavar="FILE",
+    help="write every range with its digest there, as JSON",
+)
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
@@ -58,7 +68,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         }
         verdict = verify_held(spark, held, server=client.address.url)
         _tell(verdict, report)
-        return {
+        done: dict[str, Any] = {
             **facts,
             "ok": verdict.ok,
             "ends": {str(part.partition): int(part.hot_end) for part in held.cut.partitions},
@@ -66,10 +76,12 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             "files": verdict.files_count,
             "bytes": verdict.files_bytes,
             "digest": digest_of(verdict.ranges),
-            "ranges": [asdict(one) for one in verdict.ranges],
-            "tails": [asdict(one) for one in verdict.tails],
-            "findings": [asdict(one) for one in verdict.findings],
+            "ranges_proved": sum(one.proved for one in verdict.ranges),
+            "findings": [asdict(one) for one in verdict.findings[:_FINDINGS_SHOWN]],
         }
+        if args.report is not None:
+            args.report.write_text(json.dumps(done | _details(verdict), indent=1))
+        return done
 
 
 def digest_of(ranges: Iterable[RangeProof]) -> str:
@@ -78,6 +90,14 @@ def digest_of(ranges: Iterable[RangeProof]) -> str:
     for one in ranges:
         whole.update(f"{one.partition} {one.start} {one.end} {one.digest}\n".encode())
     return whole.hexdigest()
+
+
+def _details(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "ranges": [asdict(one) for one in verdict.ranges],
+        "tails": [asdict(one) for one in verdict.tails],
+        "findings": [asdict(one) for one in verdict.findings],
+    }
 
 
 def _verify_latest(spark: SparkSession, client: Client, name: str, report: Report) -> Facts:
