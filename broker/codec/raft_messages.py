@@ -1,0 +1,308 @@
+"""Bytes of the messages between members of the Raft group.
+
+    message | version u8 | kind u8 | fixed fields, by kind | entries or data |
+    entry   | term u64 | session u64 | sequence u64 | length u32 | kind u8 | payload ... |
+
+Little-endian; a flag is one byte, 0 or 1. Indexes of entries follow from `prev_index`. Lengths and
+counts are checked against the message's own size before they are used, so that no message makes
+its reader allocate more than it brought. Whatever is not exactly one message is an EnvelopeError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker.errors import EnvelopeError
+from broker.model.raft import (
+    CHUNK_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    SNAPSHOT_BYTES_MAX,
+    Entry,
+    EntryKind,
+    Proposal,
+    SnapshotId,
+)
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Forward,
+    Message,
+    PreVote,
+    PreVoteReply,
+    ReadReply,
+    ReadRequest,
+    TimeoutNow,
+    Vote,
+    VoteReply,
+)
+
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<BB")
+_ENTRY: Final = struct.Struct("<QQQIB")
+_INDEX_MAX: Final = 1 << 62  # an index or a term beyond it was never counted up to
+
+_PRE_VOTE: Final = struct.Struct("<QQQ")
+_PRE_VOTE_REPLY: Final = struct.Struct("<QQB")
+_VOTE: Final = struct.Struct("<QQQB")
+_VOTE_REPLY: Final = struct.Struct("<QB")
+_APPEND: Final = struct.Struct("<QQQQQQQI")
+_APPEND_REPLY: Final = struct.Struct("<QBQQQQ")
+_CHUNK: Final = struct.Struct("<QQQQIQQI")
+_CHUNK_REPLY: Final = struct.Struct("<QQQQIQQ")
+_TIMEOUT_NOW: Final = struct.Struct("<Q")
+_READ_REQUEST: Final = struct.Struct("<QQ")
+_READ_REPLY: Final = struct.Struct("<QQQ")
+_FORWARD: Final = struct.Struct("<QBQQI")
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's bytes."""
+    kind = _KINDS[type(message)]
+    return _HEAD.pack(VERSION, kind) + _ENCODERS[kind](message)
+
+
+def decode(data: bytes) -> Message:
+    """Parse one message. Raises EnvelopeError for everything else, and nothing else."""
+    if not _HEAD.size <= len(data) <= MESSAGE_BYTES_MAX:
+        raise EnvelopeError(f"{len(data)} bytes are no Raft message")
+    version, kind = data[0], data[1]
+    if version != VERSION or kind not in _DECODERS:
+        raise EnvelopeError(f"not a Raft message of version {VERSION}: {data[:8].hex()}")
+    try:
+        return _DECODERS[kind](data)
+    except struct.error as cause:
+        raise EnvelopeError(f"a Raft message of kind {kind} ends early") from cause
+
+
+# ---------------------------------------------------------------------------- encoding
+
+
+def _entry(entry: Entry) -> bytes:
+    return (
+        _ENTRY.pack(entry.term, entry.session, entry.sequence, len(entry.payload), entry.kind)
+        + entry.payload
+    )
+
+
+def _encode_append(m: Append) -> bytes:
+    fixed = _APPEND.pack(
+        m.term, m.prev_index, m.prev_term, m.commit, m.round, m.check_index, m.check_hash,
+        len(m.entries),
+    )  # fmt: skip
+    return fixed + b"".join(map(_entry, m.entries))
+
+
+def _encode_chunk(m: Chunk) -> bytes:
+    s = m.snapshot
+    return (
+        _CHUNK.pack(m.term, s.index, s.term, s.size, s.crc, m.offset, m.round, len(m.data)) + m.data
+    )
+
+
+def _encode_chunk_reply(m: ChunkReply) -> bytes:
+    s = m.snapshot
+    return _CHUNK_REPLY.pack(m.term, s.index, s.term, s.size, s.crc, m.offset, m.round)
+
+
+def _encode_forward(m: Forward) -> bytes:
+    p = m.proposal
+    return _FORWARD.pack(m.term, p.kind, p.session, p.sequence, len(p.payload)) + p.payload
+
+
+_KINDS: Final[dict[type[Any], int]] = {
+    PreVote: 1,
+    PreVoteReply: 2,
+    Vote: 3,
+    VoteReply: 4,
+    Append: 5,
+    AppendReply: 6,
+    Chunk: 7,
+    ChunkReply: 8,
+    TimeoutNow: 9,
+    ReadRequest: 10,
+    ReadReply: 11,
+    Forward: 12,
+}
+_ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
+    1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
+    2: lambda m: _PRE_VOTE_REPLY.pack(m.term, m.asked, m.granted),
+    3: lambda m: _VOTE.pack(m.term, m.last_index, m.last_term, m.transfer),
+    4: lambda m: _VOTE_REPLY.pack(m.term, m.granted),
+    5: _encode_append,
+    6: lambda m: _APPEND_REPLY.pack(m.term, m.ok, m.index, m.hint_index, m.hint_term, m.round),
+    7: _encode_chunk,
+    8: _encode_chunk_reply,
+    9: lambda m: _TIMEOUT_NOW.pack(m.term),
+    10: lambda m: _READ_REQUEST.pack(m.term, m.number),
+    11: lambda m: _READ_REPLY.pack(m.term, m.number, m.index),
+    12: _encode_forward,
+}
+
+# ---------------------------------------------------------------------------- decoding
+
+
+def _fields(layout: struct.Struct, data: bytes, *, tail: bool = False) -> tuple[int, ...]:
+    """Unpack the fixed fields; without a ``tail`` they must be all that there is."""
+    fields = layout.unpack_from(data, _HEAD.size)
+    if not tail and len(data) != _HEAD.size + layout.size:
+        raise EnvelopeError("a Raft message is longer than it should be")
+    return fields
+
+
+def _counted(*numbers: int) -> None:
+    """Refuse terms and indexes that nobody can have counted up to."""
+    if any(number > _INDEX_MAX for number in numbers):
+        raise EnvelopeError("a Raft message's numbers are out of bounds")
+
+
+def _flag(value: int) -> bool:
+    if value > 1:
+        raise EnvelopeError(f"a Raft message's flag is {value}")
+    return bool(value)
+
+
+def _decode_pre_vote(data: bytes) -> PreVote:
+    term, last_index, last_term = _fields(_PRE_VOTE, data)
+    _counted(term, last_index, last_term)
+    return PreVote(term, last_index, last_term)
+
+
+def _decode_pre_vote_reply(data: bytes) -> PreVoteReply:
+    term, asked, granted = _fields(_PRE_VOTE_REPLY, data)
+    _counted(term, asked)
+    return PreVoteReply(term, asked, _flag(granted))
+
+
+def _decode_vote(data: bytes) -> Vote:
+    term, last_index, last_term, transfer = _fields(_VOTE, data)
+    _counted(term, last_index, last_term)
+    return Vote(term, last_index, last_term, _flag(transfer))
+
+
+def _decode_vote_reply(data: bytes) -> VoteReply:
+    term, granted = _fields(_VOTE_REPLY, data)
+    _counted(term)
+    return VoteReply(term, _flag(granted))
+
+
+def _decode_append(data: bytes) -> Append:
+    fields = _fields(_APPEND, data, tail=True)
+    term, prev_index, prev_term, commit, round_number, check_index, check_hash, count = fields
+    _counted(term, prev_index, prev_term, commit, round_number, check_index)
+    at = _HEAD.size + _APPEND.size
+    if count * _ENTRY.size > len(data) - at:
+        raise EnvelopeError(f"an append of {len(data)} bytes cannot hold {count} entries")
+    entries = []
+    last_term = prev_term
+    for index in range(prev_index + 1, prev_index + 1 + count):
+        entry, at = _decode_entry(data, at, index)
+        if not last_term <= entry.term <= term:
+            raise EnvelopeError("an append's terms are out of order")
+        last_term = entry.term
+        entries.append(entry)
+    if at != len(data) or prev_term > term:
+        raise EnvelopeError("an append does not add up")
+    return Append(
+        term, prev_index, prev_term, commit, round_number, check_index, check_hash, tuple(entries)
+    )
+
+
+def _decode_entry(data: bytes, at: int, index: int) -> tuple[Entry, int]:
+    term, session, sequence, length, kind = _ENTRY.unpack_from(data, at)
+    at += _ENTRY.size
+    payload = _payload(data, at, length)
+    return Entry(index, term, _entry_kind(kind), session, sequence, payload), at + length
+
+
+def _payload(data: bytes, at: int, length: int) -> bytes:
+    if length > PAYLOAD_BYTES_MAX or length > len(data) - at:
+        raise EnvelopeError(f"an entry's length of {length} is out of bounds")
+    return data[at : at + length]
+
+
+def _entry_kind(kind: int) -> EntryKind:
+    try:
+        return EntryKind(kind)
+    except ValueError as cause:
+        raise EnvelopeError(f"entry kind {kind} is not known") from cause
+
+
+def _decode_append_reply(data: bytes) -> AppendReply:
+    term, ok, index, hint_index, hint_term, round_number = _fields(_APPEND_REPLY, data)
+    _counted(term, index, hint_index, hint_term, round_number)
+    return AppendReply(term, _flag(ok), index, hint_index, hint_term, round_number)
+
+
+def _snapshot_id(index: int, term: int, size: int, crc: int) -> SnapshotId:
+    if size > SNAPSHOT_BYTES_MAX or index == 0:
+        raise EnvelopeError(f"a snapshot of {size} bytes at {index} is out of bounds")
+    return SnapshotId(index, term, size, crc)
+
+
+def _decode_chunk(data: bytes) -> Chunk:
+    fields = _fields(_CHUNK, data, tail=True)
+    term, index, snapshot_term, size, crc, offset, round_number, length = fields
+    _counted(term, index, snapshot_term, round_number)
+    body = data[_HEAD.size + _CHUNK.size :]
+    if len(body) != length or length > CHUNK_BYTES_MAX or offset + length > size:
+        raise EnvelopeError(f"a chunk of {length} bytes at {offset} of {size} does not add up")
+    identity = _snapshot_id(index, snapshot_term, size, crc)
+    return Chunk(term, identity, offset, round_number, body)
+
+
+def _decode_chunk_reply(data: bytes) -> ChunkReply:
+    term, index, snapshot_term, size, crc, offset, round_number = _fields(_CHUNK_REPLY, data)
+    _counted(term, index, snapshot_term, round_number)
+    identity = _snapshot_id(index, snapshot_term, size, crc)
+    if offset > size:
+        raise EnvelopeError(f"a chunk's answer of {offset} is beyond the snapshot's end")
+    return ChunkReply(term, identity, offset, round_number)
+
+
+def _decode_timeout_now(data: bytes) -> TimeoutNow:
+    (term,) = _fields(_TIMEOUT_NOW, data)
+    _counted(term)
+    return TimeoutNow(term)
+
+
+def _decode_read_request(data: bytes) -> ReadRequest:
+    term, number = _fields(_READ_REQUEST, data)
+    _counted(term)
+    return ReadRequest(term, number)
+
+
+def _decode_read_reply(data: bytes) -> ReadReply:
+    term, number, index = _fields(_READ_REPLY, data)
+    _counted(term, index)
+    return ReadReply(term, number, index)
+
+
+def _decode_forward(data: bytes) -> Forward:
+    term, kind, session, sequence, length = _fields(_FORWARD, data, tail=True)
+    _counted(term)
+    at = _HEAD.size + _FORWARD.size
+    payload = _payload(data, at, length)
+    if at + length != len(data) or kind == EntryKind.NOOP:
+        raise EnvelopeError("a forwarded proposal does not add up")
+    return Forward(term, Proposal(_entry_kind(kind), session, sequence, payload))
+
+
+_DECODERS: Final[dict[int, Callable[[bytes], Message]]] = {
+    1: _decode_pre_vote,
+    2: _decode_pre_vote_reply,
+    3: _decode_vote,
+    4: _decode_vote_reply,
+    5: _decode_append,
+    6: _decode_append_reply,
+    7: _decode_chunk,
+    8: _decode_chunk_reply,
+    9: _decode_timeout_now,
+    10: _decode_read_request,
+    11: _decode_read_reply,
+    12: _decode_forward,
+}

@@ -1,0 +1,1 @@
+"""Raft, sans I/O: `RaftCore.step(now_ms, event) -> effects`."""

@@ -1,0 +1,121 @@
+"""Between the log and a state machine: each proposal takes effect once, however often it is tried.
+
+A session is opened by an entry of its own and then remembers the replies to its newest sequences.
+A retried proposal gets the reply of the first time and changes nothing. What is remembered is
+bounded, and what is forgotten is forgotten on every node at the same index: a proposal of an
+unknown session, or older than the session's window, is refused and takes no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol
+
+from broker.codec.raft_state import (
+    REPLY_BYTES_MAX,
+    SessionState,
+    decode_state,
+    encode_state,
+)
+from broker.model.raft import Entry, EntryKind
+
+SESSIONS_MAX: Final = 256
+WINDOW: Final = 64  # replies that a session remembers; a client has no more proposals under way
+
+
+class StateMachine(Protocol):
+    """What is replicated. Deterministic: no clock, no randomness, no I/O. Nothing here raises."""
+
+    def apply(self, index: int, command: bytes) -> bytes:
+        """Take one command; return its reply, of at most ``REPLY_BYTES_MAX`` bytes."""
+
+    def snapshot(self) -> bytes:
+        """Return the whole state; equal states give equal bytes."""
+
+    def restore(self, data: bytes) -> None:
+        """Become the state of a snapshot. Raises MetadataCorruptError: the node must stop."""
+
+
+class Verdict(IntEnum):
+    """What became of a committed proposal."""
+
+    APPLIED = 0  # now, or the first time it was tried
+    UNKNOWN_SESSION = 1  # no effect now; whether an earlier try had one is not known any more
+    FORGOTTEN = 2  # the same, for a sequence older than the window
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The reply to one committed proposal."""
+
+    session: int
+    sequence: int
+    index: int
+    verdict: Verdict
+    reply: bytes
+    fresh: bool  # False: nothing changed, the reply is that of the first time
+
+
+class Applier:
+    """Owner: the thread that carries out `Apply` and `Restore`."""
+
+    def __init__(self, machine: StateMachine) -> None:
+        self._machine = machine
+        self._sessions: dict[int, SessionState] = {}
+        self.index = 0
+
+    def apply(self, entries: Sequence[Entry]) -> list[Outcome]:
+        """Apply entries, each of which must be the next one."""
+        outcomes = []
+        for entry in entries:
+            assert entry.index == self.index + 1, f"applying {entry.index} after {self.index}"
+            self.index = entry.index
+            if entry.kind is EntryKind.OPEN_SESSION:
+                self._open(entry)
+                outcomes.append(_outcome(entry, Verdict.APPLIED, b"", fresh=True))
+            elif entry.kind is EntryKind.COMMAND:
+                outcomes.append(self._command(entry))
+        return outcomes
+
+    def snapshot(self) -> bytes:
+        """Return sessions and state as one snapshot, equal on every node at the same index."""
+        return encode_state(self.index, list(self._sessions.values()), self._machine.snapshot())
+
+    def restore(self, index: int, data: bytes) -> None:
+        """Become what a snapshot of ``index`` says. Raises MetadataCorruptError."""
+        sessions, machine = decode_state(index, data)
+        self._machine.restore(machine)
+        self._sessions = {one.session: one for one in sessions}
+        self.index = index
+
+    def _open(self, entry: Entry) -> None:
+        if entry.session in self._sessions:
+            return  # a retry
+        if len(self._sessions) >= SESSIONS_MAX:
+            idle = min(self._sessions.values(), key=lambda one: (one.used_index, one.session))
+            del self._sessions[idle.session]
+        self._sessions[entry.session] = SessionState(entry.session, entry.index, 0, {})
+
+    def _command(self, entry: Entry) -> Outcome:
+        session = self._sessions.get(entry.session)
+        if session is None:
+            return _outcome(entry, Verdict.UNKNOWN_SESSION, b"", fresh=False)
+        session.used_index = entry.index
+        known = session.replies.get(entry.sequence)
+        if known is not None:
+            return _outcome(entry, Verdict.APPLIED, known, fresh=False)
+        if entry.sequence < session.floor:
+            return _outcome(entry, Verdict.FORGOTTEN, b"", fresh=False)
+        reply = self._machine.apply(entry.index, entry.payload)
+        assert len(reply) <= REPLY_BYTES_MAX, f"a reply of {len(reply)} bytes"
+        session.replies[entry.sequence] = reply
+        session.floor = max(session.floor, entry.sequence - WINDOW + 1)
+        for sequence in [one for one in session.replies if one < session.floor]:
+            del session.replies[sequence]
+        return _outcome(entry, Verdict.APPLIED, reply, fresh=True)
+
+
+def _outcome(entry: Entry, verdict: Verdict, reply: bytes, *, fresh: bool) -> Outcome:
+    return Outcome(entry.session, entry.sequence, entry.index, verdict, reply, fresh)

@@ -1,0 +1,53 @@
+"""The numbers of a Raft group. All members use the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.errors import InvalidConfigError
+from broker.model.raft import (
+    CHUNK_BYTES_MAX,
+    ENTRY_OVERHEAD,
+    MESSAGE_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    NodeId,
+)
+
+GROUP_SIZES = (1, 3, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """Who is in the group, how fast it notices a loss, and what it may buffer."""
+
+    members: tuple[NodeId, ...]
+    heartbeat_ms: int = 100
+    election_ms_min: int = 1000  # Python pauses: below a second, elections without cause begin
+    election_ms_max: int = 2000
+    append_bytes_max: int = 256 * 1024  # entries of one message
+    chunk_bytes_max: int = 256 * 1024
+    inflight_bytes_max: int = 1024 * 1024  # entries sent to a member and not answered yet
+    inflight_messages_max: int = 64
+    uncommitted_bytes_max: int = 4 * 1024 * 1024  # beyond it, proposals are refused
+    reads_max: int = 10_000  # barriers that wait at once
+    keep_entries: int = 1000  # behind a snapshot, for members that lag a little
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or len(self.members) not in GROUP_SIZES:
+            raise InvalidConfigError(
+                f"a Raft group has 1, 3 or 5 different members, not {list(self.members)}"
+            )
+        if not 0 < 3 * self.heartbeat_ms <= self.election_ms_min < self.election_ms_max:
+            raise InvalidConfigError(
+                "an election timeout must allow three heartbeats, and its maximum more than that"
+            )
+        smallest = PAYLOAD_BYTES_MAX + ENTRY_OVERHEAD
+        if not 1 <= self.chunk_bytes_max <= CHUNK_BYTES_MAX:
+            raise InvalidConfigError(f"chunk_bytes_max must be within 1 to {CHUNK_BYTES_MAX}")
+        if not 1 <= self.append_bytes_max <= MESSAGE_BYTES_MAX - 2 * smallest:
+            raise InvalidConfigError("append_bytes_max must leave room in a message")
+
+    @property
+    def quorum(self) -> int:
+        """How many members are more than half."""
+        return len(self.members) // 2 + 1

@@ -1,0 +1,250 @@
+"""One member of a Raft group: an event in, effects out; no clock, no disk, no thread.
+
+Source: Ongaro's dissertation, chapters 3, 4.2.3 (leader stickiness), 6 (clients), 9.6 (pre-vote).
+Membership is fixed by configuration. What the effects promise stands in `events.py`; what must be
+durable before what, in `member.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.codec.checksum import crc32c
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.election import Election
+from broker.core.raft.events import (
+    Barrier,
+    BarrierFailed,
+    Effect,
+    Event,
+    Propose,
+    Received,
+    Refusal,
+    Refused,
+    Saved,
+    SnapshotMade,
+    StateHashed,
+    Tick,
+    TransferLeadership,
+)
+from broker.core.raft.follower import Follower
+from broker.core.raft.leader import Leader
+from broker.core.raft.member import Member, Role
+from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Stored
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    Forward,
+    Message,
+    PreVote,
+    PreVoteReply,
+    ReadReply,
+    ReadRequest,
+    TimeoutNow,
+    Vote,
+    VoteReply,
+)
+
+
+class RaftCore:
+    """Owner: one thread, which feeds it and carries out what it returns."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        me: NodeId,
+        stored: Stored,
+        *,
+        random: Callable[[int, int], int],
+    ) -> None:
+        """Take up what is on disk; ``random(low, high)`` draws an integer, both ends included."""
+        self._m = Member(config, me, stored, random)
+        self._election = Election(self._m)
+        self._follower = Follower(self._m)
+        self._leader: Leader | None = None
+        # A reply to a question from before a restart must not answer one from after it.
+        self._read_number = random(0, U64_MAX >> 1)
+        self._remote_reads: dict[int, tuple[int, int]] = {}  # on the wire: barrier, deadline
+
+    # ------------------------------------------------------------------ what can be seen
+
+    @property
+    def member(self) -> Member:
+        """What is known, for metrics and tests; not to be changed."""
+        return self._m
+
+    # ------------------------------------------------------------------ steps
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Begin; the first call, once."""
+        self._m.now_ms = now_ms
+        self._election.restart_timer()
+        if not self._m.peers:
+            self._election.stand(transfer=False)
+        return self._finish()
+
+    def step(self, now_ms: int, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+        m = self._m
+        m.now_ms = max(m.now_ms, now_ms)
+        match event:
+            case Received(sender, message):
+                if sender in m.peers:
+                    self._receive(sender, message)
+            case Saved(number):
+                m.saved(number)
+            case Tick():
+                self._tick()
+            case Propose(proposal):
+                if self._leader is not None:
+                    self._leader.propose(proposal)
+                else:
+                    m.emit(Refused(proposal, Refusal.NOT_LEADER))
+            case Barrier(number):
+                self._barrier(number)
+            case SnapshotMade(index, data):
+                term = m.log.term_at(index)
+                assert index <= m.applied, "a snapshot of what is not applied"
+                if term is not None:
+                    identity = SnapshotId(index, term, len(data), crc32c(data))
+                    m.compact(Snapshot(identity, data))
+            case StateHashed(index, value):
+                m.note_hash(index, value)
+            case TransferLeadership(target):
+                if self._leader is not None:
+                    self._leader.transfer(target)
+        return self._finish()
+
+    def _finish(self) -> list[Effect]:
+        if self._leader is None and self._election.has_majority():
+            if self._m.role is Role.PRECANDIDATE:
+                self._election.stand(transfer=False)
+            elif self._m.role is Role.CANDIDATE:
+                self._take_office()
+        if self._leader is not None:
+            self._leader.after_step()
+        return self._m.flush()
+
+    def _take_office(self) -> None:
+        self._m.role = Role.LEADER
+        self._m.leader = self._m.me
+        self._fail_remote_reads()
+        self._leader = Leader(self._m)
+
+    def _tick(self) -> None:
+        m = self._m
+        for number, (barrier, deadline_ms) in list(self._remote_reads.items()):
+            if m.now_ms >= deadline_ms:
+                del self._remote_reads[number]
+                m.emit(BarrierFailed(barrier))
+        if self._leader is not None:
+            if not self._leader.tick():
+                self._become_follower(None)
+        elif m.peers and self._election.is_due() and not m.disk_is_stuck:
+            self._election.ask_first()
+
+    def _become_follower(self, leader: NodeId | None) -> None:
+        m = self._m
+        if self._leader is not None:
+            self._leader.abandon()
+            self._leader = None
+            self._election.restart_timer()
+        if m.leader != leader:
+            self._fail_remote_reads()
+        m.role = Role.FOLLOWER
+        m.leader = leader
+
+    def _barrier(self, number: int) -> None:
+        m = self._m
+        if self._leader is not None:
+            self._leader.read(m.me, number)
+        elif m.leader is None or len(self._remote_reads) >= m.config.reads_max:
+            m.emit(BarrierFailed(number))
+        else:
+            self._read_number += 1
+            self._remote_reads[self._read_number] = (number, m.now_ms + m.config.election_ms_min)
+            m.send(m.leader, ReadRequest(m.term, self._read_number))
+
+    def _fail_remote_reads(self) -> None:
+        for barrier, _ in self._remote_reads.values():
+            self._m.emit(BarrierFailed(barrier))
+        self._remote_reads.clear()
+
+    # ------------------------------------------------------------------ messages
+
+    def _receive(self, sender: NodeId, message: Message) -> None:
+        m = self._m
+        if isinstance(message, PreVote):
+            self._election.on_pre_vote(sender, message)
+            return
+        if isinstance(message, PreVoteReply) and message.granted:
+            self._election.on_pre_vote_reply(sender, message)  # its term may be behind ours
+            return
+        if isinstance(message, Vote) and self._election.hears_leader and not message.transfer:
+            return
+        if message.term > m.term:
+            self._become_follower(None)
+            m.set_term(message.term, None)
+            self._election.forget_leader()
+        if message.term < m.term:
+            self._answer_old_term(sender, message)
+            return
+        match message:
+            case Append() | Chunk():
+                self._follow(sender, message)
+            case Vote():
+                self._election.on_vote(sender, message)
+            case VoteReply():
+                self._election.on_vote_reply(sender, message)
+            case TimeoutNow():
+                if sender == m.leader and self._leader is None:
+                    self._election.stand(transfer=True)
+            case ReadReply(_, number, index):
+                found = self._remote_reads.pop(number, None)
+                if found is not None:
+                    m.wait_for(found[0], index)
+            case _:
+                self._ask_leader(sender, message)
+
+    def _follow(self, sender: NodeId, message: Append | Chunk) -> None:
+        m = self._m
+        assert m.role is not Role.LEADER, f"{sender} and {m.me} both lead term {m.term}"
+        assert m.leader in {None, sender}, f"{sender} and {m.leader} both lead term {m.term}"
+        self._become_follower(sender)
+        self._election.leader_spoke()
+        if isinstance(message, Append):
+            self._follower.on_append(sender, message)
+        else:
+            self._follower.on_chunk(sender, message)
+
+    def _ask_leader(self, sender: NodeId, message: Message) -> None:
+        """Messages that only a leader has an answer to; from anyone else they are lost."""
+        leader = self._leader
+        if leader is None:
+            return
+        match message:
+            case AppendReply():
+                leader.on_append_reply(sender, message)
+            case ChunkReply():
+                leader.on_chunk_reply(sender, message)
+            case ReadRequest(_, number):
+                leader.read(sender, number)
+            case Forward(_, proposal):
+                leader.propose(proposal)
+
+    def _answer_old_term(self, sender: NodeId, message: Message) -> None:
+        """Tell who acts on an old term that there is a newer one; answers of old terms are void."""
+        m = self._m
+        match message:
+            case Append(_, prev_index, _, _, round_number):
+                m.send(sender, AppendReply(m.term, False, prev_index, 0, 0, round_number))
+            case Chunk(_, _, _, round_number):
+                m.send(sender, AppendReply(m.term, False, 0, 0, 0, round_number))
+            case Vote():
+                m.send(sender, VoteReply(m.term, False))
+            case Forward() | ReadRequest():
+                self._ask_leader(sender, message)
+            case _:
+                pass

@@ -1,0 +1,119 @@
+"""How a member stands for leader and how it votes.
+
+Nobody stands before a majority has said that it would vote (pre-vote), and nobody says so while it
+hears a leader: a member that was cut off comes back without disturbing anyone. Votes are a set of
+members for one term, and a candidate's own is in it once it is on its own disk.
+"""
+
+from __future__ import annotations
+
+from broker.core.raft.member import Member, Role
+from broker.model.raft import NodeId
+from broker.model.raft_messages import PreVote, PreVoteReply, Vote, VoteReply
+
+
+class Election:
+    """Deadlines, votes asked for and votes given. Owner: one `RaftCore`."""
+
+    def __init__(self, member: Member) -> None:
+        self._m = member
+        self._deadline_ms = 0
+        self._heard_ms: int | None = None  # when a leader of our term last spoke
+        self._votes: set[NodeId] = set()
+        self._own_vote_save = 0
+
+    def restart_timer(self) -> None:
+        """Wait a whole, random time before standing."""
+        config = self._m.config
+        wait_ms = self._m.random(config.election_ms_min, config.election_ms_max)
+        self._deadline_ms = self._m.now_ms + wait_ms
+
+    def leader_spoke(self) -> None:
+        """A leader of the present term sent something."""
+        self._heard_ms = self._m.now_ms
+        self.restart_timer()
+
+    def forget_leader(self) -> None:
+        """The term changed: nobody has been heard in the new one."""
+        self._heard_ms = None
+
+    def is_due(self) -> bool:
+        """Tell whether it is time to stand."""
+        return self._m.now_ms >= self._deadline_ms
+
+    @property
+    def hears_leader(self) -> bool:
+        """Tell whether there is a leader that nobody should be elected against."""
+        m = self._m
+        if m.role is Role.LEADER:
+            return True
+        heard = self._heard_ms
+        return heard is not None and m.now_ms - heard < m.config.election_ms_min
+
+    # ------------------------------------------------------------------ standing
+
+    def ask_first(self) -> None:
+        """Ask who would vote for us; the term stays as it is."""
+        m = self._m
+        m.role = Role.PRECANDIDATE
+        m.leader = None
+        self._votes = {m.me}
+        self.restart_timer()
+        for peer in m.peers:
+            m.send(peer, PreVote(m.term + 1, m.log.last_index, m.log.last_term))
+
+    def stand(self, *, transfer: bool) -> None:
+        """Begin a new term and ask for votes in it."""
+        m = self._m
+        m.role = Role.CANDIDATE
+        m.leader = None
+        self._heard_ms = None
+        self._votes = set()
+        self._own_vote_save = m.next_save
+        m.set_term(m.term + 1, m.me)
+        self.restart_timer()
+        for peer in m.peers:
+            m.send(peer, Vote(m.term, m.log.last_index, m.log.last_term, transfer))
+
+    def on_pre_vote_reply(self, sender: NodeId, reply: PreVoteReply) -> None:
+        """Count a promise for the term after ours."""
+        if reply.granted and self._m.role is Role.PRECANDIDATE and reply.asked == self._m.term + 1:
+            self._votes.add(sender)
+
+    def on_vote_reply(self, sender: NodeId, reply: VoteReply) -> None:
+        """Count a vote of this term, once for each voter."""
+        if reply.granted and self._m.role is Role.CANDIDATE and reply.term == self._m.term:
+            self._votes.add(sender)
+
+    def has_majority(self) -> bool:
+        """Tell whether enough members are for us; our own vote counts when it is durable."""
+        m = self._m
+        if m.role is Role.CANDIDATE and m.is_saved(self._own_vote_save):
+            self._votes.add(m.me)
+        return len(self._votes) >= m.config.quorum
+
+    # ------------------------------------------------------------------ voting
+
+    def on_pre_vote(self, sender: NodeId, asked: PreVote) -> None:
+        """Say whether we would vote; a candidate of an old term learns the new one."""
+        m = self._m
+        granted = (
+            asked.term > m.term
+            and not self.hears_leader
+            and self._is_complete(asked.last_index, asked.last_term)
+        )
+        m.send(sender, PreVoteReply(m.term, asked.term, granted))
+
+    def on_vote(self, sender: NodeId, asked: Vote) -> None:
+        """Vote at most once in a term, for a log that has all of ours. The terms are equal."""
+        m = self._m
+        granted = m.vote in {None, sender} and self._is_complete(asked.last_index, asked.last_term)
+        if granted:
+            if m.vote is None:
+                m.set_term(m.term, sender)
+            self.restart_timer()
+        m.send(sender, VoteReply(m.term, granted))
+
+    def _is_complete(self, last_index: int, last_term: int) -> bool:
+        log = self._m.log
+        return (last_term, last_index) >= (log.last_term, log.last_index)

@@ -1,0 +1,173 @@
+"""What happens to a member of the group, and what it wants done.
+
+Effects are carried out in the order given. `Save` is answered by `Saved` once all of it is durable,
+and saves complete in order; whatever must not be said before that is held back by the core, so a
+`Send` may go out at once. `Apply` and `Restore` must be done before the effects behind them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.model.raft import Entry, HardState, LogImage, NodeId, Proposal, Snapshot
+from broker.model.raft_messages import Message
+
+# ---------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; several times per heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived from a peer that the transport has identified."""
+
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The save of this number, and all before it, are durable."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A caller on this node wants something in the log. Only a leader takes it."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A caller on this node wants to see everything that was committed before it asked."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMade:
+    """The state machine wrote down what it is after applying ``index``."""
+
+    index: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateHashed:
+    """The state machine's hash after applying ``index``."""
+
+    index: int
+    hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLeadership:
+    """Hand over to ``target`` if this node leads."""
+
+    target: NodeId
+
+
+Event = (
+    Tick | Received | Saved | Propose | Barrier | SnapshotMade | StateHashed | TransferLeadership
+)
+
+# ---------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make durable, in this order: ``hard``, ``snapshot``, then the log.
+
+    ``image`` replaces the whole log; else entries from ``truncate`` on go (None: none), and
+    ``entries`` follow.
+    """
+
+    number: int
+    hard: HardState | None
+    snapshot: Snapshot | None
+    image: LogImage | None
+    truncate: int | None
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send if there is a connection; messages may be lost, doubled or late."""
+
+    target: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """These entries are committed, durable here, and next in turn. Each is applied exactly once."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The state machine becomes what the snapshot says; what it was before is a prefix of that."""
+
+    snapshot: Snapshot
+
+
+class Refusal(Enum):
+    """Why a proposal was not taken. It is in no log, unless an earlier try of it is."""
+
+    NOT_LEADER = "not leader"
+    OVERLOADED = "overloaded"
+    TRANSFERRING = "transferring"
+    TOO_LARGE = "too large"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The proposal was not taken by this node."""
+
+    proposal: Proposal
+    reason: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPassed:
+    """Everything committed before the barrier was asked for is applied here."""
+
+    number: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierFailed:
+    """Nobody could confirm; ask again."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """For logs and metrics. Never a licence to decide: decisions are entries of the log."""
+
+    role: str
+    term: int
+    leader: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """This node's state differs from the leader's at the same index: it must stop."""
+
+    index: int
+    ours: int
+    theirs: int
+
+
+Effect = (
+    Save | Send | Apply | Restore | Refused | BarrierPassed | BarrierFailed | RoleChanged | Diverged
+)

@@ -1,0 +1,99 @@
+"""The follower's part: take the leader's entries and snapshots, and say what is durable here.
+
+Entries are removed only where they conflict, and never below the commit. A commit index from a
+message holds only as far as that same message has shown the two logs to be equal. A snapshot is
+installed whole, checked, or not at all; until then it changes nothing.
+"""
+
+from __future__ import annotations
+
+from broker.codec.checksum import crc32c
+from broker.core.raft.member import Member
+from broker.model.raft import SNAPSHOT_BYTES_MAX, Entry, NodeId, Snapshot, SnapshotId
+from broker.model.raft_messages import Append, AppendReply, Chunk, ChunkReply
+
+
+class Follower:
+    """What a member does with its leader's messages. Owner: one `RaftCore`."""
+
+    def __init__(self, member: Member) -> None:
+        self._m = member
+        self._incoming: SnapshotId | None = None
+        self._received = bytearray()
+
+    def on_append(self, leader: NodeId, message: Append) -> None:
+        """Take entries that follow what we have; answer what is equal now, or where it may be."""
+        m = self._m
+        prev_index, prev_term, entries = _behind(m, message)
+        if m.log.term_at(prev_index) != prev_term:
+            hint_index, hint_term = m.log.agreement(prev_index, prev_term)
+            if hint_index < m.commit:
+                hint_index, hint_term = m.commit, m.log.term_at(m.commit) or 0
+            m.send(
+                leader,
+                AppendReply(m.term, False, prev_index, hint_index, hint_term, message.round),
+            )
+            return
+        matched = prev_index + len(entries)
+        self._take(entries)
+        if message.commit > m.commit:
+            m.commit_to(max(m.commit, min(message.commit, matched)))
+        m.send(leader, AppendReply(m.term, True, matched, 0, 0, message.round))
+        if message.check_index:
+            m.compare_hash(message.check_index, message.check_hash)
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        """Keep what is equal, cut from the first conflict on, add the rest."""
+        m = self._m
+        for at, entry in enumerate(entries):
+            present = m.log.term_at(entry.index)
+            if present == entry.term:
+                continue
+            if present is not None:
+                m.truncate(entry.index)
+            m.append(entries[at:])
+            return
+
+    def on_chunk(self, leader: NodeId, message: Chunk) -> None:
+        """Take the piece that comes next; install the snapshot when the last one is there."""
+        m = self._m
+        wanted = message.snapshot
+        if wanted.index <= m.commit:  # we have all that it holds, and equal to the leader's
+            self._forget()
+            m.send(leader, AppendReply(m.term, True, wanted.index, 0, 0, message.round))
+            return
+        if not 0 <= wanted.size <= SNAPSHOT_BYTES_MAX:
+            return
+        if self._incoming != wanted:
+            self._incoming = wanted
+            self._received = bytearray()
+        fits = len(self._received) + len(message.data) <= wanted.size
+        if message.offset == len(self._received) and fits:
+            self._received += message.data
+        if len(self._received) < wanted.size:
+            m.send(leader, ChunkReply(m.term, wanted, len(self._received), message.round))
+            return
+        data = bytes(self._received)
+        self._forget()
+        if crc32c(data) != wanted.crc:  # begin again: nothing of it was believed
+            m.send(leader, ChunkReply(m.term, wanted, 0, message.round))
+            return
+        m.install(Snapshot(wanted, data))
+        m.send(leader, AppendReply(m.term, True, wanted.index, 0, 0, message.round))
+
+    def _forget(self) -> None:
+        self._incoming = None
+        self._received = bytearray()
+
+
+def _behind(member: Member, message: Append) -> tuple[int, int, tuple[Entry, ...]]:
+    """Leave out of a message what is at or below our commit: there the logs are equal."""
+    prev_index, entries = message.prev_index, message.entries
+    skip = member.commit - prev_index
+    if skip <= 0:
+        return prev_index, message.prev_term, entries
+    commit_term = member.log.term_at(member.commit)
+    assert commit_term is not None, "the commit is below the log"
+    if len(entries) >= skip:
+        assert entries[skip - 1].term == commit_term, "the leader's log lacks a committed entry"
+    return member.commit, commit_term, entries[skip:]

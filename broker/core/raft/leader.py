@@ -1,0 +1,284 @@
+"""The leader's part: replicate, commit, confirm reads, hand over. Lives as long as its term.
+
+An answer counts only in the term that it names and this leader's; a commit needs a majority's
+synced copies of an entry of this very term (Raft §5.4.2). A barrier is answered by a round of
+messages that began after it was asked: a majority that answers knew no newer leader (§6.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.core.raft.events import BarrierFailed, Refusal, Refused
+from broker.core.raft.member import Member
+from broker.core.raft.progress import Progress, Sending
+from broker.model.raft import (
+    PAYLOAD_BYTES_MAX,
+    Entry,
+    EntryKind,
+    NodeId,
+    Proposal,
+)
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    ChunkReply,
+    ReadReply,
+    TimeoutNow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    origin: NodeId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadRound:
+    round: int
+    index: int
+    reads: tuple[_Read, ...]
+
+
+class Leader:
+    """One term of office. Owner: one `RaftCore`, which drops it when the term ends."""
+
+    def __init__(self, member: Member) -> None:
+        """Take office: an entry of the new term commits whatever earlier terms left."""
+        self._m = member
+        self._round = 0
+        self._beat_ms = member.now_ms
+        self._waiting_reads: list[_Read] = []
+        self._open_round: _ReadRound | None = None
+        self._target: NodeId | None = None
+        self._target_until_ms = 0
+        self._uncommitted = member.log.weight(member.commit + 1)
+        next_index = member.log.last_index + 1
+        self._progress = {peer: Progress(next_index, member.now_ms) for peer in member.peers}
+        self._add(Proposal(EntryKind.NOOP, 0, 0, b""))
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self) -> bool:
+        """Send heartbeats that are due; return False when this node cannot lead any more.
+
+        That is when a majority was not heard in time, or when its own disk hangs.
+        """
+        m = self._m
+        if m.peers and m.disk_is_stuck:
+            return False
+        heard = 1 + sum(
+            m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._progress.values()
+        )
+        if heard < m.config.quorum:
+            return False
+        if self._target is not None and m.now_ms >= self._target_until_ms:
+            self._target = None
+        if m.now_ms - self._beat_ms >= m.config.heartbeat_ms:
+            self._beat()
+        return True
+
+    def propose(self, proposal: Proposal) -> None:
+        """Take a proposal into the log, or refuse it."""
+        if self._target is not None:
+            self._m.emit(Refused(proposal, Refusal.TRANSFERRING))
+        elif len(proposal.payload) > PAYLOAD_BYTES_MAX:
+            self._m.emit(Refused(proposal, Refusal.TOO_LARGE))
+        elif self._uncommitted >= self._m.config.uncommitted_bytes_max:
+            self._m.emit(Refused(proposal, Refusal.OVERLOADED))
+        else:
+            self._add(proposal)
+
+    def read(self, origin: NodeId, number: int) -> None:
+        """Queue a barrier for the next round of confirmations."""
+        if len(self._waiting_reads) < self._m.config.reads_max:
+            self._waiting_reads.append(_Read(origin, number))
+        elif origin == self._m.me:
+            self._m.emit(BarrierFailed(number))
+
+    def transfer(self, target: NodeId) -> None:
+        """Stop taking proposals, bring the target up to date, then let it stand."""
+        if target in self._progress:
+            self._target = target
+            self._target_until_ms = self._m.now_ms + self._m.config.election_ms_min
+            self._hand_over()
+
+    def on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
+        """Learn how far a member is, or where to look for the point of agreement."""
+        one = self._heard(sender, reply.round)
+        if reply.ok:
+            if reply.index <= self._m.log.last_index:  # else it speaks of another log
+                one.matched(reply.index)
+                self._hand_over()
+        elif one.sending is Sending.REPLICATE and reply.index > one.match:
+            one.probe(one.match + 1)
+        elif one.sending is Sending.PROBE and reply.index == one.next - 1:
+            self._step_back(one, reply)
+            one.waiting = False
+
+    def on_chunk_reply(self, sender: NodeId, reply: ChunkReply) -> None:
+        """Go on where the receiver says it is."""
+        one = self._heard(sender, reply.round)
+        snapshot = one.snapshot
+        if snapshot is not None and reply.snapshot == snapshot.id:
+            one.chunk_offset = min(reply.offset, snapshot.id.size)
+            one.waiting = False
+
+    def after_step(self) -> None:
+        """Commit what can be, then send what is due; the last thing in every step."""
+        self._commit()
+        self._confirm_reads()
+        for peer, one in self._progress.items():
+            self._send_next(peer, one)
+
+    def abandon(self) -> None:
+        """The term is over: local barriers have to be asked again."""
+        rounds = [self._open_round.reads] if self._open_round is not None else []
+        for read in [*(read for reads in rounds for read in reads), *self._waiting_reads]:
+            if read.origin == self._m.me:
+                self._m.emit(BarrierFailed(read.number))
+
+    # ------------------------------------------------------------------ inside
+
+    def _heard(self, sender: NodeId, round_number: int) -> Progress:
+        one = self._progress[sender]
+        one.heard_ms = self._m.now_ms
+        one.round = max(one.round, min(round_number, self._round))
+        return one
+
+    def _step_back(self, one: Progress, reply: AppendReply) -> None:
+        """Probe lower than what was refused; at or below the base there is only the snapshot."""
+        agreed = reply.hint_index
+        if agreed >= self._m.log.base_index:
+            agreed, _ = self._m.log.agreement(reply.hint_index, reply.hint_term)
+        one.next = max(min(agreed + 1, reply.index), one.match + 1)
+
+    def _add(self, proposal: Proposal) -> None:
+        m = self._m
+        entry = Entry(
+            m.log.last_index + 1,
+            m.term,
+            proposal.kind,
+            proposal.session,
+            proposal.sequence,
+            proposal.payload,
+        )
+        m.append((entry,))
+        self._uncommitted += entry.weight
+
+    def _commit(self) -> None:
+        m = self._m
+        synced = sorted([m.durable, *(one.match for one in self._progress.values())])
+        index = synced[len(synced) - m.config.quorum]
+        if index > m.commit and m.log.term_at(index) == m.term:
+            done = m.log.slice(m.commit + 1, index + 1, 1 << 62)
+            self._uncommitted -= sum(entry.weight for entry in done)
+            m.commit_to(index)
+
+    def _confirm_reads(self) -> None:
+        m = self._m
+        while True:
+            found = self._open_round
+            if found is not None:
+                answered = 1 + sum(one.round >= found.round for one in self._progress.values())
+                if answered < m.config.quorum:
+                    return
+                for read in found.reads:
+                    self._answer(read, found.index)
+                self._open_round = None
+            if not self._waiting_reads or m.log.term_at(m.commit) != m.term:
+                return  # what earlier terms committed is only known once our own entry is
+            reads = tuple(self._waiting_reads)
+            self._waiting_reads.clear()
+            self._open_round = _ReadRound(self._round + 1, m.commit, reads)
+            self._beat()
+
+    def _answer(self, read: _Read, index: int) -> None:
+        if read.origin == self._m.me:
+            self._m.wait_for(read.number, index)
+        else:
+            self._m.send_now(read.origin, ReadReply(self._m.term, read.number, index))
+
+    def _hand_over(self) -> None:
+        target = self._target
+        if target is not None and self._progress[target].match == self._m.log.last_index:
+            self._m.send_now(target, TimeoutNow(self._m.term))
+
+    def _beat(self) -> None:
+        """Begin a round: one message to everybody, whatever is in flight."""
+        self._round += 1
+        self._beat_ms = self._m.now_ms
+        for peer, one in self._progress.items():
+            if one.sending is Sending.SNAPSHOT:
+                if one.waiting:  # the chunk or its answer may be lost: ask how far it is
+                    self._send_chunk(peer, one, data=False)
+            elif one.sending is Sending.PROBE:
+                one.waiting = False
+            elif self._m.log.term_at(one.next - 1) is None:
+                one.probe(one.next)  # compacted while it was not answering
+            else:
+                self._send_append(peer, one, ())
+
+    def _send_next(self, peer: NodeId, one: Progress) -> None:
+        m = self._m
+        while True:
+            if one.sending is not Sending.SNAPSHOT and m.log.term_at(one.next - 1) is None:
+                assert m.snapshot is not None, "a compacted log without a snapshot"
+                one.send_snapshot(m.snapshot)
+            if one.sending is Sending.SNAPSHOT:
+                if not one.waiting:
+                    self._send_chunk(peer, one, data=True)
+                    one.waiting = True
+                return
+            if one.sending is Sending.PROBE:
+                if not one.waiting:
+                    self._send_append(peer, one, self._entries_from(one.next))
+                    one.waiting = True
+                return
+            room = (
+                one.inflight_bytes < m.config.inflight_bytes_max
+                and one.inflight_count < m.config.inflight_messages_max
+            )
+            if one.next <= m.log.last_index and room:
+                entries = self._entries_from(one.next)
+                self._send_append(peer, one, entries)
+                one.sent(entries[-1].index, sum(entry.weight for entry in entries))
+                continue
+            if one.commit_sent < min(m.commit, one.match):
+                self._send_append(peer, one, ())
+            return
+
+    def _entries_from(self, index: int) -> tuple[Entry, ...]:
+        log = self._m.log
+        return log.slice(index, log.last_index + 1, self._m.config.append_bytes_max)
+
+    def _send_append(self, peer: NodeId, one: Progress, entries: tuple[Entry, ...]) -> None:
+        m = self._m
+        prev_term = m.log.term_at(one.next - 1)
+        assert prev_term is not None, "an append behind a compacted entry"
+        check_index, check_hash = m.hashes[-1] if m.hashes else (0, 0)
+        one.commit_sent = m.commit
+        m.send_now(
+            peer,
+            Append(
+                term=m.term,
+                prev_index=one.next - 1,
+                prev_term=prev_term,
+                commit=m.commit,
+                round=self._round,
+                check_index=check_index,
+                check_hash=check_hash,
+                entries=entries,
+            ),
+        )
+
+    def _send_chunk(self, peer: NodeId, one: Progress, *, data: bool) -> None:
+        snapshot = one.snapshot
+        assert snapshot is not None, "sending a snapshot without one"
+        start = one.chunk_offset
+        end = start + self._m.config.chunk_bytes_max if data else start
+        self._m.send_now(
+            peer, Chunk(self._m.term, snapshot.id, start, self._round, snapshot.data[start:end])
+        )

@@ -1,0 +1,268 @@
+"""What a member is, whatever its role: term, vote, log, and what waits for the disk.
+
+A step changes this object in memory and marks what has to be saved; at its end `flush` makes one
+`Save` of that. A message goes out once every save before it is durable, so nobody is ever told
+what a power cut could take back. Only a leader's appends need not wait: its term is durable since
+its election, and it counts itself for an entry after its own sync like everybody else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.events import (
+    Apply,
+    BarrierPassed,
+    Diverged,
+    Effect,
+    Restore,
+    RoleChanged,
+    Save,
+    Send,
+)
+from broker.core.raft.log import RaftLog
+from broker.model.raft import Entry, HardState, NodeId, Snapshot, Stored
+from broker.model.raft_messages import Message
+
+_HELD_MAX = 4096  # messages that wait for a disk that hangs; older ones count as lost
+
+
+class Role(Enum):
+    """What a member does in its term."""
+
+    FOLLOWER = "follower"
+    PRECANDIDATE = "precandidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(slots=True)
+class _PendingSave:
+    number: int
+    durable: int  # the log's end once it is done; lowered when that end is cut meanwhile
+    issued_ms: int
+
+
+class Member:
+    """The state that the roles share. Owner: one `RaftCore`."""
+
+    def __init__(
+        self, config: RaftConfig, me: NodeId, stored: Stored, random: Callable[[int, int], int]
+    ) -> None:
+        assert me in config.members, f"{me!r} is not a member of {config.members}"
+        self.config = config
+        self.me = me
+        self.peers = tuple(one for one in config.members if one != me)
+        self.random = random
+        self.now_ms = 0
+        self.role = Role.FOLLOWER
+        self.leader: NodeId | None = None
+        self.term = max(stored.hard.term, RaftLog(stored.log).last_term)
+        self.vote = stored.hard.vote if self.term == stored.hard.term else None
+        self.log = RaftLog(stored.log)
+        self.snapshot = stored.snapshot
+        self.durable = self.log.last_index
+        floor = stored.snapshot.id.index if stored.snapshot else 0
+        self.commit = max(floor, min(stored.hard.commit, self.durable))
+        self.applied = 0  # the state machine is empty until the first flush
+        self.hashes: deque[tuple[int, int]] = deque(maxlen=64)  # (index, hash) of our own state
+        self.reads: deque[tuple[int, int]] = deque()  # (barrier, index) that wait for the apply
+        self._told: tuple[Role, int, NodeId | None] | None = None
+        self._restoring = stored.snapshot
+        self._saves: deque[_PendingSave] = deque()
+        self._held: deque[tuple[int, Send]] = deque()
+        self._effects: list[Effect] = []
+        self._now: list[Send] = []
+        self._number = 0
+        self._done = 0
+        self._hard_dirty = False
+        self._truncate: int | None = None
+        self._first_new: int | None = None
+        self._image_dirty = False
+        self._snapshot_dirty = False
+
+    # ------------------------------------------------------------------ changes
+
+    def set_term(self, term: int, vote: NodeId | None) -> None:
+        """Move to a later term, or vote in this one; said to nobody before it is durable."""
+        assert term > self.term or (term == self.term and self.vote in {None, vote})
+        self.term = term
+        self.vote = vote
+        self._hard_dirty = True
+
+    def append(self, entries: tuple[Entry, ...]) -> None:
+        """Add entries to the log; not durable yet."""
+        self.log.append(entries)
+        if self._first_new is None:
+            self._first_new = entries[0].index
+
+    def truncate(self, index: int) -> None:
+        """Cut the log before ``index``: what follows conflicts with the leader's."""
+        assert index > self.commit, f"cutting {index} below the commit {self.commit}"
+        self.log.truncate(index)
+        self._lower_durable(index - 1)
+        if self._first_new is not None and self._first_new >= index:
+            self._first_new = None
+        self._truncate = index if self._truncate is None else min(self._truncate, index)
+
+    def compact(self, snapshot: Snapshot) -> None:
+        """Our own state machine made a snapshot: keep it, and fewer entries."""
+        if self.snapshot is not None and snapshot.id.index <= self.snapshot.id.index:
+            return
+        self.snapshot = snapshot
+        self._snapshot_dirty = True
+        self.log.compact(max(self.log.base_index, snapshot.id.index - self.config.keep_entries))
+        self._image_dirty = True
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Take a whole, checked snapshot from the leader; keep what follows it if it agrees."""
+        index, term = snapshot.id.index, snapshot.id.term
+        assert index > self.commit, "an installed snapshot must be news"
+        if self.log.term_at(index) == term:
+            self.log.compact(index)
+        else:
+            self.log.reset(index, term)
+            self._lower_durable(0)
+            self._truncate = None
+            self._first_new = None
+        self.snapshot = snapshot
+        self.commit = index
+        self._restoring = snapshot
+        self._snapshot_dirty = True
+        self._image_dirty = True
+
+    def commit_to(self, index: int) -> None:
+        """Learn that everything up to ``index``, which the log has, is committed."""
+        assert index <= self.log.last_index, f"committing {index}, which is not in the log"
+        self.commit = max(self.commit, index)
+
+    def saved(self, number: int) -> None:
+        """Note that a save is done."""
+        self._done = max(self._done, number)
+        while self._saves and self._saves[0].number <= number:
+            self.durable = max(self.durable, self._saves.popleft().durable)
+
+    def is_saved(self, number: int) -> bool:
+        """Tell whether the save of this number is done."""
+        return number <= self._done
+
+    @property
+    def disk_is_stuck(self) -> bool:
+        """Tell whether the disk has not answered for longer than an election takes."""
+        saves = self._saves
+        return bool(saves) and self.now_ms - saves[0].issued_ms > self.config.election_ms_max
+
+    @property
+    def next_save(self) -> int:
+        """The number that the save of the present step will have, if it makes one."""
+        return self._number + 1
+
+    def wait_for(self, barrier: int, index: int) -> None:
+        """Let a barrier pass once ``index`` is applied; they pass in the order of the indexes."""
+        at = len(self.reads)
+        while at and self.reads[at - 1][1] > index:
+            at -= 1
+        self.reads.insert(at, (barrier, index))
+
+    def note_hash(self, index: int, value: int) -> None:
+        """Remember our state's hash at an index."""
+        self.hashes.append((index, value))
+
+    def compare_hash(self, index: int, theirs: int) -> None:
+        """Compare the leader's state hash with ours at the same index."""
+        for at, ours in self.hashes:
+            if at == index and ours != theirs:
+                self.emit(Diverged(index, ours, theirs))
+
+    def _lower_durable(self, end: int) -> None:
+        self.durable = min(self.durable, end)
+        for save in self._saves:
+            save.durable = min(save.durable, end)
+
+    # ------------------------------------------------------------------ saying things
+
+    def send(self, target: NodeId, message: Message) -> None:
+        """Send once everything up to now is durable."""
+        self._held.append((-1, Send(target, message)))
+
+    def send_now(self, target: NodeId, message: Message) -> None:
+        """Send without waiting: a leader's word, which rests on its election alone."""
+        self._now.append(Send(target, message))
+
+    def emit(self, effect: Effect) -> None:
+        """Add any other effect."""
+        self._effects.append(effect)
+
+    def flush(self) -> list[Effect]:
+        """End the step: return its effects in the order in which they must be carried out."""
+        effects: list[Effect] = []
+        self._make_save(effects)
+        effects += self._now
+        self._now.clear()
+        self._apply(effects)
+        effects += self._effects
+        self._effects.clear()
+        self._release(effects)
+        told = (self.role, self.term, self.leader)
+        if told != self._told:
+            self._told = told
+            effects.append(RoleChanged(self.role.value, self.term, self.leader))
+        return effects
+
+    def _make_save(self, effects: list[Effect]) -> None:
+        if not (
+            self._hard_dirty
+            or self._first_new is not None
+            or self._truncate is not None
+            or self._image_dirty
+        ):
+            return
+        self._number += 1
+        entries: tuple[Entry, ...] = ()
+        if self._first_new is not None and not self._image_dirty:
+            end = self.log.last_index + 1
+            entries = self.log.slice(self._first_new, end, 1 << 62)
+        effects.append(
+            Save(
+                number=self._number,
+                hard=HardState(self.term, self.vote, min(self.commit, self.durable))
+                if self._hard_dirty
+                else None,
+                snapshot=self.snapshot if self._snapshot_dirty else None,
+                image=self.log.image() if self._image_dirty else None,
+                truncate=None if self._image_dirty else self._truncate,
+                entries=entries,
+            )
+        )
+        self._saves.append(_PendingSave(self._number, self.log.last_index, self.now_ms))
+        self._hard_dirty = self._image_dirty = self._snapshot_dirty = False
+        self._first_new = self._truncate = None
+
+    def _apply(self, effects: list[Effect]) -> None:
+        """Apply what is both committed and durable on this node's own disk."""
+        if self._restoring is not None and self.durable >= self._restoring.id.index:
+            effects.append(Restore(self._restoring))
+            self.applied = self._restoring.id.index
+            self._restoring = None
+        end = min(self.commit, self.durable)
+        if end > self.applied and self._restoring is None:
+            effects.append(Apply(self.log.slice(self.applied + 1, end + 1, 1 << 62)))
+            self.applied = end
+        while self.reads and self.reads[0][1] <= self.applied:
+            effects.append(BarrierPassed(*self.reads.popleft()))
+
+    def _release(self, effects: list[Effect]) -> None:
+        """Let those messages go whose saves are done."""
+        held = self._held
+        for at in range(len(held) - 1, -1, -1):
+            if held[at][0] >= 0:
+                break
+            held[at] = (self._number, held[at][1])
+        while held and (self.is_saved(held[0][0]) or len(held) > _HELD_MAX):
+            number, send = held.popleft()
+            if self.is_saved(number):
+                effects.append(send)

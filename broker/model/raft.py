@@ -1,0 +1,105 @@
+"""The vocabulary of the Raft group: members, entries, snapshots. Values only.
+
+Terms and indexes are plain integers that only grow: index 1 is the first entry of a log, index 0
+and term 0 mean "before it". A session number is chosen at random by whoever proposes; with the
+sequence it names one proposal, so that a retry is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NewType
+
+NodeId = NewType("NodeId", str)  # a member of the group, as the configuration names it
+
+PAYLOAD_BYTES_MAX: Final = 32 * 1024
+SNAPSHOT_BYTES_MAX: Final = 64 * 1024 * 1024
+MESSAGE_BYTES_MAX: Final = 1024 * 1024
+CHUNK_BYTES_MAX: Final = 512 * 1024
+NODE_ID_BYTES_MAX: Final = 64
+ENTRY_OVERHEAD: Final = 40  # what an entry weighs beside its payload, in every budget of bytes
+U64_MAX: Final = (1 << 64) - 1
+
+
+class EntryKind(IntEnum):
+    """What an entry is for."""
+
+    NOOP = 0  # a new leader's first entry: it commits what earlier terms left
+    COMMAND = 1
+    OPEN_SESSION = 2  # from here on the session's sequences are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What somebody wants to have in the log; equal (session, sequence) means the same wish."""
+
+    kind: EntryKind
+    session: int
+    sequence: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place of the log. Equal index and term mean equal content, and an equal log before it."""
+
+    index: int
+    term: int
+    kind: EntryKind
+    session: int
+    sequence: int
+    payload: bytes
+
+    @property
+    def weight(self) -> int:
+        """Bytes that the entry counts for in every budget."""
+        return ENTRY_OVERHEAD + len(self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotId:
+    """Which snapshot: all that is applied up to ``index``, and the checksum of those bytes."""
+
+    index: int
+    term: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state machine's bytes; ``data`` was checked against the id by whoever built this."""
+
+    id: SnapshotId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What a node may never forget: its term, and whom it voted for in it.
+
+    ``commit`` is a hint that is never above what the node has synced.
+    """
+
+    term: int = 0
+    vote: NodeId | None = None
+    commit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogImage:
+    """A whole log: what follows ``base_index``, whose entry had ``base_term``."""
+
+    base_index: int
+    base_term: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Everything that a node finds on its disk when it starts; all of it is durable."""
+
+    hard: HardState
+    snapshot: Snapshot | None
+    log: LogImage

@@ -1,0 +1,149 @@
+"""What members of the Raft group say to each other.
+
+No message names its sender: the transport knows it from the certificate. Every message carries a
+term; an answer also names what it answers, so that one that comes late cannot be taken for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.model.raft import Entry, Proposal, SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class PreVote:
+    """Would you vote for me in ``term``? Changes nothing anywhere."""
+
+    term: int
+    last_index: int
+    last_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreVoteReply:
+    """``asked`` is the term of the question, ``term`` the answerer's own."""
+
+    term: int
+    asked: int
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election."""
+
+    term: int
+    last_index: int
+    last_term: int
+    transfer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VoteReply:
+    """A vote, durable at the voter, or a refusal."""
+
+    term: int
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Entries that follow ``prev_index``; without any it is a heartbeat.
+
+    ``check_index`` and ``check_hash`` are the leader's state hash at an applied index (0: none).
+    """
+
+    term: int
+    prev_index: int
+    prev_term: int
+    commit: int
+    round: int
+    check_index: int
+    check_hash: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """``ok``: everything up to ``index`` is the leader's log and durable here.
+
+    Otherwise ``index`` is the refused ``prev_index``, and the two logs can agree at ``hint_index``
+    at the latest, whose entry here has ``hint_term``. ``round`` repeats the question's.
+    """
+
+    term: int
+    ok: bool
+    index: int
+    hint_index: int
+    hint_term: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a snapshot, from ``offset``; an empty one asks how far the receiver is."""
+
+    term: int
+    snapshot: SnapshotId
+    offset: int
+    round: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReply:
+    """The receiver has ``offset`` bytes of this snapshot; it says so again for every chunk."""
+
+    term: int
+    snapshot: SnapshotId
+    offset: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutNow:
+    """The leader hands over: start an election at once."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Up to which index must I have applied to see everything committed by now?"""
+
+    term: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """The answer to the request of this number."""
+
+    term: int
+    number: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A member's proposal, for the leader. Whether it was taken shows in the log, nowhere else."""
+
+    term: int
+    proposal: Proposal
+
+
+Message = (
+    PreVote
+    | PreVoteReply
+    | Vote
+    | VoteReply
+    | Append
+    | AppendReply
+    | Chunk
+    | ChunkReply
+    | TimeoutNow
+    | ReadRequest
+    | ReadReply
+    | Forward
+)

@@ -1,0 +1,376 @@
+"""Known ways to get Raft wrong, one switch each. The simulation has to catch every one.
+
+A mutant replaces one step of the production code for the length of a `with`. Numbers such as S1
+are those of the defects that were found in pysyncobj (docs/decisions/0010-own-raft.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from broker.core.raft import follower as follower_module
+from broker.core.raft import member as member_module
+from broker.core.raft.applier import Applier
+from broker.core.raft.core import RaftCore
+from broker.core.raft.election import Election
+from broker.core.raft.follower import Follower
+from broker.core.raft.leader import Leader
+from broker.core.raft.member import Member, Role
+from broker.model.raft import Entry, HardState, LogImage, NodeId, Snapshot
+from broker.model.raft_messages import Append, AppendReply, Chunk, Message, Vote, VoteReply
+from broker.storage import raft_journal, raft_journal_scan
+from broker.storage.raft_journal import RaftJournal
+from broker.storage.raft_meta import MetaFile
+
+Mutant = Callable[[], Any]  # a context manager
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def s1_cut_what_matches() -> Any:
+    """Replace everything behind the message, conflict or not."""
+
+    def take(self: Follower, entries: tuple[Entry, ...]) -> None:
+        if entries and entries[0].index <= self._m.log.last_index:
+            self._m.truncate(entries[0].index)
+        if entries:
+            self._m.append(entries)
+
+    return _replaced(Follower, "_take", take)
+
+
+def s2_count_acks_of_old_terms() -> Any:
+    """Count an answer in whatever term the leader is now."""
+
+    def answer(self: RaftCore, sender: NodeId, message: Message) -> None:
+        if isinstance(message, AppendReply):
+            self._ask_leader(sender, message)
+        original(self, sender, message)
+
+    original = RaftCore._answer_old_term
+    return _replaced(RaftCore, "_answer_old_term", answer)
+
+
+def s3_commit_from_chunks() -> Any:
+    """Take a snapshot's chunk for a proof that the own log is committed."""
+
+    def on_chunk(self: Follower, leader: NodeId, message: Chunk) -> None:
+        original(self, leader, message)
+        self._m.commit_to(max(self._m.commit, min(message.snapshot.index, self._m.log.last_index)))
+
+    original = Follower.on_chunk
+    return _replaced(Follower, "on_chunk", on_chunk)
+
+
+def s4_snapshot_clears_the_log() -> Any:
+    """At start, keep of the log nothing that is not in the snapshot."""
+
+    def reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogImage:
+        if snapshot is not None and image.base_index != snapshot.id.index:
+            return LogImage(snapshot.id.index, snapshot.id.term, ())
+        return original(image, snapshot, path)
+
+    original = raft_journal._reconciled
+    return _replaced(raft_journal, "_reconciled", reconciled)
+
+
+def s6_ack_before_sync() -> Any:
+    """Say what the disk has not confirmed."""
+    return _replaced(Member, "is_saved", lambda *_: True)
+
+
+def s7_apply_again() -> Any:
+    """Apply a retried proposal a second time."""
+
+    def command(self: Applier, entry: Entry) -> Any:
+        if entry.session in self._sessions:
+            self._sessions[entry.session].replies.clear()
+            self._sessions[entry.session].floor = 0
+        return original(self, entry)
+
+    original = Applier._command
+    return _replaced(Applier, "_command", command)
+
+
+def s8_count_votes_not_voters() -> Any:
+    """Count each vote that arrives, from whomever and for whatever term."""
+    fresh = itertools.count()
+
+    def on_vote_reply(self: Election, sender: NodeId, reply: VoteReply) -> None:
+        if reply.granted and self._m.role is Role.CANDIDATE:
+            self._votes.add(NodeId(f"{sender}-{next(fresh)}"))
+
+    return _replaced(Election, "on_vote_reply", on_vote_reply)
+
+
+def s9_trust_any_chunk() -> Any:
+    """Append a chunk wherever it belongs, and do not check the whole."""
+
+    def on_chunk(self: Follower, leader: NodeId, message: Chunk) -> None:
+        offset = len(self._received) if self._incoming == message.snapshot else 0
+        moved = Chunk(message.term, message.snapshot, offset, message.round, message.data)
+        with _replaced(follower_module, "crc32c", lambda *_: message.snapshot.crc):
+            original(self, leader, moved)
+
+    original = Follower.on_chunk
+    return _replaced(Follower, "on_chunk", on_chunk)
+
+
+def leader_counts_itself_at_once() -> Any:
+    """Commit with the leader's own copy before its sync."""
+
+    def commit(self: Leader) -> None:
+        durable, self._m.durable = self._m.durable, self._m.log.last_index
+        try:
+            original(self)
+        finally:
+            self._m.durable = durable
+
+    original = Leader._commit
+    return _replaced(Leader, "_commit", commit)
+
+
+def candidate_counts_itself_at_once() -> Any:
+    """Count the own vote before it is durable."""
+
+    def stand(self: Election, *, transfer: bool) -> None:
+        original(self, transfer=transfer)
+        self._own_vote_save = 0
+        for one in self._m.peers:  # and ask the others at once
+            self._m.send_now(
+                one, Vote(self._m.term, self._m.log.last_index, self._m.log.last_term, transfer)
+            )
+
+    original = Election.stand
+    return _replaced(Election, "stand", stand)
+
+
+def commit_entries_of_old_terms() -> Any:
+    """Commit by counting copies of an entry that an earlier leader wrote."""
+
+    def commit(self: Leader) -> None:
+        m = self._m
+        with _replaced(type(m.log), "term_at", lambda *_: m.term):
+            original(self)
+
+    original = Leader._commit
+    return _replaced(Leader, "_commit", commit)
+
+
+def commit_past_what_matches() -> Any:
+    """Take the leader's commit for the whole own log, not for what the message has shown."""
+
+    def on_append(self: Follower, leader: NodeId, message: Append) -> None:
+        original(self, leader, message)
+        m = self._m
+        if m.log.term_at(message.prev_index) == message.prev_term:
+            m.commit_to(max(m.commit, min(message.commit, m.log.last_index)))
+
+    original = Follower.on_append
+    return _replaced(Follower, "on_append", on_append)
+
+
+def forget_votes() -> Any:
+    """Keep the term on disk, and the vote in memory only."""
+
+    def hard_state(term: int, vote: NodeId | None, commit: int) -> HardState:
+        return HardState(term, None, commit)
+
+    return _replaced(member_module, "HardState", hard_state)
+
+
+def vote_for_shorter_logs() -> Any:
+    """Vote without comparing logs."""
+    return _replaced(Election, "_is_complete", lambda *_: True)
+
+
+def no_pre_vote() -> Any:
+    """Stand at once when the time is up."""
+    return _replaced(Election, "ask_first", lambda self: self.stand(transfer=False))
+
+
+def no_stickiness() -> Any:
+    """Let others stand although a leader is heard."""
+    return _replaced(Election, "hears_leader", property(lambda self: False))
+
+
+def no_check_quorum() -> Any:
+    """Lead on, whether anybody answers or not."""
+
+    def tick(self: Leader) -> bool:
+        original(self)
+        return True
+
+    original = Leader.tick
+    return _replaced(Leader, "tick", tick)
+
+
+def read_without_asking() -> Any:
+    """Answer a barrier from the own commit, without a round."""
+
+    def read(self: Leader, origin: NodeId, number: int) -> None:
+        if origin == self._m.me:
+            self._m.wait_for(number, self._m.commit)
+        else:
+            original(self, origin, number)
+
+    original = Leader.read
+    return _replaced(Leader, "read", read)
+
+
+def read_answered_by_an_old_round() -> Any:
+    """Take any earlier answer of a member for a confirmation."""
+
+    def confirm(self: Leader) -> None:
+        if self._waiting_reads and self._m.log.term_at(self._m.commit) == self._m.term:
+            for one in self._waiting_reads:
+                self._answer(one, self._m.commit)
+            self._waiting_reads.clear()
+
+    return _replaced(Leader, "_confirm_reads", confirm)
+
+
+def one_meta_slot() -> Any:
+    """Write the two slots in turn, and fall back to the other when the newer is damaged."""
+
+    def write(self: MetaFile, hard: Any, synced: int, sync: Any) -> None:
+        turn = self.slot.sequence % 2
+        file = self._file
+
+        class _One:
+            def write_at(self, position: int, data: Any) -> int:
+                return file.write_at(position, data) if (position > 0) == bool(turn) else 0
+
+        self._file = _One()  # type: ignore[assignment]
+        try:
+            original(self, hard, synced, lambda _: sync(file))
+        finally:
+            self._file = file
+
+    original = MetaFile.write
+    return _replaced(MetaFile, "write", write)
+
+
+def cut_at_first_bad_record() -> Any:
+    """Take all damage for a torn tail."""
+
+    def end(self: Any, _head: Any) -> None:
+        self._torn = True
+
+    return _replaced(raft_journal_scan._Reader, "_end", end)
+
+
+def believe_the_page_cache() -> Any:
+    """After a restart, rely on what the cache shows without writing it again."""
+
+    def read(*args: Any, **facts: Any) -> Any:
+        found = original(*args, **facts)
+        return type(found)(found.image, found.last_number, found.end, found.torn, found.end)
+
+    original = raft_journal_scan.read_journal
+    return _replaced(raft_journal, "read_journal", read)
+
+
+def skip_folder_sync() -> Any:
+    """Rename without syncing the folder."""
+
+    def write_whole(self: RaftJournal, name: str, parts: Any) -> None:
+        files = self._files
+
+        class _Files:
+            def __getattr__(self, what: str) -> Any:
+                return (lambda _: None) if what == "sync_folder" else getattr(files, what)
+
+        self._files = _Files()
+        try:
+            original(self, name, parts)
+        finally:
+            self._files = files
+
+    original = RaftJournal._write_whole
+    return _replaced(RaftJournal, "_write_whole", write_whole)
+
+
+def retry_fsync() -> Any:
+    """Ask again after a failed sync: the second answer is yes, and the data is gone."""
+
+    def datasync(self: RaftJournal, file: Any) -> None:
+        try:
+            file.datasync()
+        except OSError:
+            file.datasync()
+
+    return _replaced(RaftJournal, "_datasync", datasync)
+
+
+def install_over_a_longer_log() -> Any:
+    """S10: an installed snapshot replaces the log, whatever it holds beyond."""
+
+    def install(self: Member, snapshot: Snapshot) -> None:
+        with _replaced(type(self.log), "term_at", lambda *_: None):
+            original(self, snapshot)
+
+    original = Member.install
+    return _replaced(Member, "install", install)
+
+
+# What makes a mutant's window common: faults, and the size of the group.
+HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
+    "s1_cut_what_matches": (("double", "reorder", "power", "cut"), 3),
+    "s2_count_acks_of_old_terms": (("slow", "cut", "kill", "reorder"), 5),
+    "s3_commit_from_chunks": (("cut", "pause", "slow"), 3),
+    "s8_count_votes_not_voters": (("double", "slow", "kill", "cut"), 5),
+    "candidate_counts_itself_at_once": (("power", "cut"), 3),
+    "commit_past_what_matches": (("cut", "slow", "reorder", "pause"), 3),
+    "forget_votes": (("kill", "slow", "power", "cut"), 3),
+    "no_check_quorum": (("one-way",), 3),
+    "read_without_asking": (("cut", "skew", "pause"), 3),
+    "read_answered_by_an_old_round": (("cut", "skew", "pause"), 3),
+    "install_over_a_longer_log": (("slow", "reorder", "double", "kill"), 3),
+    "one_meta_slot": (("rot", "kill"), 3),
+    "cut_at_first_bad_record": (("rot", "kill"), 3),
+    "believe_the_page_cache": (("fsync", "power", "kill"), 3),
+    "retry_fsync": (("fsync", "power"), 3),
+}
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        s1_cut_what_matches,
+        s2_count_acks_of_old_terms,
+        s3_commit_from_chunks,
+        s4_snapshot_clears_the_log,
+        s6_ack_before_sync,
+        s7_apply_again,
+        s8_count_votes_not_voters,
+        s9_trust_any_chunk,
+        leader_counts_itself_at_once,
+        candidate_counts_itself_at_once,
+        commit_entries_of_old_terms,
+        commit_past_what_matches,
+        forget_votes,
+        vote_for_shorter_logs,
+        no_pre_vote,
+        no_stickiness,
+        no_check_quorum,
+        read_without_asking,
+        read_answered_by_an_old_round,
+        one_meta_slot,
+        cut_at_first_bad_record,
+        believe_the_page_cache,
+        skip_folder_sync,
+        retry_fsync,
+        install_over_a_longer_log,
+    )
+}

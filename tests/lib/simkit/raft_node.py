@@ -1,0 +1,345 @@
+"""One member of a simulated Raft group: the production core, journal and applier on a failing disk.
+
+It carries out effects as the real shell does, with delays that the simulation draws, and dies as
+processes and machines do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any, Final, Protocol
+
+from broker.core.raft.applier import Applier, Outcome, Verdict
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.core import RaftCore
+from broker.core.raft.events import (
+    Apply,
+    Barrier,
+    BarrierFailed,
+    BarrierPassed,
+    Diverged,
+    Effect,
+    Event,
+    Propose,
+    Received,
+    Refusal,
+    Refused,
+    Restore,
+    RoleChanged,
+    Save,
+    Saved,
+    Send,
+    SnapshotMade,
+    StateHashed,
+    Tick,
+)
+from broker.core.raft.member import Role
+from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
+from broker.model.raft import NodeId, Proposal, SnapshotId
+from broker.model.raft_messages import Forward, Message, PreVote, VoteReply
+from broker.storage.raft_journal import RaftJournal
+from simkit.disk import PowerLostError, SimDisk
+from simkit.raft_truth import Promises, Registers, Truth
+
+FOLDER: Final = "raft"
+
+
+class World(Protocol):
+    """What a node asks of the simulation."""
+
+    rng: random.Random
+    truth: Truth
+    config: RaftConfig
+    snapshot_entries: int
+    stop_chance: float
+    now: float
+
+    def send(self, sender: SimNode, target: NodeId, message: Message) -> None:
+        """Put a message on the network."""
+
+    def later(self, node: SimNode, delay: float, what: str, argument: Any) -> None:
+        """Call ``node.happen(what, argument)`` after a while, if it still lives then."""
+
+    def answered(self, node: SimNode, outcome: Outcome) -> None:
+        """A proposal that was made through this node is applied here."""
+
+    def read(self, node: SimNode, number: int, index: int | None) -> None:
+        """A barrier has passed, or failed."""
+
+    def died(self, node: SimNode) -> None:
+        """The node stopped by itself."""
+
+
+class SimNode:
+    """A machine with a disk, on which the process comes and goes."""
+
+    def __init__(self, world: World, name: NodeId, *, may_rot: bool) -> None:
+        self.world = world
+        self.name = name
+        self.may_rot = may_rot
+        self.disk = SimDisk(world.rng)
+        self.disk.seen = world.truth.seen
+        self.promises = Promises()
+        world.truth.promises[name] = self.promises
+        self.life = 0  # counts restarts: what was meant for a dead process is dropped
+        self.alive = False
+        self.broken = False  # refused to start; stays down
+        self.rotten = False
+        self.paused_until = 0.0
+        self.rate = 1.0
+        self.waiting: dict[tuple[int, int], Proposal] = {}
+        self._saves: deque[Save] = deque()
+
+    # ------------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """Open the disk and begin; the power may go, the disk may fail, on the way."""
+        seen = self.world.truth.seen
+        try:
+            journal = RaftJournal(
+                self.disk.files(), FOLDER, cluster="sim", node=self.name, preallocate_bytes=2048
+            )
+        except MetadataCorruptError:
+            assert self.rotten or seen["sector torn"], "damage from nowhere"
+            seen["damaged node stays down"] += 1
+            self.broken = True
+            return
+        except DiskFullError:
+            seen["cannot start, disk full"] += 1
+            return
+        except LogFailedError:
+            seen["cannot start, disk failed"] += 1
+            return
+        seen["torn journal cut"] += journal.was_torn
+        seen["meta slot damaged"] += journal.damaged_slots > 0
+        self.promises.check(journal.stored)
+        # What was found is durable from now on, whether it had been promised or not.
+        stored = journal.stored
+        self.promises.saved(stored.hard, (stored.log.base_index, stored.log.entries), None, ())
+        self.journal = journal
+        self.machine = Registers()
+        self.applier = Applier(self.machine)
+        self.core = RaftCore(
+            self.world.config, self.name, journal.stored, random=self.world.rng.randint
+        )
+        self.member = self.core.member
+        self.life += 1
+        self.alive = True
+        self.waiting.clear()
+        self._saves.clear()
+        self._commit = 0
+        self._last_snapshot = journal.stored.snapshot.id.index if journal.stored.snapshot else 0
+        self._perform(self.core.start(self._clock()))
+        self.world.later(self, 0.0, "tick", None)
+
+    def crash(self, *, power: bool) -> None:
+        """End the process, or the machine."""
+        self.alive = False
+        if power:
+            self.disk.tear_sectors = self.may_rot
+            self.disk.lose_power()
+        else:
+            self.disk.kill()
+        self.world.truth.seen["power lost" if power else "killed"] += 1
+
+    def flip(self) -> None:
+        """Let one bit of its files rot while it is down."""
+        paths = [path for path in self.disk.paths() if self.disk.peek(path)]
+        if paths:
+            path = self.world.rng.choice(paths)
+            data = self.disk.peek(path)
+            written = [at for at, byte in enumerate(data) if byte] or [0]
+            position = self.world.rng.choice(written)
+            self.disk.flip_bit(path, position, self.world.rng.randrange(8))
+            self.rotten = True
+
+    # ------------------------------------------------------------------ what happens to it
+
+    def happen(self, what: str, argument: Any) -> None:
+        """Take one event of the simulation."""
+        if what == "tick":
+            self.step(Tick())
+            if self.alive:
+                self.world.later(self, self.world.config.heartbeat_ms / 2, "tick", None)
+        elif what == "save":
+            self._save()
+        elif what == "message":
+            self.step(Received(*argument))
+
+    def step(self, event: Event) -> None:
+        """Feed the core."""
+        self._perform(self.core.step(self._clock(), event))
+
+    def propose(self, proposal: Proposal) -> None:
+        """Propose here, for a caller who waits until it is applied here."""
+        self.waiting[proposal.session, proposal.sequence] = proposal
+        self.step(Propose(proposal))
+
+    def barrier(self, number: int) -> None:
+        """Ask for a barrier."""
+        self.step(Barrier(number))
+
+    def _clock(self) -> int:
+        return int(self.world.now * self.rate)
+
+    # ------------------------------------------------------------------ effects
+
+    def _perform(self, effects: list[Effect]) -> None:
+        todo: list[Event] = []
+        self._check_commit()
+        for effect in effects:
+            match effect:
+                case Send(target, message):
+                    self._sent(target, message)
+                    self.world.send(self, target, message)
+                case Save():
+                    self._note(effect)
+                    self._saves.append(effect)
+                    if len(self._saves) == 1:
+                        self._plan_save()
+                case Apply(entries):
+                    for outcome in self.applier.apply(entries):
+                        if self.waiting.pop((outcome.session, outcome.sequence), None) is not None:
+                            self.world.answered(self, outcome)
+                    self.world.truth.applied(self.name, self.applier.index, self.machine.hash)
+                    todo += self._after_apply()
+                case Restore(snapshot):
+                    one = snapshot.id
+                    self.world.truth.restored(self.name, (one.index, one.size, one.crc))
+                    self.applier.restore(one.index, snapshot.data)
+                    self.world.truth.applied(self.name, one.index, self.machine.hash)
+                    self._after_restore(one)
+                case BarrierPassed(number, index):
+                    self.world.read(self, number, index)
+                case BarrierFailed(number):
+                    self.world.read(self, number, None)
+                case Refused(proposal, reason):
+                    self._refused(proposal, reason)
+                case RoleChanged():
+                    self._role_changed()
+                case Diverged(index):
+                    raise AssertionError(f"{self.name} says that it diverged at {index}")
+        for event in todo:
+            self.step(event)
+
+    def _sent(self, target: NodeId, message: Message) -> None:
+        promised = self.promises.term
+        if not isinstance(message, PreVote):
+            assert message.term <= promised, f"a {message} of a term that is not durable"
+        if isinstance(message, VoteReply) and message.granted:
+            self.world.truth.voted(self.name, message.term, target)
+            assert promised >= message.term, "a vote that is not durable"
+
+    def _refused(self, proposal: Proposal, reason: Refusal) -> None:
+        self.world.truth.seen[f"refused: {reason.value}"] += 1
+        leader = self.member.leader
+        if reason is Refusal.NOT_LEADER and leader is not None:
+            self.world.send(self, leader, Forward(0, proposal))
+
+    def _role_changed(self) -> None:
+        if self.member.role is Role.LEADER:
+            self.world.truth.seen["leader elected"] += 1
+            image = self.member.log.image()
+            terms = {one.index: one.term for one in image.entries}
+            self.world.truth.led(self.name, self.member.term, terms, image.base_index)
+            self.world.truth.voted(self.name, self.member.term, self.name)
+
+    def _after_apply(self) -> list[Event]:
+        index = self.applier.index
+        events: list[Event] = []
+        if index % 8 == 0:
+            events.append(StateHashed(index, self.machine.hash))
+        if index - self._last_snapshot >= self.world.snapshot_entries:
+            self._last_snapshot = index
+            data = self.applier.snapshot()
+            events.append(SnapshotMade(index, data))
+            self.world.truth.seen["snapshot made"] += 1
+        return events
+
+    def _after_restore(self, one: SnapshotId) -> None:
+        if one.index > self._last_snapshot:
+            self.world.truth.seen["snapshot installed"] += 1
+        self._last_snapshot = max(self._last_snapshot, one.index)
+
+    def _check_commit(self) -> None:
+        commit, log = self.member.commit, self.member.log
+        if commit > self._commit:
+            start = max(self._commit, log.base_index) + 1
+            if start <= commit:
+                entries = log.slice(start, commit + 1, 1 << 62)
+                self.world.truth.committed(self.name, self.member.term, entries)
+            assert commit <= len(self.world.truth.chosen), "a commit that nobody knows"
+            self._commit = commit
+
+    # ------------------------------------------------------------------ the disk
+
+    def _note(self, save: Save) -> None:
+        """Check what is written against what everybody else has written."""
+        truth = self.world.truth
+        if save.image is not None:
+            truth.wrote(save.image.entries, save.image.base_term)
+            return
+        if save.truncate is not None:
+            truth.seen["conflict cut"] += 1
+        if save.entries:
+            before = self.member.log.term_at(save.entries[0].index - 1)
+            if before is not None:
+                truth.wrote(save.entries, before)
+
+    def _plan_save(self) -> None:
+        rng = self.world.rng
+        delay = rng.random() * 2 if rng.random() < 0.95 else rng.random() * 60
+        self.world.later(self, delay, "save", None)
+
+    def _save(self) -> None:
+        """Write the oldest save; the power may go in the middle."""
+        save = self._saves[0]
+        if self.world.rng.random() < self.world.stop_chance:
+            self.disk.stop_after = self.world.rng.randrange(12)
+        image = (save.image.base_index, save.image.entries) if save.image is not None else None
+        self.promises.attempted(image, save.truncate)
+        try:
+            self.journal.save(
+                hard=save.hard,
+                snapshot=save.snapshot,
+                image=save.image,
+                truncate=save.truncate,
+                entries=save.entries,
+            )
+        except PowerLostError:
+            self.crash(power=True)
+            self.world.died(self)
+            return
+        except DiskFullError:
+            self.world.truth.seen["save waits for room"] += 1
+            self.world.later(self, 20.0, "save", None)
+            return
+        except LogFailedError:
+            self.world.truth.seen["stopped by a failed sync"] += 1
+            self.crash(power=self.world.rng.random() < 0.5)
+            self.world.died(self)
+            return
+        finally:
+            self.disk.stop_after = None
+        self._saves.popleft()
+        self.promises.saved(save.hard, image, save.truncate, save.entries)
+        if self._saves:
+            self._plan_save()
+        elif self.world.rng.random() < 0.1:
+            self._checkpoint()
+            if not self.alive:
+                return
+        self.step(Saved(save.number))
+
+    def _checkpoint(self) -> None:
+        try:
+            self.journal.checkpoint(self.member.applied)
+        except LogFailedError:
+            self.crash(power=False)
+            self.world.died(self)
+
+
+def is_unknown(outcome: Outcome) -> bool:
+    """Tell whether the group has forgotten what became of a proposal."""
+    return outcome.verdict is not Verdict.APPLIED
