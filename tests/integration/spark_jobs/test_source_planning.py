@@ -248,7 +248,7 @@ def test_the_class_that_spark_makes(served: Served) -> None:
     schema = StructType().add("offset", "long").add("topic", "string")
     assert source.reader(schema).partitions() == []
     wrong: list[Callable[[], Any]] = [
-        lambda: HeadwaterDataSource({"strem": "s"}).schema(),
+        lambda: HeadwaterDataSource({"stremn": "s"}).schema(),
         lambda: source.reader(StructType().add("offset", "integer")),
         lambda: HeadwaterDataSource({"stream": "s", "endingOffsets": "1"}).streamReader(schema),
     ]

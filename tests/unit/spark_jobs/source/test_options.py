@@ -158,7 +158,7 @@ def test_a_table_of_the_catalog_is_declared_before_it_has_a_stream() -> None:
     assert names == tuple(ROW_COLUMNS)
     assert set(names) < set(known)
     with pytest.raises(InvalidRequestError, match="did you mean"):
-        columns_of({"provider": "headwater", "colums": "offset"})
+        columns_of({"provider": "headwater", "columnz": "offset"})
 
 
 def test_positions_text_is_what_the_option_takes() -> None:
