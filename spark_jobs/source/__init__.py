@@ -1,1 +1,1 @@
-"""The Spark data source ``headwater``: offset ranges of a stream's tail, over Arrow Flight."""
+"""The Spark data source ``headwater``: offset ranges of streams from both tiers, bounded or not."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -263,3 +265,19 @@ def test_the_class_that_spark_makes(served: Served) -> None:
     }
     with pytest.raises(StreamRecreatedError):
         HeadwaterDataSource(other).reader(schema).partitions()
+
+
+def test_what_spark_imports_at_every_start_is_cheap() -> None:
+    """Spark imports every `pyspark_*` module for any format: no Arrow, no client, no tables."""
+    code = (
+        "import sys, pyspark.sql.datasource, pyspark.sql.streaming.datasource\n"
+        "before = set(sys.modules)\n"
+        "import pyspark_headwater\n"
+        "assert pyspark_headwater.DefaultSource.name() == 'headwater'\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    heavy = {"pyarrow", "numpy", "deltalake", "boto3", "grpc", "headwater", "tiering", "pandas"}
+    assert not heavy & set(done.stdout.split()), done.stdout
