@@ -30,7 +30,13 @@ def spark_append(path: str, writer: int) -> Append:
             "spark.driver.memory": "700m",
             # Only the scheme s3 has Delta's own log store: see run.py.
             "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+            # The race is about commits: nothing else has to be computed for each of them.
             "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.databricks.delta.writeChecksumFile.enabled": "false",
+            "spark.databricks.delta.stats.collect": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.sql.adaptive.enabled": "false",
         },
     )
 
