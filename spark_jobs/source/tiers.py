@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import (
     InvalidConfigError,
     ObjectMissingError,
+    RemoteTierUnavailableError,
     TableMismatchError,
     UnavailableError,
 )
@@ -149,6 +150,8 @@ class Tiers:
                 return files
         try:
             worth = self._cold_end(piece)
+        except RemoteTierUnavailableError:
+            return None  # a broker without a lake has everything itself
         except UnavailableError:
             files = None if self._ref is None else self._newest(piece)
             if files is None:

@@ -11,7 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
-from broker.errors import ObjectMissingError, OffsetOutOfRangeError, UnavailableError
+from broker.errors import (
+    ObjectMissingError,
+    OffsetOutOfRangeError,
+    RemoteTierUnavailableError,
+    UnavailableError,
+)
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports import TierStatus
@@ -180,6 +185,21 @@ def test_a_table_out_of_reach_is_read_by_the_broker(served: Served) -> None:
     rows = read(served, 0, 100, table=TableRef("file:///nowhere/at/all", "memory"))
 
     assert offsets(rows) == list(range(100))
+
+
+def test_a_broker_without_a_lake_has_everything_itself(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that there is no cold tier, at once; nobody waits for one."""
+    publish(served, numbered(0, 100))
+
+    def without(*_arguments: Any) -> Any:
+        raise RemoteTierUnavailableError("this broker runs without a lake")
+
+    monkeypatch.setattr(LakeBroker, "tier_status", without)
+    monkeypatch.setattr(lookup.Backoff, "wait", without)
+
+    assert offsets(read(served, 0, 100)) == list(range(100))
 
 
 def test_cold_rows_do_not_need_the_broker(tmp_path: Path) -> None:
