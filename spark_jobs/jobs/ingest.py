@@ -250,7 +250,8 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
             raise
         raise ours from error
     finally:
-        query.stop()
+        if query.isActive:
+            query.stop()
     if gate.error is not None and not isinstance(gate.error, ShuttingDownError):
         raise gate.error
 
