@@ -99,6 +99,11 @@ bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
 	@cd $(ROOT)
 	$(PYTHON) -m bench $(BENCH_ARGS)
 
+.PHONY: bench-spark
+bench-spark: $(STAMP) ## run Spark's benchmarks against Kafka, delta-spark and the native scan
+	@cd $(ROOT)
+	$(PYTHON) -m bench --only spark spark_log planning tiering --kafka $(BENCH_ARGS)
+
 .PHONY: crash
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)

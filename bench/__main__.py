@@ -42,7 +42,8 @@ EXPECTED: Final = (
     psutil.Error,
 )  # fmt: skip
 MEASURES: Final = (
-    "publish", "ingest", "latency", "catch_up", "tiering", "spark", "memory",
+    "publish", "ingest", "latency", "catch_up", "tiering", "spark", "spark_log", "planning",
+    "memory",
 )  # fmt: skip
 
 

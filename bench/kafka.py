@@ -98,11 +98,11 @@ class KafkaServer:
                 return
         raise BenchError(f"Kafka was not ready: {self.child.tail()}")
 
-    def create(self, topic: str) -> None:
-        """Create a topic of one partition."""
+    def create(self, topic: str, *, partitions: int = 1) -> None:
+        """Create a topic, of one replica."""
         run_text([
             *self.kafka.java("org.apache.kafka.tools.TopicCommand"), "--bootstrap-server",
-            self.address, "--create", "--topic", topic, "--partitions", "1",
+            self.address, "--create", "--topic", topic, "--partitions", str(partitions),
             "--replication-factor", "1",
         ])  # fmt: skip
 
@@ -130,6 +130,15 @@ class KafkaServer:
         if not all(rates):
             raise BenchError(f"ProducerPerformance printed no rate: {printed[0][-300:]}")
         return sum(float(found[-1][1]) for found in rates)
+
+    def publish_paced(self, topic: str, *, size: int, count: int, records_per_s: int) -> None:
+        """Run ProducerPerformance at a steady rate, without waiting to fill batches."""
+        run_text([
+            *self.kafka.java("org.apache.kafka.tools.ProducerPerformance"), "--topic", topic,
+            "--num-records", str(count), "--record-size", str(size), "--throughput",
+            str(records_per_s), "--producer-props", f"bootstrap.servers={self.address}", "acks=all",
+            "linger.ms=0",
+        ])  # fmt: skip
 
     def consume(self, topic: str, *, count: int) -> float:
         """Run ConsumerPerformance from the start; return records/s, without joining the group."""

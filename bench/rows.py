@@ -133,6 +133,35 @@ def _full_read(tail_percent: int) -> Row:
     )
 
 
+def _spark_log(case: str, path: str, times: float, peer: str = "kafka") -> Row:
+    ours, theirs = f"spark_log/{case}/ours", f"spark_log/{case}/{peer}"
+    who = "delta-spark's writer" if peer == "delta_spark" else "Kafka"
+    return Row(
+        path=path,
+        unit="rows/s",
+        ours=(ours,),
+        default=(theirs,),
+        bar=f"≥ {times:g}× {who}",
+        bars=((Times(times, (theirs,)),),),
+    )
+
+
+def _planning(files: int) -> tuple[Row, Row]:
+    case = f"planning/{files}"
+    return (
+        Row(
+            path=f"planning a unified read of {files:,} files, first / later",
+            unit="s",
+            ours=(f"{case}/cold", f"{case}/warm"),
+        ),
+        Row(
+            path=f"… memory of the driver: Python / JVM heap in use, {files:,} files",
+            unit="MiB",
+            ours=(f"{case}/python_mib", f"{case}/jvm_heap_mib"),
+        ),
+    )
+
+
 ROWS: Final[tuple[Row, ...]] = (
     *(_publish(size, count) for size in _SIZES for count in (1, 4)),
     *(_ingest(size) for size in _SIZES),
@@ -162,6 +191,34 @@ ROWS: Final[tuple[Row, ...]] = (
     _full_read(0),
     _full_read(1),
     _full_read(20),
+    _spark_log("batch", "Spark batch read of all records, 1 % hot (peer: its Kafka source)", 6),
+    Row(
+        path="Structured Streaming from earliest, AvailableNow, into nothing (peer: Kafka source)",
+        unit="rows/s",
+        ours=("spark_log/stream/ours",),
+        default=("spark_log/stream/kafka",),
+    ),
+    _spark_log("ingest", "ingest into a new Delta table, AvailableNow (peer: Kafka source)", 3),
+    _spark_log(
+        "append",
+        "append of a stream to a Delta table (peer: delta-spark's writer)",
+        2,
+        "delta_spark",
+    ),
+    Row(
+        path="acknowledged → returned by a unified query, warm session, p50 / p99",
+        unit="s",
+        ours=("spark_log/fresh_query_p50", "spark_log/fresh_query_p99"),
+        bar="p99 ≤ 1 s",
+        bars=((), (AtMost(1.0),)),
+    ),
+    Row(
+        path="record → commit of the curated table, 1,000/s, 1 s trigger, p50 / p99 (peer: Kafka)",
+        unit="s",
+        ours=("spark_log/fresh_curated_p50", "spark_log/fresh_curated_p99"),
+        default=("spark_log/fresh_kafka_p50", "spark_log/fresh_kafka_p99"),
+    ),
+    *(row for files in (10, 1_000, 100_000) for row in _planning(files)),
     Row(
         path="broker's highest resident memory in the first / second half of 10 GiB",
         unit="MiB",

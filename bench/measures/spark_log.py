@@ -1,0 +1,117 @@
+"""The log as Spark's source and sink: against Spark's own Kafka source and delta-spark's writer.
+
+The same number of records of 100 random bytes on both sides. Ours lie 99 % in the table and 1 % in
+the log, as a stream's history does; Kafka's in a topic of two partitions. ``batch`` counts and sums
+everything, ``stream`` reads it with AvailableNow into nothing, ``ingest`` with AvailableNow into a
+new Delta table, ``append`` writes it to a Delta table by our appender and by delta-spark's writer.
+Freshness: from the acknowledgement until a unified query in a warm session has returned the record;
+and, at 1,000 records/s with a trigger of 1 s, until the commit of the table that holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.kafka import KafkaServer
+from bench.measures.publish import ROWS, WINDOW
+from bench.processes import BenchError, Load, run_loads
+from bench.servers import headwater
+from bench.session import Session
+from bench.spark_kafka import SparkKafka
+
+_RECORDS: Final = 4_000_000
+_SIZE: Final = 100
+_HOUR_MS: Final = 3_600_000
+_QUERIES: Final = 50
+_PACED_S: Final = 40
+_PACED_PER_S: Final = 1_000
+_TIMEOUT_S: Final = 3_600
+
+
+def run(session: Session) -> None:
+    """Fill both sides, then let one JVM measure them in turns."""
+    rows = session.count(_RECORDS, multiple=100 * ROWS)
+    lake = str(session.work / "lake")
+    with contextlib.ExitStack() as stack:
+        kafka: KafkaServer | None = None
+        conf: dict[str, str] = {}
+        if session.kafka is not None:
+            cache = session.work.parent / "spark_kafka"
+            conf = SparkKafka.find(cache).settings()
+            kafka = stack.enter_context(session.kafka.server(session.work / "kafka"))
+            kafka.create("bench", partitions=2)
+            kafka.create("fresh")
+            kafka.publish("bench", size=_SIZE, count=rows, publishers=1)
+        broker = stack.enter_context(headwater(session.work / "ours", lake_uri=lake, nats=False))
+        with broker.client() as client:
+            client.create_stream("hist", segment_age_ms_max=_HOUR_MS)
+            hot = rows // 100
+            for count in (rows - hot, hot):
+                run_loads([
+                    Load(
+                        "flight_publish", url=broker.url, stream="hist", size=_SIZE, rows=ROWS,
+                        batches=count // ROWS, window=WINDOW,
+                    )
+                ])  # fmt: skip
+                if count != hot:
+                    client.tier_flush("hist", timeout_ms=1_800_000)
+        wanted = {
+            "work": str(session.work / "spark"),
+            "server": broker.url,
+            "stream": "hist",
+            "rows": rows,
+            "repeat": session.repeat,
+            "kafka": None if kafka is None else kafka.address,
+            "conf": conf,
+            "queries": max(10, int(_QUERIES * min(1.0, session.scale))),
+            "paced_s": _PACED_S,
+            "paced_per_s": _PACED_PER_S,
+        }
+        _record(session, _work(wanted, kafka, session.work / "spark_log.log"), rows)
+
+
+def _work(wanted: dict[str, Any], kafka: KafkaServer | None, log: Path) -> dict[str, Any]:
+    """Run the worker; publish to Kafka while it waits for it."""
+    command = [sys.executable, "-m", "bench.spark_log_worker", json.dumps(wanted)]
+    found: dict[str, Any] = {}
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            found = json.loads(line)
+            if "ready" in found:
+                assert kafka is not None, "it is asked for Kafka only then"
+                kafka.publish_paced(
+                    "fresh", size=_SIZE, count=_PACED_S * _PACED_PER_S, records_per_s=_PACED_PER_S
+                )
+                process.stdin.write("published\n")
+                process.stdin.flush()
+        code = process.wait(_TIMEOUT_S)
+    if code != 0 or "seconds" not in found:
+        raise BenchError(f"the worker ended with {code}: {log.read_text()[-1500:]}")
+    return found
+
+
+def _record(session: Session, found: dict[str, Any], rows: int) -> None:
+    add = session.recorder.add
+    for way, samples in found["seconds"].items():
+        for took_s in samples:
+            add(f"spark_log/{way}", rows / took_s, "rows/s", rows=rows, seconds=took_s)
+    for side, ages_s in found["ages_s"].items():
+        for percent in (50, 99):
+            value = float(np.percentile(ages_s, percent))
+            add(f"spark_log/fresh_{side}_p{percent}", value, "s", samples=len(ages_s))

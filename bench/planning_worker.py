@@ -1,0 +1,164 @@
+"""Planning a unified read of a table of N files: ``python -m bench.planning_worker JSON``.
+
+The table is real, its files are links to one small Parquet file: planning looks at names, sizes and
+statistics, not into files. Each step of a read before the first row is timed by itself, cold (the
+first look of a process) and warm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import headwater.reading as hw
+from broker.codec.schema import ROW_SCHEMA
+from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import LeaseId, StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream, StreamConfig
+from spark_jobs.scans import rows_of
+from tiering.certify import certify_counts
+from tiering.delta_table import DeltaStreamTable
+from tiering.lake import Lake
+from tiering.table import NewFile, TableSnapshot
+
+_UUID: Final = StreamUuid("7d5f7c0e-7b0a-4b8e-9a51-4a3c6a1f0001")
+_FILES_PER_COMMIT: Final = 10_000
+_LINKS_MAX: Final = 30_000  # file systems allow 65,000 or so
+_STATS: Final = (
+    '{"numRecords":1,"minValues":{"offset":%d,"timestamp":"2026-01-01T00:00:00.000000Z"},'
+    '"maxValues":{"offset":%d,"timestamp":"2026-01-01T00:00:00.000000Z"},'
+    '"nullCount":{"offset":0,"timestamp":0}}'
+)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Seconds by step of one read."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _at: float = field(default_factory=time.perf_counter)
+
+    def done(self, step: str) -> None:
+        """Note the end of a step."""
+        now = time.perf_counter()
+        self.seconds[step] = now - self._at
+        self._at = now
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build the table, plan reads of it, print one line of JSON."""
+    wanted = json.loads(arguments[0])
+    count, folder = int(wanted["files"]), Path(wanted["folder"])
+    stream = Stream(
+        name="plan",
+        uuid=_UUID,
+        namespace="default",
+        table_name="plan",
+        config=StreamConfig(subject="plan", partitions=1),
+        created_us=1,
+    )
+    lake = Lake.open(folder / "lake", cluster="bench")
+    _build(lake.table(stream), Path(lake.table_uri(stream).removeprefix("file://")), count)
+    spark = hw.session("planning", "local[2]")
+    spark.range(1).count()  # a session that has never run a job is not what is measured
+    reads = []
+    for _ in range(int(wanted["repeat"]) + 1):
+        steps = Steps()
+        table = lake.table(stream)
+        snapshot = table.snapshot()
+        steps.done("open")
+        cut = _cut(snapshot, stream)
+        steps.done("cut")
+        certify_counts(snapshot, cut, table.store)
+        steps.done("certify")
+        rows = rows_of(
+            spark, cut, ("partition", "offset", "value"), server="grpc://127.0.0.1:1", proved=True
+        )
+        rows._jdf.queryExecution().executedPlan()  # noqa: SLF001  (what an action does first)
+        steps.done("plan")
+        reads.append(steps.seconds)
+    gateway: Any = spark.sparkContext._jvm  # noqa: SLF001
+    jvm = gateway.java.lang.Runtime.getRuntime()
+    jvm.gc()
+    found = {
+        "cold": reads[0],
+        "warm": reads[1:],
+        "python_mib": psutil.Process(os.getpid()).memory_info().rss / 2**20,
+        "jvm_heap_mib": (jvm.totalMemory() - jvm.freeMemory()) / 2**20,
+    }
+    print(json.dumps(found), flush=True)
+    spark.stop()
+    return 0
+
+
+def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
+    snapshot = table.create()
+    (folder / "partition=0").mkdir(parents=True, exist_ok=True)
+    original = folder / "partition=0" / "0.parquet"
+    links_left = _LINKS_MAX
+    names = [field.name for field in ROW_SCHEMA if field.name != "partition"]
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
+    pq.write_table(schema.empty_table(), original)
+    size = original.stat().st_size
+    for first in range(0, count, _FILES_PER_COMMIT):
+        end = min(count, first + _FILES_PER_COMMIT)
+        files = []
+        for number in range(first, end):
+            path = folder / "partition=0" / f"{number}.parquet"
+            if number and links_left == 0:
+                original, links_left = Path(shutil.copy(original, path)), _LINKS_MAX
+            elif number:
+                os.link(original, path)
+                links_left -= 1
+            files.append(
+                NewFile(
+                    path=f"partition=0/{number}.parquet",
+                    size_bytes=size,
+                    partition=0,
+                    modified_us=1_700_000_000_000_000,
+                    stats_json=_STATS % (number, number),
+                )
+            )
+        moves = {0: OffsetRange(Offset(first), Offset(end))}
+        table.commit(snapshot, files, moves, commit_id=f"c{first}", ranges_json="[]")
+        snapshot = table.snapshot()
+    table.checkpoint()
+
+
+def _cut(snapshot: TableSnapshot, stream: Stream) -> Cut:
+    held = snapshot.ranges[0]
+    part = PartitionCut(
+        partition=0,
+        start=held.start,
+        cold_end=held.end,
+        hot_end=held.end,
+        leader_epoch=LeaderEpoch(1),
+    )
+    return Cut(
+        cluster=snapshot.cluster,
+        stream=stream.name,
+        stream_uuid=stream.uuid,
+        subject=stream.config.subject,
+        table_uri=snapshot.uri,
+        table_version=snapshot.version,
+        partitions=(part,),
+        taken_us=1,
+        lease=Lease(lease_id=LeaseId("bench"), expires_us=2),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

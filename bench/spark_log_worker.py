@@ -1,0 +1,259 @@
+"""Spark's side of the measure ``spark_log``, one JVM: ``python -m bench.spark_log_worker JSON``.
+
+Reads, streams and appends of the same records by ours and by Spark's Kafka source, in turns, after
+one round that is not counted. Prints seconds by way.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+import headwater.reading as hw
+from bench.payloads import batch_of
+from headwater.client import Client
+from spark_jobs.jobs import backfill, ingest
+from spark_jobs.jobs.job import Report, Stop
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WARM_UPS: Final = 1
+_SUM: Final = ("count(*)", "min(offset)", "max(offset)", "sum(length(value))")
+_PACED_ROWS: Final = 20  # records of a batch of the paced producer
+_SIZE: Final = 100
+_SKIPPED_S: Final = 8  # the first batches of a query compile its code
+
+Way = Callable[[Path], int]  # does the work in a fresh folder, returns how many records it did
+
+
+class Worker:
+    """One session and what it is to measure."""
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        self._wanted = wanted
+        self._work = Path(wanted["work"])
+        self._stream = str(wanted["stream"])
+        self._server = str(wanted["server"])
+        self._kafka: str | None = wanted["kafka"]
+        self._spark: SparkSession = hw.session("bench", "local[2]", conf=wanted["conf"])
+        self._client = Client(self._server)
+
+    def run(self) -> dict[str, Any]:
+        """Return seconds by way, and the ages of what freshness found."""
+        found: dict[str, list[float]] = {}
+        ways = self._ways()
+        for turn in range(_WARM_UPS + int(self._wanted["repeat"])):
+            for name, way in ways.items():
+                folder = self._work / name
+                shutil.rmtree(folder, ignore_errors=True)
+                began = time.perf_counter()
+                done = way(folder)
+                took_s = time.perf_counter() - began
+                assert done == self._wanted["rows"], f"{name}: {done} rows"
+                hw.release_all()
+                if turn >= _WARM_UPS:
+                    found.setdefault(name, []).append(took_s)
+        fresh = {"query": self._fresh_query(), "curated": self._fresh_curated()}
+        if self._kafka is not None:
+            fresh["kafka"] = self._fresh_kafka()
+        return {"seconds": found, "ages_s": fresh}
+
+    def close(self) -> None:
+        """End the session."""
+        self._spark.stop()
+
+    def _ways(self) -> dict[str, Way]:
+        ways: dict[str, Way] = {
+            "batch/ours": lambda _: _count(hw.read(self._spark, self._stream, server=self._client)),
+            "stream/ours": partial(self._stream_to_noop, self._ours_streaming),
+            "ingest/ours": self._ingest,
+            "append/ours": self._backfill,
+            "append/delta_spark": self._delta_spark,
+        }
+        if self._kafka is not None:
+            ways["batch/kafka"] = lambda _: _count(self._from_kafka(self._spark.read))
+            ways["stream/kafka"] = partial(
+                self._stream_to_noop, lambda: self._from_kafka(self._spark.readStream)
+            )
+            ways["ingest/kafka"] = self._kafka_to_delta
+        return ways
+
+    # ------------------------------------------------------------------ sources
+
+    def _ours(self, reader: Any) -> Any:
+        return (
+            reader.format("headwater")
+            .option("server", self._server)
+            .option("subscribe", self._stream)
+            .option("startingOffsets", "earliest")
+        )
+
+    def _ours_streaming(self) -> DataFrame:
+        rows: DataFrame = self._ours(self._spark.readStream).load()
+        return rows
+
+    def _from_kafka(self, reader: Any, topic: str = "bench") -> Any:
+        return (
+            reader.format("kafka")
+            .option("kafka.bootstrap.servers", self._kafka)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+
+    # ------------------------------------------------------------------ ways
+
+    def _stream_to_noop(self, source: Callable[[], DataFrame], folder: Path) -> int:
+        query = (
+            source()
+            .select("partition", "offset", "value")
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return sum(int(batch["numInputRows"]) for batch in query.recentProgress)
+
+    def _ingest(self, folder: Path) -> int:
+        facts = self._job(ingest, "--table", str(folder / "table"), "--format", "raw")
+        return int(facts["records"])
+
+    def _backfill(self, folder: Path) -> int:
+        return int(self._job(backfill, "--table", str(folder / "table"))["records"])
+
+    def _job(self, job: Any, *words: str, stop: Stop | None = None) -> Any:
+        args = job.PARSER.parse_args(["--stream", self._stream, "--server", self._server, *words])
+        return job.run(self._spark, args, Report("bench", sys.stderr, stop or Stop()))
+
+    def _delta_spark(self, folder: Path) -> int:
+        """The same rows from the same source, written by delta-spark."""
+        self._ours(self._spark.read).load().write.format("delta").save(str(folder / "table"))
+        return self._rows_in(folder)
+
+    def _kafka_to_delta(self, folder: Path) -> int:
+        query = (
+            self._from_kafka(self._spark.readStream)
+            .select("topic", "partition", "offset", "timestamp", "key", "value")
+            .writeStream.format("delta")
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(folder / "table"))
+        )
+        query.awaitTermination()
+        return self._rows_in(folder)
+
+    def _rows_in(self, folder: Path) -> int:
+        import deltalake  # noqa: PLC0415  (only statistics are read)
+
+        added = pa.table(deltalake.DeltaTable(str(folder / "table")).get_add_actions(flatten=True))
+        return sum(added.column("num_records").to_pylist())
+
+    # ------------------------------------------------------------------ freshness
+
+    def _fresh_query(self) -> list[float]:
+        """Seconds from an acknowledgement until a unified query has returned the record."""
+        ages = []
+        with self._client.producer(self._stream) as producer:
+            for turn in range(int(self._wanted["queries"]) + 3):
+                result = producer.send(batch_of(_SIZE, 1)).result(timeout=60)
+                acked = time.perf_counter()
+                rows = hw.read(self._spark, self._stream, server=self._client)
+                newest = rows.selectExpr("max(offset)").collect()[0][0]
+                age_s = time.perf_counter() - acked
+                assert newest == result.base_offset, f"{newest} is not {result.base_offset}"
+                hw.release_all()
+                if turn >= 3:
+                    ages.append(age_s)
+        return ages
+
+    def _fresh_curated(self) -> list[float]:
+        """Ages of records when the commit of the curated table that holds them was written."""
+        name, seconds = "fresh", int(self._wanted["paced_s"])
+        self._client.create_stream(name, tiering=False)
+        table = self._work / "fresh" / "table"
+        stop = Stop()
+        self._stream, before = name, self._stream
+        words = ["--table", str(table), "--format", "raw", "--trigger", "1s"]
+        job = threading.Thread(target=partial(self._job, ingest, *words, stop=stop))
+        with self._client.producer(name) as producer:
+            producer.send(batch_of(_SIZE, 1)).result(timeout=60)
+            job.start()
+            began = time.monotonic()
+            sent = 0
+            while (passed_s := time.monotonic() - began) < seconds:
+                due = int(passed_s * self._wanted["paced_per_s"])
+                while sent < due:
+                    producer.send(batch_of(_SIZE, _PACED_ROWS))
+                    sent += _PACED_ROWS
+                threading.Event().wait(0.005)
+        threading.Event().wait(5)
+        stop.event.set()
+        job.join()
+        self._stream = before
+        return _ages(table)
+
+    def _fresh_kafka(self) -> list[float]:
+        """The same for Kafka and delta-spark with a trigger of 1 s; the run's parent publishes."""
+        table = self._work / "fresh-kafka" / "table"
+        query = (
+            self._from_kafka(self._spark.readStream, "fresh")
+            .select("partition", "offset", "timestamp", "value")
+            .writeStream.format("delta")
+            .option("checkpointLocation", str(table.parent / "checkpoint"))
+            .trigger(processingTime="1 second")
+            .start(str(table))
+        )
+        print(json.dumps({"ready": "kafka"}), flush=True)
+        sys.stdin.readline()  # everything is published
+        threading.Event().wait(5)
+        query.stop()
+        return _ages(table)
+
+
+def _count(rows: DataFrame) -> int:
+    return int(rows.selectExpr(*_SUM).collect()[0][0])
+
+
+def _ages(table: Path) -> list[float]:
+    """Return commit time less timestamp of every row, but for the first seconds of the query."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    ages: list[float] = []
+    commits = sorted((table / "_delta_log").glob("*.json"))
+    first_s: float | None = None
+    for commit in commits:
+        at_s = commit.stat().st_mtime
+        for line in commit.read_text().splitlines():
+            added = json.loads(line).get("add")
+            if added is None:
+                continue
+            column = pq.read_table(table / added["path"], columns=["timestamp"]).column(0)
+            made = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
+            first_s = first_s or min(made) / 1e6
+            ages += [at_s - one / 1e6 for one in made if one / 1e6 > first_s + _SKIPPED_S]
+    assert ages, f"nothing fresh arrived in {table}"
+    return ages
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure everything, print one line of JSON."""
+    worker = Worker(json.loads(arguments[0]))
+    found = worker.run()
+    print(json.dumps(found), flush=True)
+    worker.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
