@@ -206,7 +206,7 @@ def _bounds(
             found.append(None)
     if cut is not None:
         starts: dict[int, Position] = {part.partition: part.start for part in cut.partitions}
-        ends: dict[int, Position] = {part.partition: part.hot_end for part in cut.partitions}
+        ends: dict[int, Position] = {part.partition: part.end for part in cut.partitions}
         return starts, ends
     return found[0], found[1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.errors import InvalidCutError, InvalidRequestError
@@ -133,6 +135,8 @@ def test_a_cut_says_what_to_read() -> None:
 
     assert (found.selection.single, found.starting, found.ending) == ("s", {0: 2}, {0: 9})
     assert found.cut == cut
+    earlier = replace(cut, partitions=(replace(cut.partitions[0], until=Offset(4)),))
+    assert parse_batch({"cut": earlier.save()}).ending == {0: 4}
     for wrong in ({"stream": "t"}, {"startingOffsets": "earliest"}, {"subscribePattern": "s"}):
         with pytest.raises(InvalidRequestError):
             parse({"cut": cut.save(), **wrong})
