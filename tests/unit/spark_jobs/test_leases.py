@@ -113,6 +113,18 @@ def test_release_drops_what_is_ours() -> None:
     assert (ours.dropped, borrowed.dropped) == (["l"], [])
 
 
+def test_an_abandoned_lease_runs_out_by_itself() -> None:
+    """It is renewed no more and not dropped either; an unknown one is fine."""
+    client = FakeClient()
+    keeper = held(client)
+    keeper.abandon(LEASE.lease_id)
+    keeper.abandon(LEASE.lease_id)
+
+    keeper.tick()
+
+    assert (keeper.held(), client.dropped) == ([], [])
+
+
 def test_a_broker_that_is_gone_does_not_disturb_the_release() -> None:
     """The lease will expire; the caller has nothing to do about it."""
     client = FakeClient()
