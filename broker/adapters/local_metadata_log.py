@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.codec.checksum import crc32c
@@ -47,6 +47,7 @@ class LocalMetadataLog:
         self._folder = folder
         self._lock = threading.Lock()
         self._failure: LogFailedError | None = None
+        self._subscribers: list[Callable[[int, MetadataState], None]] = []
         files.make_folder(folder)
         self.state, self._index = self._load_snapshot()
         self._journal = self._open_journal()
@@ -65,9 +66,22 @@ class LocalMetadataLog:
                 raise reply.error  # on one node a refused command need not be kept
             self._append(command)
             self.state = state
+            for subscriber in self._subscribers:
+                subscriber(self._index, state)
             if self._position > _JOURNAL_BYTES_MAX:
                 self._write_snapshot()
             return reply
+
+    def barrier(self, *, timeout_ms: int = 10_000) -> int:  # noqa: ARG002 - nobody to wait for
+        """See ``MetadataLog.barrier``: here everything answered is applied."""
+        with self._lock:
+            return self._index
+
+    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
+        """See ``MetadataLog.subscribe``."""
+        with self._lock:
+            self._subscribers.append(subscriber)
+            subscriber(self._index, self.state)
 
     def close(self) -> None:
         """Close the journal; everything in it is durable already."""

@@ -13,7 +13,7 @@ from typing import Final, NewType
 
 NodeId = NewType("NodeId", str)  # a member of the group, as the configuration names it
 
-PAYLOAD_BYTES_MAX: Final = 32 * 1024
+PAYLOAD_BYTES_MAX: Final = 256 * 1024
 SNAPSHOT_BYTES_MAX: Final = 64 * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES_MAX: Final = 512 * 1024

@@ -29,10 +29,10 @@ class Authority:
         self._cert = self._signed(self._name, self._key.public_key(), authority=True)
         self.cert = self._cert.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str) -> Pair:
-        """Return a new certificate and its key."""
+    def issue(self, name: str, *, uris: tuple[str, ...] = ()) -> Pair:
+        """Return a new certificate, also for these URIs, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = self._signed(_name(name), key.public_key(), authority=False)
+        cert = self._signed(_name(name), key.public_key(), authority=False, uris=uris)
         return Pair(
             cert.public_bytes(serialization.Encoding.PEM),
             key.private_bytes(
@@ -43,12 +43,18 @@ class Authority:
         )
 
     def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, authority: bool
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        *,
+        authority: bool,
+        uris: tuple[str, ...] = (),
     ) -> x509.Certificate:
         now = dt.datetime.now(dt.UTC)
         names: list[x509.GeneralName] = [
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            *map(x509.UniformResourceIdentifier, uris),
         ]
         return (
             x509.CertificateBuilder()

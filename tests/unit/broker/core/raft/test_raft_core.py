@@ -367,7 +367,7 @@ def test_only_a_leader_takes_proposals_and_not_too_many_or_too_large() -> None:
     one = Proposal(EntryKind.COMMAND, 1, 1, b"x")
     assert Refused(one, Refusal.NOT_LEADER) in rig.step(Propose(one))
     rig.lead()
-    large = Proposal(EntryKind.COMMAND, 1, 2, bytes(40_000))
+    large = Proposal(EntryKind.COMMAND, 1, 2, bytes(300_000))
     assert Refused(large, Refusal.TOO_LARGE) in rig.step(Propose(large))
     heavy = Proposal(EntryKind.COMMAND, 1, 3, bytes(32_000))
     for _ in range(140):

@@ -1,0 +1,146 @@
+"""Callers that wait for their proposal to be applied here, and when it is tried again.
+
+All proposals of a process belong to one session and carry a sequence; however often one is tried,
+it takes effect once. The session remembers the newest sequences only, so a proposal does not start
+before all of those that it could push out of that window have been answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.core.raft.applier import WINDOW, Outcome, Verdict
+from broker.errors import CommitTimeoutError, HeadwaterError, OverloadedError
+from broker.model.raft import EntryKind, Proposal
+
+QUEUED_MAX: Final = 4096
+NEVER: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class Waiter:
+    """One proposal under way."""
+
+    payload: bytes
+    deadline_ms: int
+    done: Future[bytes] = field(default_factory=Future)
+    proposal: Proposal | None = None
+    retry_ms: int = 0
+    taken: bool = False  # some node may have it in its log
+    refused: str = "no leader was found"
+
+
+class Waiting:
+    """The session of this process. Owner: the Raft thread."""
+
+    def __init__(self, new_session: Callable[[], int]) -> None:
+        self._new_session = new_session
+        self._queued: deque[Waiter] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Open another session; whatever was under way in the last one is settled by now."""
+        self._session = self._new_session()
+        self._sequence = 0
+        self._opening: Waiter | None = None
+        self._is_open = False
+        self._under_way: dict[int, Waiter] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        """Queue a caller; it hears at once when there are too many."""
+        if len(self._queued) >= QUEUED_MAX:
+            waiter.done.set_exception(OverloadedError("too many metadata commands are waiting"))
+        else:
+            self._queued.append(waiter)
+
+    def due(self, now_ms: int) -> Iterator[Waiter]:
+        """Yield the proposals to be tried (again) now."""
+        if not self._is_open:
+            if self._queued and self._opening is None:
+                self._opening = Waiter(b"", NEVER)
+                self._opening.proposal = Proposal(EntryKind.OPEN_SESSION, self._session, 0, b"")
+            if self._opening is not None and now_ms >= self._opening.retry_ms:
+                yield self._opening
+            return
+        while self._queued and self._has_room():
+            waiter = self._queued.popleft()
+            self._sequence += 1
+            waiter.proposal = Proposal(
+                EntryKind.COMMAND, self._session, self._sequence, waiter.payload
+            )
+            self._under_way[self._sequence] = waiter
+            waiter.retry_ms = now_ms
+        for waiter in list(self._under_way.values()):
+            if now_ms >= waiter.retry_ms:
+                yield waiter
+
+    def find(self, proposal: Proposal) -> Waiter | None:
+        """Return who waits for a proposal."""
+        if proposal.session != self._session:
+            return None
+        if proposal.kind is EntryKind.OPEN_SESSION:
+            return self._opening
+        return self._under_way.get(proposal.sequence)
+
+    def applied(self, outcome: Outcome) -> None:
+        """Answer whoever waits for this."""
+        if outcome.session != self._session:
+            return
+        if self._opening is not None and outcome.sequence == 0:
+            self._opening = None
+            self._is_open = True
+            return
+        waiter = self._under_way.pop(outcome.sequence, None)
+        if outcome.verdict is Verdict.APPLIED:
+            if waiter is not None:
+                waiter.done.set_result(outcome.reply)
+            return
+        if waiter is not None:
+            waiter.done.set_exception(_unknown("its session was forgotten"))
+        if outcome.verdict is Verdict.UNKNOWN_SESSION and self._is_open:
+            self.fail_all(_unknown("its session was forgotten"), queued=False)
+            self._begin()
+
+    def settle(self, waiter: Waiter, error: HeadwaterError) -> None:
+        """Give a definite answer to somebody whose proposal is in no log."""
+        if waiter.proposal is not None:
+            self._under_way.pop(waiter.proposal.sequence, None)
+        waiter.done.set_exception(error)
+
+    def expire(self, now_ms: int) -> None:
+        """Tell those whose time is up that the outcome is unknown, or that nothing was tried."""
+        for sequence, waiter in list(self._under_way.items()):
+            if now_ms >= waiter.deadline_ms:
+                del self._under_way[sequence]
+                waiter.done.set_exception(_unknown(waiter.refused))
+        while self._queued and now_ms >= self._queued[0].deadline_ms:
+            reason = self._opening.refused if self._opening is not None else "too many are waiting"
+            self._queued.popleft().done.set_exception(
+                OverloadedError(f"a metadata command was not tried in time: {reason}")
+            )
+
+    def retry_soon(self, at_ms: int) -> None:
+        """The leader changed: whatever is not answered is tried again."""
+        for waiter in (*self._under_way.values(), *([self._opening] if self._opening else [])):
+            waiter.retry_ms = min(waiter.retry_ms, at_ms)
+
+    def fail_all(self, error: HeadwaterError, *, queued: bool = True) -> None:
+        """Answer everybody with an error."""
+        for waiter in (*self._under_way.values(), *(self._queued if queued else ())):
+            if not waiter.done.done():
+                waiter.done.set_exception(error)
+        self._under_way.clear()
+        if queued:
+            self._queued.clear()
+
+    def _has_room(self) -> bool:
+        oldest = next(iter(self._under_way), self._sequence + 1)
+        return self._sequence + 1 - oldest < WINDOW // 2
+
+
+def _unknown(reason: str) -> CommitTimeoutError:
+    return CommitTimeoutError(f"whether the metadata command was applied is not known: {reason}")
