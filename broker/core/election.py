@@ -3,8 +3,8 @@
 Everything here is volatile and may be wrong; it only proposes commands, and `apply` decides. So a
 second controller, or one that acts on an old state, changes nothing that it should not.
 
-A leader is lost when its session is, or when a majority of the other ISR members report it within
-a window. Then the living candidates are asked how far their logs reach; the one with the smallest
+A leader is lost when its session is, or when a majority of those who could succeed it report it
+within a window. Then the living candidates are asked how far their logs reach; the one with the smallest
 lag is named, has to confirm before a timer, else the next is; without one the partition goes
 offline until a candidate is back. Sources: Fluvio's replica election, Liftbridge's leader reports.
 """
@@ -160,16 +160,19 @@ class ElectionCore:
             return []
         if leader_epoch != one.leader_epoch or broker_epoch != registered.epoch:
             return []
-        if reporter not in one.isr or reporter == one.leader or registered.fenced:
+        # The eligible count, too: a leader that hears nobody shrinks its ISR to itself, below the
+        # minimum, before it is reported, and could otherwise stay for ever.
+        members = {*one.isr, *one.eligible}
+        if reporter not in members or reporter == one.leader or registered.fenced:
             return []
         reports = self._reports.setdefault((partition_id, leader_epoch), {})
         reports[reporter] = now_ms
         recent = [
             who
             for who, at_ms in reports.items()
-            if at_ms > now_ms - self._timing.report_window_ms and who in one.isr
+            if at_ms > now_ms - self._timing.report_window_ms and who in members
         ]
-        if len(recent) <= (len(one.isr) - 1) // 2:
+        if len(recent) <= (len(members) - 1) // 2:
             return []
         del self._reports[partition_id, leader_epoch]
         return [

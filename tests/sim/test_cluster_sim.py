@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
+from simkit.cluster_mutants import LATE, LATE_FAULTS, MUTANTS
+from simkit.cluster_sightings import SOMETIMES
 from simkit.cluster_sim import run_seed
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
 REAL_SEEDS = max(40, SEEDS // 8)
+LATE_SEEDS = max(60, SEEDS // 4)
 GROUPS = 4  # so that workers share them
+MUTANT_SEEDS_MAX = 600
+SOMETIMES_SEEDS_MAX = 4000
 
 
 def _seeds(group: int, count: int) -> range:
@@ -39,6 +44,38 @@ def test_the_same_holds_on_the_product_s_own_log(group: int) -> None:
     """The same lives with PartitionLog on a disk that loses, rots, fails and fills up."""
     for seed in _seeds(group, REAL_SEEDS):
         run_seed(seed, real_log=True)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_late_copies_of_messages_change_nothing(group: int) -> None:
+    """Every third message arrives once more, up to 300 ms later, across crashes and epochs."""
+    for seed in _seeds(group, LATE_SEEDS):
+        run_seed(seed, late=True, faults=LATE_FAULTS)
+
+
+def test_every_row_of_the_catalogue_is_reached() -> None:
+    """Each known way to lose data had its chance in some seed, or the simulation is blind."""
+    missing = set(SOMETIMES)
+    for seed in range(SOMETIMES_SEEDS_MAX):
+        missing -= run_seed(seed, late=seed % 4 == 3).seen.keys()
+        if not missing:
+            return
+    raise AssertionError(f"never reached: {sorted(missing)}")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_mutant_is_caught(mutant: str) -> None:
+    """Replication with one known mistake breaks a promise in some seed."""
+    with MUTANTS[mutant]():
+        for seed in range(MUTANT_SEEDS_MAX):
+            try:
+                if mutant in LATE:
+                    run_seed(seed, late=True, faults=LATE_FAULTS)
+                else:
+                    run_seed(seed)
+            except AssertionError:
+                return
+    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
 
 
 def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:

@@ -21,13 +21,19 @@ from broker.core.metadata.partition_commands import (
 )
 from broker.core.metadata.state import BrokerState, MetadataState, PartitionState
 from broker.core.metadata.typed_json import INT_MAX
-from broker.errors import FeatureLevelError, HeadwaterError, InvalidRequestError
+from broker.errors import (
+    FeatureLevelError,
+    HeadwaterError,
+    InvalidRequestError,
+    StaleBrokerEpochError,
+)
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, StreamUuid
 
 _IDS_MAX: Final = 1_000_000
 _TEXT_MAX: Final = 200
 _ADDRESSES_MAX: Final = 8
+_SESSIONS_MAX: Final = 32
 
 
 def apply_broker(state: MetadataState, command: BrokerCommand) -> Applied:
@@ -54,12 +60,22 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
     before = state.brokers.get(command.broker)
     if before is not None and command.session and before.session == command.session:
         return state, {"broker_epoch": before.epoch}  # the same process asks once more
+    if before is not None and command.session and command.session in before.former_sessions:
+        # Not a stranger: a message of a former life that was long under way.
+        late = StaleBrokerEpochError(
+            f"session {command.session} of broker {command.broker} is over",
+            broker=command.broker,
+            got=command.session,
+            current=before.epoch,
+        )
+        return state, Rejected(late)
     epoch = BrokerEpoch((state.broker_epoch_floor if before is None else before.epoch) + 1)
     alone = command.session == ""
     continued = alone or (before is not None and before.session in command.known_sessions)
     present = BrokerState(
         epoch=epoch,
         session=command.session,
+        former_sessions=command.known_sessions,
         addresses=dict(command.addresses),
         features_min=command.features_min,
         features_max=command.features_max,
@@ -92,8 +108,13 @@ def _refused_registration(command: RegisterBroker, level: int) -> HeadwaterError
             features_max=command.features_max,
         )
     texts = [*command.addresses, *command.addresses.values(), command.session, command.broker]
-    if len(command.addresses) > _ADDRESSES_MAX or max(map(len, texts)) > _TEXT_MAX:
-        return InvalidRequestError(f"a registration holds texts of {_TEXT_MAX} characters at most")
+    texts += command.known_sessions
+    many = len(command.addresses) > _ADDRESSES_MAX or len(command.known_sessions) > _SESSIONS_MAX
+    if many or max(map(len, texts)) > _TEXT_MAX:
+        return InvalidRequestError(
+            f"a registration holds {_ADDRESSES_MAX} addresses, {_SESSIONS_MAX} sessions and texts "
+            f"of {_TEXT_MAX} characters at most"
+        )
     return None
 
 

@@ -137,7 +137,9 @@ def _start_election(present: PartitionState, command: StartElection) -> Step:
     if present.status not in ("online", "offline"):
         return InvalidRequestError(f"the partition is {present.status} already")
     if command.suspect is not None and command.suspect == present.leader:
-        return rules.without(present, command.suspect, keeps_data=True)
+        # Its log may be the longest; this election is about somebody else.
+        opened = rules.without(present, command.suspect, keeps_data=True)
+        return replace(opened, tried=(command.suspect,))
     return rules.election_opened(present)
 
 

@@ -26,8 +26,9 @@ class RegisterBroker:
     is among them, the folder is the one that was in use: what the replicas there had synced is
     still there. If not (wiped, an old copy, a clone), the broker is out of every ISR at once.
     ``clean`` says that the last shutdown synced everything; only streams with ``flush=interval``
-    need that. The same session again is the same registration. Without a session, the broker is
-    alone in its cluster and vouches for itself.
+    need that. The same session again is the same registration, and one that the folder of the
+    present registration knew is over: its message is late and is refused. Without a session, the
+    broker is alone in its cluster and vouches for itself.
     """
 
     broker: BrokerId

@@ -61,7 +61,7 @@ class PartitionState:
     eligible: tuple[BrokerId, ...] = ()  # sorted; see above
     min_isr: int = 1
     candidate: BrokerId | None = None
-    tried: tuple[BrokerId, ...] = ()  # candidates of this election that did not confirm
+    tried: tuple[BrokerId, ...] = ()  # not in this election: reported, or did not confirm
     last_known_leader: BrokerId | None = None
     target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
     losses: tuple[Loss, ...] = ()  # the newest few
@@ -79,6 +79,7 @@ class BrokerState:
 
     epoch: BrokerEpoch
     session: str = ""  # drawn at start and durable in the broker's folder before it registered
+    former_sessions: tuple[str, ...] = ()  # that the folder held then; their messages are late
     addresses: Mapping[str, str] = field(default_factory=dict)  # by protocol
     features_min: int = FEATURE_LEVEL_ALONE
     features_max: int = FEATURE_LEVEL_ALONE

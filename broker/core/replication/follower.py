@@ -91,6 +91,7 @@ class PartitionFollower:
         self._ask_epoch = facts.epochs.latest
         self._fetch_after_truncation = False
         self._leader_high_watermark = Offset(0)  # as of the batches being appended
+        self.walked_back = False  # the leader did not know the newest epoch of this log
         self.dropped_count = 0  # answers of other epochs, requests or places
 
     # ------------------------------------------------------------------ events
@@ -186,6 +187,7 @@ class PartitionFollower:
         else:
             cut, self._fetch_after_truncation = own_end, False
             self._ask_epoch = own_epoch
+            self.walked_back = True
         if cut >= facts.log_end and facts.epochs.latest <= answer.known_epoch:
             yield from self._fetch(now_ms)
             return

@@ -46,6 +46,15 @@ from broker.model.offsets import Offset
 _CONFIRM_MS = 300  # then a candidate says again that it is ready
 
 
+def first_request_id(broker_epoch: BrokerEpoch) -> int:
+    """Return the first request id of a process.
+
+    No two processes of a broker share one: an answer to the one before, in the same leader epoch,
+    speaks of a log that the crash may have cut, and must not be taken for an answer to this one.
+    """
+    return (broker_epoch << 32) + 1
+
+
 class PartitionReplica:
     """One owner drives it, one event at a time. ``facts`` reads the log; it must not block."""
 
@@ -68,7 +77,7 @@ class PartitionReplica:
         self._timing = timing or FollowerTiming()
         self._lease_until_ms = lease_until_ms
         self._known = known_high_watermark or Offset(0)
-        self._request_id = 1
+        self._request_id = first_request_id(broker_epoch)
         self._confirmed_ms: int | None = None
         self.view: PartitionView | None = None
         self.role: Role = "none"

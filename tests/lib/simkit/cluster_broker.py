@@ -41,6 +41,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from simkit import cluster_sightings as sightings
 from simkit.cluster_control import (
     CONTROL,
     Heartbeat,
@@ -115,9 +116,9 @@ class SimBroker:
         setting: Setting,
     ) -> None:
         self.name = BrokerId(name)
-        self._world = world
+        self.world = world
         self._network = network
-        self._oracle = oracle
+        self.oracle = oracle
         self._setting = setting
         self.log = log
         self._rate = 1.0
@@ -148,11 +149,11 @@ class SimBroker:
 
     def clock_ms(self) -> int:
         """Return this broker's monotonic clock."""
-        return int(self._clock_base + (self._world.now_ms - self._clock_set_ms) * self._rate)
+        return int(self._clock_base + (self.world.now_ms - self._clock_set_ms) * self._rate)
 
     def set_rate(self, rate: float) -> None:
         """Let the clock go faster or slower from now on."""
-        self._clock_base, self._clock_set_ms = self.clock_ms(), self._world.now_ms
+        self._clock_base, self._clock_set_ms = self.clock_ms(), self.world.now_ms
         self._rate = rate
 
     # ------------------------------------------------------------------ lives
@@ -171,15 +172,15 @@ class SimBroker:
         try:
             self.log.reopen()
         except (DiskFullError, LogFailedError):
-            self._world.note("log cannot be opened yet", self.name)
+            self.world.note("log cannot be opened yet", self.name)
             self.crash(power=False)
-            self._world.at(150, self._start_again, self._life)
+            self.world.at(150, self._start_again, self._life)
             return
         if self.log.damaged:
             self.unproved = True
-            self._world.note("log found damaged", self.name)
+            self.world.note("log found damaged", self.name)
         self.folder.append(self.session)
-        self._world.note("started", self.name, self.log.facts().log_end)
+        self.world.note("started", self.name, self.log.facts().log_end)
         self._register()
         self._beat()
         self._tick()
@@ -188,7 +189,7 @@ class SimBroker:
         """End the process; with ``power`` also what the kernel still had to write."""
         if not self.alive:
             return
-        self._world.note("power lost" if power else "killed", self.name)
+        self.world.note("power lost" if power else "killed", self.name)
         self.alive = False
         self._life += 1
         self._late.clear()
@@ -202,26 +203,26 @@ class SimBroker:
         self.rotten = False
         self.folder = []
         self.unproved = True
-        self._world.note("wiped", self.name)
+        self.world.note("wiped", self.name)
 
     def pause(self) -> None:
         """Stop the process; its clock goes on."""
         if self.alive:
             self.paused = True
-            self._world.note("paused", self.name)
+            self.world.note("paused", self.name)
 
     def resume(self) -> None:
         """Let it go on with everything that has piled up."""
         if not self.paused:
             return
         self.paused = False
-        self._world.note("resumed", self.name)
+        self.world.note("resumed", self.name)
         late, self._late = self._late, []
         for action, args in late:
             self._run(self._life, action, *args)
 
     def _later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
-        self._world.at(delay_ms, self._run, self._life, action, *args)
+        self.world.at(delay_ms, self._run, self._life, action, *args)
 
     def _run(self, life: int, action: Callable[..., None], *args: Any) -> None:
         if life != self._life:
@@ -255,14 +256,18 @@ class SimBroker:
         command = RegisterBroker(
             broker=self.name,
             session=self.session,
-            known_sessions=tuple(self.folder),
+            known_sessions=tuple(one for one in self.folder if one != self.session),
             features_max=2,
         )
         self._propose(command, self._registered)
         self._later(300, self._register)
 
     def _registered(self, reply: Any, error: HeadwaterError | None) -> None:
-        assert error is None, error
+        if error is not None:  # a newer process of this folder has registered
+            self.world.note("registration refused", self.name)
+            self.crash(power=False)
+            self.world.at(50, self._start_again, self._life)
+            return
         self._broker_epoch = max(self._broker_epoch or BrokerEpoch(0), reply["broker_epoch"])
         del self.folder[:-16]  # an old registration may still arrive late
         if not self.log.damaged:
@@ -272,7 +277,7 @@ class SimBroker:
 
     def found_rot(self) -> None:
         """A read met damage: stop everything about this log, leave the ISR, fetch it anew."""
-        self._world.note("rot met while reading", self.name)
+        self.world.note("rot met while reading", self.name)
         self.log.damaged = True
         self.replica = None
         for one in self._acks.abandon():
@@ -318,7 +323,7 @@ class SimBroker:
             )
             self._propose(command, lambda *_: None)
             return
-        self._world.note("damaged log replaced", self.name)
+        self.world.note("D5 damaged log replaced", self.name)
         self.log.wipe()
         self.unproved = self.rotten = False
         self._open()
@@ -344,9 +349,9 @@ class SimBroker:
                 if message.index > self._index:
                     self._index, self._state = message.index, message.state
                     if self._is_replaced():
-                        self._world.note("replaced by a late registration", self.name)
+                        self.world.note("replaced by a late registration", self.name)
                         self.crash(power=False)
-                        self._world.at(50, self._start_again, self._life)
+                        self.world.at(50, self._start_again, self._life)
                     else:
                         self._take_state()
             case HeartbeatAnswer():
@@ -372,6 +377,7 @@ class SimBroker:
                 self._publish(message)
             case _:
                 if self.replica is not None:
+                    sightings.before_message(self, message)
                     self._do(self.replica.message(message, self.clock_ms()))
                     self._settle()
 
@@ -384,7 +390,7 @@ class SimBroker:
             return
         refusal = leader.refusal(publish.policy, self.clock_ms())
         if refusal is not None:
-            self._world.note(f"refused publish {type(refusal).__name__}")
+            self.world.note(f"refused publish {type(refusal).__name__}")
             self._refuse(publish, refusal)
             return
         base = self._known_base(publish)
@@ -397,7 +403,7 @@ class SimBroker:
             if base is None:
                 return
         else:
-            self._world.note("retry recognised")
+            self.world.note("retry recognised")
         waiting = _Waiting(publish, base, leader.leader_epoch, duplicate)
         self._acks.add(publish.policy, Offset(base + 1), waiting)
         self._settle()
@@ -416,11 +422,14 @@ class SimBroker:
             batch = prepared(publish.value, publish.producer, publish.sequence)
             base = self.log.append(batch, epoch)
         except DiskFullError as error:
-            self._world.note("disk full, refused")
+            self.world.note("D8 disk full, refused")
             self._refuse(publish, error)
             return None
+        leader = None if self.replica is None else self.replica.leader
+        if leader is not None and leader.refusal(AckPolicy.ALL, self.clock_ms()) is not None:
+            self.world.note("A11 record written while the ISR is below its minimum")
         stored = self.log.read(base, 1)
-        self._oracle.written(stored, before)
+        self.oracle.written(stored, before)
         self._remember(stored)
         assert self.replica is not None
         self._do(self.replica.appended(Offset(base + 1)))
@@ -444,12 +453,16 @@ class SimBroker:
     def _settle(self) -> None:
         """Answer whom the leader lets answer; asked right before, lease included."""
         leader = None if self.replica is None else self.replica.leader
-        if leader is None or leader.is_fenced(self.clock_ms()):
+        if leader is None:
+            return
+        if leader.is_fenced(self.clock_ms()):
+            if len(self._acks):
+                self.world.note("A13 fenced leader holds its acks back")
             return
         for one in self._acks.settled(
             synced_end=leader.synced_end, high_watermark=leader.high_watermark
         ):
-            self._oracle.acked(
+            self.oracle.acked(
                 policy=one.publish.policy,
                 end=Offset(one.base + 1),
                 log=self.log,
@@ -465,7 +478,7 @@ class SimBroker:
             self._sync_again = True
             return
         self._syncing = True
-        self._later(self._world.rng.randrange(self._setting.sync_ms_max + 1), self._synced)
+        self._later(self.world.rng.randrange(self._setting.sync_ms_max + 1), self._synced)
 
     def _synced(self) -> None:
         self._syncing = False
@@ -483,9 +496,9 @@ class SimBroker:
 
     def _fail(self) -> None:
         """A failed fsync is never retried: the process ends and what was unsynced may be gone."""
-        self._world.note("fsync failed", self.name)
+        self.world.note("D2 fsync failed", self.name)
         self.crash(power=True)
-        self._world.at(self._world.rng.randrange(50, 500), self._start_again, self._life)
+        self.world.at(self.world.rng.randrange(50, 500), self._start_again, self._life)
 
     def _start_again(self, life: int) -> None:
         if life == self._life and not self.alive:
@@ -496,6 +509,7 @@ class SimBroker:
         for effect in effects:
             if life != self._life or self.replica is None:
                 return  # an effect before ended the process, or its log
+            sightings.before_effect(self, effect)
             self._do_one(effect)
 
     def _do_one(self, effect: does.Effect) -> None:
@@ -509,11 +523,11 @@ class SimBroker:
             case does.AppendStored(batches):
                 self._append_stored(batches)
             case does.TruncateLog(end):
-                self._world.note("truncated", self.name, end, self.log.facts().log_end)
+                self.world.note("truncated", self.name, end, self.log.facts().log_end)
                 self._truncate(replica, end)
             case does.AdvanceHighWatermark(end):
                 leads = replica.leader is not None
-                self._oracle.shown(self.log, end, leads=leads, who=self.name)
+                self.oracle.shown(self.log, end, leads=leads, who=self.name)
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
@@ -525,9 +539,9 @@ class SimBroker:
                 )
                 self._network.send(self.name, CONTROL, report)
             case does.StartLeading(leader_epoch):
-                self._world.note("leads", self.name, leader_epoch)
+                self.world.note("leads", self.name, leader_epoch)
                 self._rebuild_producers()
-                self._oracle.started_leading(leader_epoch, self.session)
+                self.oracle.started_leading(leader_epoch, self.session)
             case does.StopLeading():
                 for one in self._acks.abandon():
                     self._refuse(one.publish, NotLeaderError("not any more"))
@@ -543,7 +557,7 @@ class SimBroker:
         try:
             self.log.truncate(end)
         except DiskFullError:
-            self._world.note("disk full, truncation waits")
+            self.world.note("disk full, truncation waits")
             self._later(100, self._truncate, replica, end)
             return
         self._rebuild_producers()
@@ -569,14 +583,14 @@ class SimBroker:
         try:
             self.log.append_stored(batches)
         except DiskFullError:
-            self._world.note("disk full, follower waits")
+            self.world.note("disk full, follower waits")
             self._rebuild_producers()
             self._do(self.replica.failed_append(self.clock_ms()))
             return
         except LogFailedError:
             self._fail()
             return
-        self._oracle.written(batches, before)
+        self.oracle.written(batches, before)
         self._remember(batches)
         self._sync_soon()
 

@@ -126,13 +126,13 @@ class Producer:
                 self._meet_gap()
             return
         if answer.leader_epoch < self._epoch:
-            self._world.note("ack of an old epoch dropped")
+            self._world.note("A14 ack of an old epoch dropped by a client")
             return
         self._epoch = answer.leader_epoch
         self._pending.remove(one)
         self.acked_count += 1
         if answer.duplicate and one.attempts > 1:
-            self._world.note("retry answered with its first offset")
+            self._world.note("A24 retry answered with its first offset")
         if self.policy is AckPolicy.ALL:
             self._oracle.client_heard(self._producer_id, one.sequence, answer.base)
 
@@ -181,7 +181,7 @@ class Reader:
             self._world.note("newest offset not available yet")
         end = leader.high_watermark
         if self.position > end:
-            self._world.note("reader is above the high watermark and waits")
+            self._world.note("A20 reader above the high watermark")
             return
         try:
             batches = broker.log.read(Offset(self.position), end - self.position)

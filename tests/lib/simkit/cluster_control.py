@@ -13,12 +13,13 @@ from typing import Any
 
 from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
 from broker.core.metadata.apply import Rejected, apply
-from broker.core.metadata.commands import Command, decode, encode
+from broker.core.metadata.commands import ChangeIsr, Command, RegisterBroker, decode, encode
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
+from simkit import cluster_sightings as sightings
 from simkit.cluster_world import Network, World
 
 CONTROL = "control"
@@ -110,6 +111,7 @@ class Control:
         self.log: list[bytes] = []
         self.brokers: list[str] = []
         self.paused = False
+        self._paused_ms = 0
         self._missed: list[tuple[str, Any]] = []
         self._cores = [ElectionCore(timing), ElectionCore(timing)]
         self._officers = [0]  # the last one really holds office; others have yet to notice
@@ -140,6 +142,8 @@ class Control:
                 answered = ProposalAnswer(message.number, message.session, reply, error)
                 self._network.send(CONTROL, sender, answered)
             case LeaderReport():
+                if len(self._officers) > 1:
+                    self._world.note("A15 two controllers propose")
                 self._world.note("leader reported", message.reporter)
                 for officer in self._officers:
                     self._do(
@@ -170,15 +174,22 @@ class Control:
     def _apply(self, data: bytes) -> tuple[Mapping[str, Any] | None, HeadwaterError | None]:
         command = decode(data)
         before = self.state
+        rows = next(iter(before.partitions.values()), None)
+        if rows is not None:
+            sightings.before_command(rows[0], command, self._world.note)
         self.state, reply = apply(before, command)
         self.index += 1
         self.log.append(data)
         kind = type(command).__name__
         if isinstance(reply, Rejected):
             assert self.state is before, "a refused command changed something"
-            self._world.note(f"refused {kind} {type(reply.error).__name__}", reply.error)
+            error = type(reply.error).__name__
+            self._world.note(f"refused {kind} {error}", reply.error)
+            if isinstance(command, ChangeIsr) and rows is not None:
+                sightings.refused_isr(rows[0], command, error, self._world.note)
             return None, reply.error
         self._world.note(f"applied {kind}", command)
+        self._note_applied(before, command)
         if self.state is not before:
             for broker in self.brokers:
                 self._network.send(CONTROL, broker, StatePush(self.index, self.state))
@@ -186,6 +197,15 @@ class Control:
             for late in self._officers[:-1]:
                 self._world.at(self._world.rng.randrange(400), self._inform, late, self.state)
         return reply, None
+
+    def _note_applied(self, before: MetadataState, command: Command) -> None:
+        rows, now = (next(iter(one.partitions.values()), None) for one in (before, self.state))
+        if rows is None or now is None:
+            return
+        if isinstance(command, RegisterBroker) and command.broker in {*rows[0].isr} - {*now[0].isr}:
+            self._world.note("A8 wiped replica registered while in the ISR")
+        if rows[0].target and not now[0].target:
+            self._world.note("A23 reassignment finished")
 
     def _inform(self, officer: int, state: MetadataState) -> None:
         if not self.paused:
@@ -229,11 +249,14 @@ class Control:
     def pause(self) -> None:
         """Stop the controllers' process: their clock goes on, they hear nothing."""
         self.paused = True
+        self._paused_ms = self._world.now_ms
         self._world.note("controller paused")
 
     def resume(self) -> None:
         """Let it go on; what was sent meanwhile is read only after the first tick."""
         self.paused = False
+        if self._world.now_ms - self._paused_ms > self._timing.session_ms:
+            self._world.note("A17 controller resumed after a session's length")
         for officer in self._officers:
             self._do(self._cores[officer].tick(self._world.now_ms))
             self._do(self._cores[officer].state_changed(self.state, self._world.now_ms))

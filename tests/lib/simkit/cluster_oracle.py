@@ -128,6 +128,8 @@ class Oracle:
         one = rows[0]
         if not end:
             return
+        for member in one.isr:
+            assert self._control.state.is_alive(member), f"{member} is fenced and in the ISR"
         for member in (*one.isr, *one.eligible):
             broker = self._brokers[member]
             if broker.unproved:  # wiped or rotten, and about to be thrown out

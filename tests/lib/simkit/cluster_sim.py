@@ -68,7 +68,9 @@ class ClusterSim:
         min_isr: int | None = None,
         faults: frozenset[str] | None = None,
         policies: tuple[AckPolicy, ...] | None = None,
+        late: bool = False,
     ) -> None:
+        """Draw what is not given. ``late``: many messages come a second time, much later."""
         self.world = world = World(seed)
         rng = world.rng
         self.real_log = real_log
@@ -78,8 +80,8 @@ class ClusterSim:
         self.network = Network(
             world,
             delay_ms_max=rng.choice((3, 20, 60)),
-            ordered=rng.random() < 0.5,
-            doubling=rng.choice((0.0, 0.02)),
+            ordered=rng.random() < 0.5 and not late,
+            doubling=0.3 if late else rng.choice((0.0, 0.02)),
         )
         count = brokers or rng.choice((3, 3, 3, 4, 5))
         self.names = [BrokerId("abcdefg"[one]) for one in range(count)]
@@ -110,7 +112,7 @@ class ClusterSim:
                 leader_ms=rng.choice((300, 700)),
             ),
             election=self.election,
-            sync_ms_max=rng.choice((0, 3, 15)),
+            sync_ms_max=rng.choice((15, 40) if late else (0, 3, 15)),
             fetch_count=rng.choice((1, 2, 10)),
         )
         self.control = Control(world, self.network, self.election)
@@ -343,7 +345,9 @@ class ClusterSim:
         self.world.note("swizzled")
 
     def _fault_clog(self) -> None:
-        sender, receiver = self.world.rng.sample([*self.names, CONTROL], 2)
+        clients = [one.name for one in self.producers]
+        sender = self.world.rng.choice([*self.names, CONTROL])
+        receiver = self.world.rng.choice([*self.names, CONTROL, *clients])
         self.network.clog(sender, receiver, self.world.rng.choice((50, 200, 600)))
         self.world.at(700, self.network.heal, sender, receiver)
 
@@ -403,8 +407,28 @@ class ClusterSim:
             self.control.resume()
 
     def _fault_balance(self) -> None:
+        """Hand leadership over, to where it belongs or around in quick succession."""
         for command in balance(self.control.state):
             self._hand_over(command)
+        if self.world.chance(0.5):
+            for number in range(self.world.rng.choice((1, 3, 6))):
+                self.world.at(number * 30, self._hand_on)
+
+    def _hand_on(self) -> None:
+        one = self.one
+        others = [name for name in one.isr if name != one.leader]
+        if self._trouble and one.leader is not None and others:
+            to = self.world.rng.choice(others)
+            self._hand_over(
+                NameCandidate(
+                    stream_uuid=UUID,
+                    partition=0,
+                    leader_epoch=one.leader_epoch,
+                    partition_epoch=one.partition_epoch,
+                    candidate=to,
+                    candidate_epoch=self.control.state.brokers[to].epoch,
+                )
+            )
 
     def _hand_over(self, command: NameCandidate) -> None:
         if self.control.propose(command) is None:
@@ -442,9 +466,11 @@ class ClusterSim:
         self._restart(broker)
 
 
-def run_seed(seed: int, *, real_log: bool = False) -> Result:
+def run_seed(
+    seed: int, *, real_log: bool = False, late: bool = False, faults: frozenset[str] | None = None
+) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
-    sim = ClusterSim(seed, real_log=real_log)
+    sim = ClusterSim(seed, real_log=real_log, late=late, faults=faults)
     try:
         return sim.run()
     except (AssertionError, HeadwaterError, OSError, LookupError, TypeError) as error:

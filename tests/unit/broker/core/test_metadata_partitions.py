@@ -64,7 +64,6 @@ class Cluster:
         stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
         self.do(CreateStream(stream=stream, leader=A, assignment=(replicas,), min_isr=min_isr))
 
-    @property
     def one(self) -> PartitionState:
         """The partition."""
         return self.state.partitions[UUID][0]
@@ -102,14 +101,14 @@ class Cluster:
 
     def isr(self, *members: BrokerId) -> ChangeIsr:
         """Return the leader's proposal of an ISR."""
-        leader = self.one.leader
+        leader = self.one().leader
         assert leader is not None
         return ChangeIsr(
             **AT,
             broker=leader,
             broker_epoch=self.epoch(leader),
-            leader_epoch=self.one.leader_epoch,
-            partition_epoch=self.one.partition_epoch,
+            leader_epoch=self.one().leader_epoch,
+            partition_epoch=self.one().partition_epoch,
             isr={member: self.epoch(member) for member in members},
         )
 
@@ -117,8 +116,8 @@ class Cluster:
         """Return the controller's choice."""
         return NameCandidate(
             **AT,
-            leader_epoch=self.one.leader_epoch,
-            partition_epoch=self.one.partition_epoch,
+            leader_epoch=self.one().leader_epoch,
+            partition_epoch=self.one().partition_epoch,
             candidate=broker,
             candidate_epoch=self.epoch(broker),
         )
@@ -129,7 +128,7 @@ class Cluster:
             **AT,
             broker=broker,
             broker_epoch=self.epoch(broker),
-            leader_epoch=self.one.leader_epoch,
+            leader_epoch=self.one().leader_epoch,
         )
 
     def elect(self, broker: BrokerId) -> None:
@@ -142,17 +141,25 @@ def test_losing_the_leader_goes_through_candidate_found_to_online() -> None:
     """Each step has an epoch of its own, and only the candidate can confirm."""
     cluster = Cluster()
     cluster.fence(A)
-    assert (cluster.one.status, cluster.one.leader, cluster.one.isr) == ("election", None, (B, C))
-    assert cluster.one.leader_epoch == 2
+    assert (cluster.one().status, cluster.one().leader, cluster.one().isr) == (
+        "election",
+        None,
+        (B, C),
+    )
+    assert cluster.one().leader_epoch == 2
     cluster.do(cluster.name(B))
-    assert (cluster.one.status, cluster.one.candidate) == ("candidate_found", B)
+    assert (cluster.one().status, cluster.one().candidate) == ("candidate_found", B)
     assert isinstance(cluster.refused(cluster.confirm(C)), HeadwaterError)
     cluster.do(cluster.name(C))  # B did not answer in time
-    assert cluster.one.tried == (B,)
+    assert cluster.one().tried == (B,)
     late = ConfirmLeader(**AT, broker=B, broker_epoch=cluster.epoch(B), leader_epoch=LeaderEpoch(3))
     assert isinstance(cluster.refused(late), StaleLeaderEpochError)
     cluster.do(cluster.confirm(C))
-    assert (cluster.one.status, cluster.one.leader, cluster.one.leader_epoch) == ("online", C, 4)
+    assert (cluster.one().status, cluster.one().leader, cluster.one().leader_epoch) == (
+        "online",
+        C,
+        4,
+    )
 
 
 def test_an_isr_change_is_compared_inside_apply() -> None:
@@ -177,50 +184,54 @@ def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
     """Nothing is committed below the minimum, so they lack nothing (KIP-966, A12)."""
     cluster = Cluster()
     cluster.do(cluster.isr(A, B))
-    assert cluster.one.eligible == ()
+    assert cluster.one().eligible == ()
     cluster.do(cluster.isr(A))
-    assert cluster.one.eligible == (B,)
+    assert cluster.one().eligible == (B,)
     cluster.fence(A)
-    assert (cluster.one.isr, cluster.one.eligible) == ((), (A, B))
-    assert candidates(cluster.state, cluster.one) == (B,)
+    assert (cluster.one().isr, cluster.one().eligible) == ((), (A, B))
+    assert candidates(cluster.state, cluster.one()) == (B,)
     cluster.elect(B)
-    assert (cluster.one.isr, cluster.one.eligible) == ((B,), (A,))
+    assert (cluster.one().isr, cluster.one().eligible) == ((B,), (A,))
     cluster.do(UnfenceBroker(broker=A, broker_epoch=cluster.epoch(A)))
     cluster.do(cluster.isr(A, B))
-    assert cluster.one.eligible == ()
+    assert cluster.one().eligible == ()
 
 
 def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
     """A wiped, copied or restored folder is out of ISR and eligible as it registers (A8, D14)."""
     cluster = Cluster()
     cluster.register(B)
-    assert cluster.one.isr == (A, B, C)
+    assert cluster.one().isr == (A, B, C)
     cluster.register(B, wiped=True)
-    assert cluster.one.isr == (A, C)
+    assert cluster.one().isr == (A, C)
     cluster.do(cluster.isr(A))
     cluster.register(A, wiped=True)
-    assert (cluster.one.status, cluster.one.isr, cluster.one.eligible) == ("election", (), (C,))
-    assert cluster.one.last_known_leader is None
+    assert (cluster.one().status, cluster.one().isr, cluster.one().eligible) == (
+        "election",
+        (),
+        (C,),
+    )
+    assert cluster.one().last_known_leader is None
 
 
 def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
     """What it had not synced may be gone; the epoch must not hold two contents (A25)."""
     cluster = Cluster()
     cluster.register(A)
-    assert (cluster.one.leader, cluster.one.leader_epoch) == (A, 2)
+    assert (cluster.one().leader, cluster.one().leader_epoch) == (A, 2)
 
 
 def test_a_damaged_replica_withdraws_and_cannot_be_elected() -> None:
     """Rot or a failed fsync takes a replica out, the last one included: it fails closed."""
     cluster = Cluster(replicas=(A,), min_isr=1)
     cluster.do(WithdrawReplica(**AT, broker=A, broker_epoch=cluster.epoch(A)))
-    assert cluster.one.status == "election"
-    assert candidates(cluster.state, cluster.one) == ()
+    assert cluster.one().status == "election"
+    assert candidates(cluster.state, cluster.one()) == ()
     offline = TakeOffline(
-        **AT, leader_epoch=cluster.one.leader_epoch, partition_epoch=cluster.one.partition_epoch
+        **AT, leader_epoch=cluster.one().leader_epoch, partition_epoch=cluster.one().partition_epoch
     )
     cluster.do(offline)
-    assert cluster.one.status == "offline"
+    assert cluster.one().status == "offline"
 
 
 def test_an_unclean_election_is_asked_for_and_recorded() -> None:
@@ -232,7 +243,7 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
 
     def force(*, accept: bool) -> ElectUnclean:
         return ElectUnclean(
-            **AT, partition_epoch=cluster.one.partition_epoch, broker=C,
+            **AT, partition_epoch=cluster.one().partition_epoch, broker=C,
             broker_epoch=cluster.epoch(C), log_end=Offset(5), known_end=Offset(9),
             operator="olga", accept_data_loss=accept,
         )  # fmt: skip
@@ -240,15 +251,15 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
     assert isinstance(cluster.refused(force(accept=False)), InvalidRequestError)
     cluster.do(force(accept=True))
     cluster.do(cluster.confirm(C))
-    (loss,) = cluster.one.losses
+    (loss,) = cluster.one().losses
     assert (loss.leader, loss.log_end, loss.known_end, loss.given_up) == (C, 5, 9, (A, B))
-    assert (cluster.one.isr, cluster.one.eligible) == ((C,), ())
+    assert (cluster.one().isr, cluster.one().eligible) == ((C,), ())
     healthy = Cluster()
     healthy.fence(A)
     assert isinstance(
         healthy.refused(
             ElectUnclean(
-                **AT, partition_epoch=healthy.one.partition_epoch, broker=B,
+                **AT, partition_epoch=healthy.one().partition_epoch, broker=B,
                 broker_epoch=healthy.epoch(B), log_end=Offset(0), known_end=Offset(0),
                 operator="olga", accept_data_loss=True,
             )
@@ -260,14 +271,14 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
 def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
     """A reassignment never drops a replica before its successors hold everything (A23)."""
     cluster = Cluster()
-    cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one.partition_epoch, target=(D, B)))
-    assert cluster.one.replicas == (D, B, A, C)
+    cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=(D, B)))
+    assert cluster.one().replicas == (D, B, A, C)
     cluster.do(cluster.isr(A, B, C, D))
-    assert (cluster.one.replicas, cluster.one.isr) == ((D, B), (B, D))
-    assert (cluster.one.status, cluster.one.candidate) == ("candidate_found", D)
+    assert (cluster.one().replicas, cluster.one().isr) == ((D, B), (B, D))
+    assert (cluster.one().status, cluster.one().candidate) == ("candidate_found", D)
     cluster.do(cluster.confirm(D))
-    assert cluster.one.leader == D
-    twice = ReassignReplicas(**AT, partition_epoch=cluster.one.partition_epoch, target=(D, D))
+    assert cluster.one().leader == D
+    twice = ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=(D, D))
     assert isinstance(cluster.refused(twice), InvalidAssignmentError)
 
 
@@ -278,7 +289,7 @@ def test_a_reported_leader_leaves_the_isr_and_fences_itself_out() -> None:
         **AT, leader_epoch=LeaderEpoch(1), partition_epoch=PartitionEpoch(1), suspect=A
     )
     cluster.do(report)
-    assert (cluster.one.status, cluster.one.isr) == ("election", (B, C))
+    assert (cluster.one().status, cluster.one().isr) == ("election", (B, C))
     assert isinstance(cluster.refused(report), StaleLeaderEpochError)
 
 
@@ -289,7 +300,7 @@ def test_an_uploader_of_an_older_epoch_is_fenced() -> None:
     cluster.fence(A)
     late = RecordColdEnd(**AT, cold_end=Offset(9), leader_epoch=LeaderEpoch(1))
     assert isinstance(cluster.refused(late), StaleLeaderEpochError)
-    assert cluster.one.cold_end == 5
+    assert cluster.one().cold_end == 5
 
 
 def test_mixed_versions_are_refused_by_feature_level() -> None:

@@ -1,0 +1,112 @@
+"""Which rows of the pitfalls catalogue a run has really met; without them a green run says little.
+
+Each sighting is the *precondition* of a known way to lose data: the moment at which a wrong rule
+would have acted wrongly. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.core.metadata.commands import ConfirmLeader, RegisterBroker
+from broker.core.metadata.state import PartitionState
+from broker.core.replication import effects as does
+from broker.core.replication.messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+)
+
+if TYPE_CHECKING:
+    from simkit.cluster_broker import SimBroker
+
+# Rows A10 and A22 have directed tests, A16 holds by construction, A18 and A19 are Raft's,
+# A21 waits for consumer groups.
+SOMETIMES = (
+    "A1 elected with a high watermark below the committed end",
+    "A2 walked back over more than one epoch",
+    "A3 alignment answered by another epoch",
+    "A4 fetch of an older epoch",
+    "A5 follower at the high watermark, below the epoch's start",
+    "A6 shrink proposed by a leader that was replaced",
+    "A7 stale ISR change refused",
+    "A8 ISR change names a replica's former process",
+    "A8 wiped replica registered while in the ISR",
+    "A9 ISR change names a fenced or stopping replica",
+    "A11 record written while the ISR is below its minimum",
+    "A12 leader elected from outside the ISR",
+    "A13 fenced leader holds its acks back",
+    "A14 ack of an old epoch dropped by a client",
+    "A15 two controllers propose",
+    "A17 controller resumed after a session's length",
+    "A20 reader above the high watermark",
+    "A23 reassignment finished",
+    "A24 retry answered with its first offset",
+    "A25 leader restarted and goes on in a new epoch",
+    "A26 fetched batches out of place dropped",
+    "D2 fsync failed",
+    "D5 damaged log replaced",
+    "D8 disk full, refused",
+    "all power lost",
+)
+
+
+def before_message(broker: SimBroker, message: Any) -> None:
+    """Look at what a replica is about to take."""
+    replica = broker.replica
+    if replica is None:
+        return
+    leader, follower = replica.leader, replica.follower
+    note = broker.world.note
+    if leader is not None and isinstance(message, FetchRequest | EpochEndRequest):
+        if message.leader_epoch < leader.leader_epoch:
+            note("A4 fetch of an older epoch")
+        elif (
+            isinstance(message, FetchRequest)
+            and message.leader_epoch == leader.leader_epoch
+            and message.follower not in leader.isr
+            and leader.high_watermark <= message.synced_end < leader.epoch_start
+        ):
+            note("A5 follower at the high watermark, below the epoch's start")
+    if follower is not None:
+        if isinstance(message, EpochEndAnswer) and message.leader_epoch != follower.leader_epoch:
+            note("A3 alignment answered by another epoch")
+        out_of_place = isinstance(message, FetchAnswer) and (
+            message.start != broker.log.facts().log_end
+        )
+        if out_of_place and message.batches:
+            note("A26 fetched batches out of place dropped")
+
+
+def before_effect(broker: SimBroker, effect: does.Effect) -> None:
+    """Look at what a replica is about to do."""
+    replica = broker.replica
+    note = broker.world.note
+    leader = None if replica is None else replica.leader
+    starts = isinstance(effect, does.StartLeading)
+    if starts and leader is not None and leader.high_watermark < len(broker.oracle.committed):
+        note("A1 elected with a high watermark below the committed end")
+    asks = isinstance(effect, does.Send) and isinstance(effect.message, EpochEndRequest)
+    if asks and replica is not None and replica.follower and replica.follower.walked_back:
+        note("A2 walked back over more than one epoch")
+
+
+def before_command(before: PartitionState, command: object, note: Any) -> None:
+    """Look at what the metadata is about to apply."""
+    if isinstance(command, ConfirmLeader):
+        if command.broker == before.candidate and command.broker not in before.isr:
+            note("A12 leader elected from outside the ISR")
+    elif isinstance(command, RegisterBroker) and before.leader == command.broker:
+        note("A25 leader restarted and goes on in a new epoch")
+
+
+def refused_isr(before: PartitionState, command: Any, error: str, note: Any) -> None:
+    """Look at an ISR change that was refused."""
+    note("A7 stale ISR change refused")
+    if command.broker != before.leader and len(command.isr) < len(before.replicas):
+        note("A6 shrink proposed by a leader that was replaced")
+    if error == "StaleBrokerEpochError" and command.broker == before.leader:
+        note("A8 ISR change names a replica's former process")
+    if error == "IneligibleReplicaError" and command.broker == before.leader:
+        note("A9 ISR change names a fenced or stopping replica")

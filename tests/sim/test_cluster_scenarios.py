@@ -1,0 +1,137 @@
+"""Stories that are told on purpose: how other systems lost data, and what happens here."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.model.records import AckPolicy
+from simkit.cluster_mutants import MUTANTS
+from simkit.cluster_sim import ClusterSim
+
+SEEDS = range(8)
+
+
+def _five(seed: int) -> ClusterSim:
+    """Return five brokers that all hold the partition, and publishers that wait for ALL."""
+    sim = ClusterSim(
+        seed,
+        brokers=5,
+        factor=5,
+        min_isr=3,
+        faults=frozenset(),
+        policies=(AckPolicy.ALL, AckPolicy.ALL),
+    )
+    sim.begin()
+    sim.run_for(600)
+    return sim
+
+
+def _play(seed: int, *, pause_the_leader: bool) -> ClusterSim:
+    """Pause two of five, power-fail a third, restart it, resume the two, pause the others."""
+    sim = _five(seed)
+    leader = sim.brokers[sim.one.leader or ""]
+    others = [broker for broker in sim.brokers.values() if broker is not leader]
+    first = [leader, others[0]] if pause_the_leader else others[:2]
+    third = next(broker for broker in sim.brokers.values() if broker not in first)
+    rest = [one for one in sim.brokers.values() if one not in first and one is not third]
+    for broker in first:
+        broker.pause()
+    sim.run_for(1500)
+    third.crash(power=True)
+    sim.run_for(20)
+    third.start()
+    for broker in first:
+        broker.resume()
+    for broker in rest:
+        broker.pause()
+    sim.run_for(1500)
+    for broker in rest:
+        broker.resume()
+    return sim
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("pause_the_leader", [False, True])
+def test_two_paused_a_third_loses_power_then_the_others_pause(
+    seed: int, pause_the_leader: bool
+) -> None:
+    """The scenario in which JetStream lost acknowledged messages (nats-server #7567)."""
+    sim = _play(seed, pause_the_leader=pause_the_leader)
+    sim.heal()
+    sim.look()
+    assert sim.result().acked > 0
+
+
+def test_that_scenario_loses_records_that_were_acked_unsynced() -> None:
+    """The same story on brokers that ack before they sync, as JetStream does, breaks promises."""
+    broken = 0
+    for seed in SEEDS:
+        with MUTANTS["follower_acks_before_sync"](), MUTANTS["leader_acks_before_sync"]():
+            try:
+                sim = _play(seed, pause_the_leader=True)
+                sim.heal()
+                sim.look()
+            except AssertionError:
+                broken += 1
+    assert broken
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_power_of_all_brokers_goes(seed: int) -> None:
+    """Nothing acked is lost, and nobody has to be asked: the folders prove themselves."""
+    sim = _five(seed)
+    for _ in range(3):
+        for broker in sim.brokers.values():
+            broker.crash(power=True)
+        for broker in sim.brokers.values():
+            broker.start()
+        sim.run_for(2000)
+    committed = len(sim.oracle.committed)
+    sim.heal()
+    sim.look()
+    assert len(sim.oracle.committed) >= committed > 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_leader_is_replaced_and_comes_back_as_a_follower(seed: int) -> None:
+    """Publishing goes on within the session and two timers; the old leader rejoins by itself."""
+    sim = _five(seed)
+    killed = sim.brokers[sim.one.leader or ""]
+    before = len(sim.oracle.committed)
+    killed.crash(power=True)
+    at_ms = sim.world.now_ms
+    while len(sim.oracle.committed) <= before + 1:
+        sim.run_for(10)
+        assert sim.world.now_ms - at_ms < 3_000, sim.describe()
+    assert sim.one.leader != killed.name
+    killed.start()
+    sim.heal()
+    sim.look()
+    assert killed.name in sim.one.isr
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
+    """Its session lives, for it still hears the controller; the majority of the ISR decides."""
+    sim = _five(seed)
+    deaf = sim.one.leader or ""
+    for name in sim.names:
+        if name != deaf:
+            sim.network.cut(deaf, name)
+    sim.run_for(2500)
+    assert sim.one.leader not in (deaf, None)
+    sim.heal()
+    sim.look()
+
+
+def test_a_controller_that_was_stopped_blames_nobody() -> None:
+    """After a pause longer than every session no broker is fenced (A17)."""
+    sim = _five(3)
+    sim.control.pause()
+    sim.run_for(3000)
+    before = sim.world.seen["applied FenceBroker"]
+    sim.control.resume()
+    sim.run_for(1500)
+    assert sim.world.seen["applied FenceBroker"] == before
+    sim.heal()
+    sim.look()

@@ -1,0 +1,473 @@
+"""The replication machines one event at a time: what each asks its shell to do, and refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.codec.record_batch import BatchHeader
+from broker.core.acks import AckQueue
+from broker.core.isr import LagLimits, Progress
+from broker.core.leader import (
+    AdvanceHighWatermark,
+    IsrAnswered,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    PartitionLeader,
+    RequestCame,
+    TickElapsed,
+    ViewChanged,
+)
+from broker.core.replication.effects import (
+    AppendStored,
+    LogFacts,
+    ProposeIsr,
+    ProposeLeadership,
+    ReportLeader,
+    ReportLostRecords,
+    Send,
+    SendRecords,
+    StartLeading,
+    StopLeading,
+    TruncateLog,
+)
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+)
+from broker.core.replication.replica import PartitionReplica
+from broker.core.replication.runs import append_runs
+from broker.core.replication.view import PartitionView
+from broker.errors import NotEnoughReplicasError, NotLeaderError
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
+from broker.model.ids import NO_PRODUCER, BrokerId
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from broker.ports import StoredBatch
+
+A, B, C = (BrokerId(name) for name in "abc")
+ONE = BrokerEpoch(1)
+
+
+def _history(*starts: tuple[int, int]) -> EpochHistory:
+    return EpochHistory(
+        tuple(EpochStart(LeaderEpoch(epoch), Offset(start)) for epoch, start in starts)
+    )
+
+
+def _view(**changes: Any) -> PartitionView:
+    view = PartitionView(
+        status="online",
+        leader=A,
+        candidate=None,
+        leader_epoch=LeaderEpoch(3),
+        partition_epoch=PartitionEpoch(5),
+        replicas=(A, B, C),
+        isr=frozenset((A, B)),
+        min_isr=2,
+        broker_epochs={A: ONE, B: ONE, C: ONE},
+        joinable=frozenset((A, B, C)),
+    )
+    return replace(view, **changes)
+
+
+def _leader(**changes: Any) -> PartitionLeader:
+    facts: dict[str, Any] = {
+        "view": _view(),
+        "epochs": _history((1, 0)),
+        "limits": LagLimits(time_ms_max=1000),
+        **changes,
+    }
+    return PartitionLeader(A, LeaderEpoch(3), Offset(10), **facts)
+
+
+def _fetch(
+    follower: BrokerId = B, at: int = 10, *, epoch: int = 3, last: int = 1, **changes: Any
+) -> FetchRequest:
+    request = FetchRequest(
+        follower=follower,
+        broker_epoch=ONE,
+        leader_epoch=LeaderEpoch(epoch),
+        request_id=7,
+        fetch_from=Offset(at),
+        last_epoch=LeaderEpoch(last),
+        synced_end=Offset(at),
+    )
+    return replace(request, **changes)
+
+
+def _kinds(effects: list[Any]) -> list[type]:
+    return [type(one) for one in effects]
+
+
+# ---------------------------------------------------------------------------- the leader
+
+
+def test_a_new_leader_commits_nothing_before_the_whole_isr_has_spoken() -> None:
+    """What a follower had synced is not known until it says so in this epoch."""
+    leader = _leader()
+    assert leader.newest_committed is None
+    assert leader.step(LogSynced(Offset(12))) == []
+    effects = leader.step(RequestCame(_fetch(), 1))
+    assert effects[0] == AdvanceHighWatermark(Offset(10))
+    assert leader.newest_committed == 10
+
+
+@pytest.mark.parametrize(
+    ("request_", "refusal"),
+    [
+        (_fetch(epoch=2), "fenced_epoch"),
+        (_fetch(epoch=4), "unknown_epoch"),
+        (_fetch(broker_epoch=BrokerEpoch(0)), "fenced_broker"),
+        (_fetch(last=2), "diverged"),
+        (_fetch(at=11), "diverged"),
+        (_fetch(at=9, synced_end=Offset(10)), "diverged"),
+    ],
+)
+def test_a_fetch_that_does_not_fit_is_refused_and_counts_for_nothing(
+    request_: FetchRequest, refusal: str
+) -> None:
+    """Another epoch, an older process, a log that is no prefix: none of them acks anything."""
+    leader = _leader()
+    (send,) = leader.step(RequestCame(request_, 1))
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchAnswer)
+    assert send.message.refusal == refusal
+    assert leader.high_watermark == 0
+
+
+def test_a_proposed_member_counts_until_the_controller_has_decided() -> None:
+    """While a proposal is open the high watermark waits for both sets (KIP-497)."""
+    leader = _leader()
+    leader.step(RequestCame(_fetch(), 1))
+    effects = leader.step(RequestCame(_fetch(C), 1))
+    proposal = next(one for one in effects if isinstance(one, ProposeIsr))
+    assert proposal.isr == {A: 1, B: 1, C: 1}
+    leader.step(LogSynced(Offset(12), 2))
+    assert leader.step(RequestCame(_fetch(B, 12, last=3), 2))[0] != AdvanceHighWatermark(Offset(12))
+    assert leader.high_watermark == 10
+    leader.step(IsrAnswered(5, accepted=False, now_ms=3))
+    assert leader.high_watermark == 10, "an earlier attempt may still be taken"
+    leader.step(ViewChanged(_view(partition_epoch=PartitionEpoch(6)), 4))
+    assert leader.high_watermark == 12
+
+
+def test_a_follower_below_the_epoch_s_start_does_not_join() -> None:
+    """The high watermark of a new leader may lie below what the old one committed (R4)."""
+    leader = _leader(known_high_watermark=Offset(4))
+    leader.step(RequestCame(_fetch(at=4, last=1), 1))
+    effects = leader.step(RequestCame(_fetch(C, 6, last=1), 1))
+    assert ProposeIsr not in _kinds(effects)
+
+
+def test_below_min_isr_nothing_is_committed_and_all_is_refused() -> None:
+    """LEADER publishes go on; ALL hears at once that there are too few replicas (A11)."""
+    leader = _leader(view=_view(isr=frozenset((A,))))
+    leader.step(LogSynced(Offset(12), 1))
+    assert leader.high_watermark == 0
+    assert isinstance(leader.refusal(AckPolicy.ALL, 1), NotEnoughReplicasError)
+    assert leader.refusal(AckPolicy.LEADER, 1) is None
+
+
+def test_a_lagging_follower_is_proposed_out_and_the_leader_s_own_pause_is_forgiven() -> None:
+    """Time counts from when it last had everything; after a stall everybody begins anew."""
+    leader = _leader()
+    leader.step(RequestCame(_fetch(), 100))
+    leader.step(LogAppended(Offset(12)))
+    for now_ms in range(200, 1101, 100):
+        assert ProposeIsr not in _kinds(leader.step(TickElapsed(now_ms)))
+    (proposal,) = leader.step(TickElapsed(1200))
+    assert isinstance(proposal, ProposeIsr)
+    assert set(proposal.isr) == {A}
+    paused = _leader()
+    paused.step(RequestCame(_fetch(), 100))
+    paused.step(TickElapsed(200))
+    assert paused.step(TickElapsed(60_000)) == []
+
+
+def test_a_follower_too_many_records_behind_leaves_and_stays_out() -> None:
+    """The record limit of Fluvio, beside the time limit of Liftbridge."""
+    limits = LagLimits(time_ms_max=10_000, records_max=3)
+    leader = _leader(limits=limits)
+    leader.step(RequestCame(_fetch(), 1))
+    leader.step(LogSynced(Offset(14), 2))
+    (proposal,) = leader.step(TickElapsed(3))
+    assert isinstance(proposal, ProposeIsr)
+    progress = Progress(ONE)
+    progress.heard(Offset(10), Offset(14), 3)
+    facts = {"high_watermark": Offset(10), "epoch_start": Offset(10)}
+    assert not progress.may_join(limits, log_end=Offset(14), **facts)
+    assert progress.may_join(limits, log_end=Offset(13), **facts)
+
+
+def test_an_isr_proposal_whose_answer_was_lost_blocks_nobody() -> None:
+    """After a while the next one is made; whichever the controller takes first wins."""
+    leader = _leader()
+    leader.step(RequestCame(_fetch(C), 0))
+    leader.step(RequestCame(_fetch(B), 400))
+    assert ProposeIsr not in _kinds(leader.step(TickElapsed(500)))
+    effects: list[Any] = []
+    for now_ms in (900, 1100):
+        leader.step(RequestCame(_fetch(B), now_ms))
+        effects += leader.step(TickElapsed(now_ms))
+    assert [one.isr.keys() for one in effects if isinstance(one, ProposeIsr)] == [{A, B}]
+
+
+def test_a_lease_that_is_over_stops_commits_until_it_is_granted_again() -> None:
+    """The clock is asked for every ack; a paused process finds out when it looks (A13)."""
+    leader = _leader(lease_until_ms=100)
+    leader.step(RequestCame(_fetch(), 50))
+    assert not leader.is_fenced(99)
+    assert leader.is_fenced(100)
+    leader.step(LogSynced(Offset(12), 150))
+    leader.step(RequestCame(_fetch(B, 12, last=3), 150))
+    assert leader.high_watermark == 10
+    assert isinstance(leader.refusal(AckPolicy.LEADER, 150), NotLeaderError)
+    assert leader.step(LeaseGranted(400, 160)) == [AdvanceHighWatermark(Offset(12))]
+
+
+def test_new_data_answers_parked_fetches_and_notifies_the_others() -> None:
+    """Nobody polls: a parked request is answered, an answered one is followed by a notice."""
+    leader = _leader()
+    assert _kinds(leader.step(RequestCame(_fetch(B, wait_ms=500), 1))) == [AdvanceHighWatermark]
+    assert SendRecords in _kinds(leader.step(RequestCame(_fetch(C), 1)))
+    effects = leader.step(LogAppended(Offset(11)))
+    assert [(type(one), one.to) for one in effects] == [(SendRecords, B), (Send, C)]  # type: ignore[union-attr]
+    notice = effects[1]
+    assert isinstance(notice, Send)
+    assert isinstance(notice.message, NewDataNotice)
+    assert leader.step(LogAppended(Offset(12))) == []
+    leader.step(RequestCame(_fetch(B, 10, wait_ms=500), 2))
+    idle = _leader()
+    idle.step(RequestCame(_fetch(B, wait_ms=500), 1))
+    assert SendRecords in _kinds(idle.step(TickElapsed(501)))
+
+
+# ---------------------------------------------------------------------------- the follower
+
+
+def _facts(end: int, *starts: tuple[int, int]) -> LogFacts:
+    return LogFacts(
+        log_start=Offset(0), log_end=Offset(end), synced_end=Offset(end), epochs=_history(*starts)
+    )
+
+
+def _follower(facts: LogFacts, *, high_watermark: int = 0, epoch: int = 5) -> PartitionFollower:
+    return PartitionFollower(
+        me=B,
+        broker_epoch=ONE,
+        leader=A,
+        leader_epoch=LeaderEpoch(epoch),
+        facts=facts,
+        high_watermark=Offset(high_watermark),
+        now_ms=0,
+        timing=FollowerTiming(request_ms=100, idle_ms=200, leader_ms=400),
+    )
+
+
+def _asked(effects: list[Any]) -> EpochEndRequest:
+    (send,) = effects
+    assert isinstance(send.message, EpochEndRequest)
+    return send.message
+
+
+def _told(request: EpochEndRequest, known: int, end: int) -> EpochEndAnswer:
+    return EpochEndAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        epoch=request.epoch,
+        known_epoch=LeaderEpoch(known),
+        end=Offset(end),
+    )
+
+
+def test_alignment_walks_back_to_the_newest_common_epoch() -> None:
+    """Two fast elections leave epochs that the leader never saw; each is cut whole (KIP-279)."""
+    follower = _follower(_facts(30, (1, 0), (3, 10), (4, 20)), high_watermark=8)
+    request = _asked(follower.start(0))
+    assert request.epoch == 4
+    assert follower.message(_told(request, 2, 12), 1) == [TruncateLog(Offset(10))]
+    request = _asked(follower.truncated(_facts(10, (1, 0)), 2))
+    assert request.epoch == 1
+    assert follower.message(_told(request, 1, 9), 3) == [TruncateLog(Offset(9))]
+    (send,) = follower.truncated(_facts(9, (1, 0)), 4)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    assert (send.message.fetch_from, send.message.last_epoch) == (9, 1)
+
+
+def test_an_epoch_without_records_is_cut_as_well() -> None:
+    """Else the log would refuse the older epoch of the next leader's records."""
+    follower = _follower(_facts(10, (1, 0), (4, 10)))
+    request = _asked(follower.start(0))
+    assert follower.message(_told(request, 2, 12), 1) == [TruncateLog(Offset(10))]
+
+
+def test_answers_of_other_epochs_and_requests_are_dropped() -> None:
+    """A delayed answer of an older leader would cut the wrong suffix (A3)."""
+    follower = _follower(_facts(10, (1, 0)))
+    request = _asked(follower.start(0))
+    for odd in (
+        replace(_told(request, 1, 2), leader_epoch=LeaderEpoch(4)),
+        replace(_told(request, 1, 2), request_id=99),
+    ):
+        assert follower.message(odd, 1) == []
+    assert follower.dropped_count == 2
+
+
+def _batch(base: int, epoch: int) -> StoredBatch:
+    header = BatchHeader(
+        base_offset=Offset(base), leader_epoch=LeaderEpoch(epoch), synced_end=Offset(base),
+        first_timestamp_us=1, max_timestamp_us=1, producer_id=NO_PRODUCER, base_sequence=-1,
+        records_count=1, offset_span=1, body_size=8, body_crc=0, columns=0, codec="none",
+        sparse=False,
+    )  # fmt: skip
+    return StoredBatch(header, b"")
+
+
+def _fetching() -> tuple[PartitionFollower, FetchRequest]:
+    follower = _follower(_facts(0))
+    (send,) = follower.start(0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    return follower, send.message
+
+
+def _answer(request: FetchRequest, *batches: StoredBatch, end: int = 3) -> FetchAnswer:
+    return FetchAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        start=request.fetch_from,
+        high_watermark=Offset(2),
+        log_end=Offset(end),
+        batches=batches,
+    )
+
+
+@pytest.mark.parametrize(
+    "batches", [(_batch(1, 5),), (_batch(0, 5), _batch(2, 5)), (_batch(0, 6),)]
+)
+def test_a_gap_an_overlap_or_an_epoch_of_the_future_is_never_written(
+    batches: tuple[StoredBatch, ...],
+) -> None:
+    """The log is extended where it ends, or not at all (A26)."""
+    follower, request = _fetching()
+    assert follower.message(_answer(request, *batches), 1) == []
+    assert follower.dropped_count == 1
+
+
+def test_fetched_records_are_reported_when_they_are_durable() -> None:
+    """Append, sync, then the next fetch; the high watermark is learned up to the synced end."""
+    follower, request = _fetching()
+    batches = (_batch(0, 4), _batch(1, 5), _batch(2, 5))
+    assert follower.message(_answer(request, *batches), 1) == [AppendStored(batches)]
+    advance, send = follower.synced(_facts(3, (4, 0), (5, 1)), 2)
+    assert advance == AdvanceHighWatermark(Offset(2))
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    assert (send.message.fetch_from, send.message.synced_end) == (3, 3)
+
+
+def test_an_idle_follower_shows_life_and_wakes_up_for_a_notice() -> None:
+    """Caught up, it asks again after a while, or at once when there is something."""
+    follower, request = _fetching()
+    assert follower.message(_answer(request, end=0), 10) == []
+    assert follower.tick(150) == []
+    assert _kinds(follower.tick(210)) == [Send]
+    follower, request = _fetching()
+    follower.message(_answer(request, end=0), 10)
+    assert _kinds(follower.message(NewDataNotice(leader_epoch=LeaderEpoch(5)), 11)) == [Send]
+
+
+def test_a_silent_or_refusing_leader_is_reported_again_and_again() -> None:
+    """A refusal is no sign of life; the controller adds the reports up."""
+    follower, request = _fetching()
+    refused = replace(_answer(request), refusal="not_leader")
+    assert follower.message(refused, 50) == []
+    assert _kinds(follower.tick(105)) == [Send], "a refused request is repeated soon"
+    assert ReportLeader in _kinds(follower.tick(400))
+    assert ReportLeader not in _kinds(follower.tick(500))
+    assert ReportLeader in _kinds(follower.tick(800))
+
+
+def test_losing_committed_records_is_said_aloud() -> None:
+    """Only an unclean election can cut below the high watermark, and readers must hear (A10)."""
+    follower = _follower(_facts(10, (1, 0)), high_watermark=8)
+    request = _asked(follower.start(0))
+    effects = follower.message(_told(request, 1, 5), 1)
+    assert effects == [ReportLostRecords(Offset(5), Offset(8)), TruncateLog(Offset(5))]
+    assert follower.high_watermark == 5
+
+
+def test_a_follower_syncs_before_a_batch_that_says_the_leader_had() -> None:
+    """So that recovery never takes its own torn tail for rot (docs/decisions/0002, proof b)."""
+    headers = [_batch(base, 5).header for base in range(3)]
+    assert [list(run) for run in append_runs(headers, Offset(0))] == [[one] for one in headers]
+    one_group = [replace(header, synced_end=Offset(0)) for header in headers]
+    assert list(append_runs(one_group, Offset(0))) == [one_group]
+    assert list(append_runs([], Offset(0))) == []
+
+
+# ---------------------------------------------------------------------------- roles and acks
+
+
+def _replica(facts: LogFacts) -> PartitionReplica:
+    return PartitionReplica(me=A, broker_epoch=ONE, facts=lambda: facts, lease_until_ms=1_000_000)
+
+
+def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
+    """Candidate, leader, follower; a view from before this process registered says nothing."""
+    replica = _replica(_facts(10, (1, 0)))
+    former = _view(broker_epochs={A: BrokerEpoch(0), B: ONE, C: ONE})
+    assert replica.view_changed(former, 0) == []
+    named = _view(status="candidate_found", leader=None, candidate=A)
+    assert replica.view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
+    assert replica.tick(2) == []
+    assert replica.tick(400) == [ProposeLeadership(LeaderEpoch(3))]
+    led = _view(partition_epoch=PartitionEpoch(6))
+    assert replica.view_changed(led, 401)[0] == StartLeading(LeaderEpoch(3))
+    assert replica.view_changed(named, 402) == []
+    lost = _view(leader=B, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(7))
+    effects = replica.view_changed(lost, 403)
+    assert effects[0] == StopLeading(LeaderEpoch(3))
+    assert replica.follower is not None
+    replaced = replace(lost, broker_epochs={A: BrokerEpoch(2), B: ONE, C: ONE})
+    assert replica.view_changed(replaced, 404) == []
+    assert replica.role == "none"
+
+
+def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch() -> None:
+    """So that the asker knows which of its requests was refused."""
+    replica = _replica(_facts(10, (1, 0)))
+    for request in (
+        _fetch(),
+        EpochEndRequest(
+            follower=B, broker_epoch=ONE, leader_epoch=LeaderEpoch(3), request_id=4,
+            epoch=LeaderEpoch(1),
+        ),
+    ):  # fmt: skip
+        (send,) = replica.message(request, 1)
+        assert isinstance(send, Send)
+        assert isinstance(send.message, FetchAnswer | EpochEndAnswer)
+        assert (send.message.refusal, send.message.leader_epoch) == ("not_leader", 3)
+
+
+def test_each_policy_waits_for_what_it_means() -> None:
+    """NONE is never answered, LEADER by the leader's disk, ALL by the high watermark."""
+    acks: AckQueue[str] = AckQueue()
+    acks.add(AckPolicy.NONE, Offset(1), "none")
+    acks.add(AckPolicy.LEADER, Offset(2), "leader")
+    acks.add(AckPolicy.ALL, Offset(3), "all")
+    acks.add(AckPolicy.ALL, Offset(1), "a retry")
+    assert acks.settled(synced_end=Offset(2), high_watermark=Offset(1)) == ["leader", "a retry"]
+    assert len(acks) == 1
+    assert acks.abandon() == ["all"]
+    assert acks.settled(synced_end=Offset(9), high_watermark=Offset(9)) == []
