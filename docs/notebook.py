@@ -5,8 +5,8 @@ Where it runs is not its business:
 
     python docs/notebook.py                                      # Spark in this process
     SPARK_REMOTE=sc://127.0.0.1:15002 python docs/notebook.py    # Spark Connect
-    spark-submit --master spark://… $(headwater job submit-args) --py-files headwater.zip \
-        docs/notebook.py                                         # a cluster
+    PYTHONPATH=headwater.zip spark-submit --master spark://… $(headwater job submit-args) \
+        --py-files headwater.zip docs/notebook.py                # a cluster
 
 HEADWATER_SERVER says where the broker is. docs/spark.md explains each step.
 """

@@ -1,10 +1,12 @@
 """Run docs/notebook.py, unchanged, in classic Spark, Spark Connect and on a two-worker cluster.
 
-    python tests/notebook/run.py --mode classic|connect|cluster|all
+    python tests/notebook/run.py --mode classic|connect|cluster|pipeline|all
+
+Mode ``pipeline`` runs the declarative pipeline beside this file, twice, with records in between.
 
 A broker, an S3 (moto) and whatever Spark needs are started here and ended here. On the cluster
 neither the driver nor the executors find this tree: their Python knows our code from the wheel
-only, and Spark hands that over as --py-files.
+only, and executors have it from Spark's --py-files alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +33,7 @@ from simkit.children import ended, wait_for_line  # noqa: E402
 from simkit.spark_cluster import HOME, spark_cluster  # noqa: E402
 
 NOTEBOOK: Final = ROOT / "docs" / "notebook.py"
+PIPELINE: Final = Path(__file__).parent / "pipeline"
 _SECONDS_MAX: Final = 1200
 _SECRET: Final = "AWS_SECRET_ACCESS_KEY"
 
@@ -43,6 +47,49 @@ def classic(folder: Path, environment: Environment) -> None:
 
 def connect(folder: Path, environment: Environment) -> None:
     """A Connect server in a process of its own; the script has no JVM."""
+    with connect_server(folder, environment) as url:
+        without_java = {**environment, "SPARK_REMOTE": url, "JAVA_HOME": str(folder / "no-java")}
+        _run([sys.executable, str(NOTEBOOK)], folder, without_java)
+
+
+def pipeline(folder: Path, environment: Environment) -> None:
+    """spark-pipelines twice over the same streams; SQL in it names a stream like a table."""
+    import headwater
+
+    project = Path(shutil.copytree(PIPELINE, folder / "pipeline"))
+    spec = project / "spark-pipeline.yml"
+    text = spec.read_text("utf-8")
+    spec.write_text(text.replace("file:///tmp/headwater-pipeline", (folder / "state").as_uri()))
+    client = headwater.Client(environment["HEADWATER_SERVER"])
+    client.create_stream("flights")
+    expected = 0
+    with connect_server(folder, environment) as url:
+        spark = headwater.session(remote=url)
+        for count in (300, 45):
+            with client.producer("flights") as producer:
+                producer.send([{"key": b"N%d" % (n % 5), "value": b"x"} for n in range(count)])
+            expected += count
+            _run(
+                [sys.executable, "-m", "pyspark.pipelines.cli", "run", "--spec", str(spec)],
+                folder,
+                {**environment, "SPARK_REMOTE": url},
+            )
+            client.tier_flush("flights")  # the next run finds these rows in the table
+            (row,) = spark.sql(
+                "SELECT sum(records) AS n, count(*) AS keys, max(newest) AS newest "
+                "FROM flights_by_key"
+            ).collect()
+            assert (row.n, row.keys, row.newest) == (expected, 5, expected - 1), row
+            (row,) = spark.sql(
+                "SELECT count(*) AS n, count(DISTINCT offset) AS d FROM flights_log"
+            ).collect()
+            assert (row.n, row.d) == (expected, expected), row
+        spark.stop()
+
+
+@contextmanager
+def connect_server(folder: Path, environment: Environment) -> Iterator[str]:
+    """Run the command of docs/spark.md on a free port; yield its address."""
     log = folder / "connect.log"
     command = [sys.executable, "-m", "spark_jobs.connect_server", "--port", "0"]
     command += ["--master", "local[2]"]
@@ -51,9 +98,7 @@ def connect(folder: Path, environment: Environment) -> None:
             command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=folder
         )
     with ended(server):
-        url = wait_for_line(server, log, "sc://", 300).strip()
-        without_java = {**environment, "SPARK_REMOTE": url, "JAVA_HOME": str(folder / "no-java")}
-        _run([sys.executable, str(NOTEBOOK)], folder, without_java)
+        yield wait_for_line(server, log, "sc://", 300).strip()
 
 
 def cluster(folder: Path, environment: Environment) -> None:
@@ -70,9 +115,15 @@ def cluster(folder: Path, environment: Environment) -> None:
         [str(python), "-c", "import spark_jobs"], env=environment, capture_output=True, check=False,
         cwd=folder,
     )  # fmt: skip
-    assert alone.returncode != 0, "the cluster's Python finds this tree without the wheel"
+    assert b"No module named 'spark_jobs'" in alone.stderr, (
+        "the cluster's Python finds this tree without the wheel"
+    )
     with spark_cluster(folder / "cluster", environment=environment) as url:
-        _run([*submit(url, package, folder, python), str(NOTEBOOK)], folder, environment)
+        # Spark hands --py-files to executors and to the script, but not to the process that plans a
+        # streaming source: where the driver runs, the package has to be on Python's path.
+        path = os.pathsep.join([str(package), environment["PYTHONPATH"]])
+        command = [*submit(url, package, folder, python), str(NOTEBOOK)]
+        _run(command, folder, {**environment, "PYTHONPATH": path})
 
 
 def submit(url: str, package: Path, folder: Path, python: Path) -> list[str]:
@@ -80,7 +131,8 @@ def submit(url: str, package: Path, folder: Path, python: Path) -> list[str]:
     from spark_jobs.session import submit_arguments
 
     words = [str(HOME / "bin" / "spark-submit"), "--master", url, *submit_arguments()]
-    assert not any(os.environ.get(_SECRET, "-") in word for word in words), "a secret in argv"
+    secret = os.environ.get(_SECRET)
+    assert not (secret and any(secret in word for word in words)), "a secret in argv"
     words += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.memory=1g"]
     words += ["--conf", "spark.executor.memory=768m", "--conf", "spark.sql.shuffle.partitions=4"]
     words += ["--conf", "spark.databricks.delta.snapshotPartitions=2"]
@@ -108,13 +160,15 @@ def lonely_python(path: Path) -> Path:
 
 
 def _run(command: list[str], folder: Path, environment: Environment) -> None:
-    subprocess.run(command, env=environment, cwd=folder, check=True, timeout=_SECONDS_MAX)
+    done = subprocess.run(command, env=environment, cwd=folder, check=False, timeout=_SECONDS_MAX)
+    assert done.returncode == 0, f"{Path(command[0]).name} ended with {done.returncode}"
 
 
 MODES: Final[dict[str, Callable[[Path, Environment], None]]] = {
     "classic": classic,
     "connect": connect,
     "cluster": cluster,
+    "pipeline": pipeline,
 }
 
 

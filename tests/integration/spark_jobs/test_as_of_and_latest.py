@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedEr
 from broker.model.offsets import Offset
 from headwater.client import Client
 from simkit.lake_broker import Served
+from spark_jobs.jobs import snapshot
+from spark_jobs.jobs.job import Report
 from spark_jobs.leases import KEEPER
 from spark_jobs.unified import at_one_instant
 
@@ -135,6 +139,29 @@ def test_latest_is_the_newest_record_of_each_key(spark: SparkSession, stream: Se
         assert latest(rows) == expected_latest(ends)
     only = headwater.read(spark, "s", latest=True, columns=["value"], server=stream.server)
     assert (only.columns, only.count()) == (["value"], len(expected_latest({0: 100, 1: 40})))
+
+
+def test_latest_begins_with_the_key_snapshot(spark: SparkSession, stream: Served) -> None:
+    """With a key snapshot only what came after it is read; earlier moments pass it over."""
+    args = argparse.Namespace(server=stream.server, stream="s", check=False)
+    snapshot.run(spark, args, Report("test", sys.stderr))
+    with Client(stream.server) as client, client.producer("s", 1) as producer:
+        producer.send([record(number) for number in range(40, 60)])
+    stream.broker.ship("s", 0, Offset(80))
+
+    rows = headwater.read(spark, "s", latest=True, server=stream.server)
+
+    text = headwater.explain(rows)
+    assert "__latest version" in text
+    assert "partition 0: [60, 100)" in text
+    assert latest(rows) == expected_latest({0: 100, 1: 60})
+    full = headwater.read(spark, "s", latest=True, certificate="full", server=stream.server)
+    assert "__latest" not in headwater.explain(full)
+    assert latest(full) == latest(rows)
+    for ends in ({0: 59, 1: 3}, {0: 60, 1: 44}):
+        earlier = headwater.read(spark, "s", as_of=ends, latest=True, server=stream.server)
+        assert ("__latest" in headwater.explain(earlier)) == (ends[0] == 60)
+        assert latest(earlier) == expected_latest(ends)
 
 
 def test_several_streams_are_of_one_instant(spark: SparkSession, stream: Served) -> None:
