@@ -22,7 +22,9 @@ from broker.errors import (
     GapError,
     HeadwaterError,
     InvalidRequestError,
+    OverlapError,
     SchemaMismatchError,
+    TableMismatchError,
 )
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.tables import plan, schema_match
@@ -154,7 +156,7 @@ class Appender:
                 self._commit_rejects(rejects, done, note)
                 rejects = None  # its files are in the table
             version = self._commit(main, files, done, note)
-        except FencedError as error:
+        except (FencedError, OverlapError, TableMismatchError) as error:  # surely not committed
             _log.warning("append_lost uri=%s: %s", main.table.target.uri, error)
             _sweep(main, rejects)
             raise

@@ -17,6 +17,7 @@ from deltalake import write_deltalake
 from broker.errors import (
     GapError,
     ObjectMissingError,
+    OverlapError,
     SchemaMismatchError,
     StaleWatermarkError,
     StreamRecreatedError,
@@ -173,16 +174,13 @@ def test_others_may_commit_in_between(rig: AppendRig, target: Target) -> None:
     require_exact(target, 300, 50)
 
 
-def test_a_lost_answer_is_recognised(
-    tmp_path: Path, moto: StoreConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_is_recognised(tmp_path: Path, moto: StoreConfig) -> None:
     """The store commits and the connection breaks: the commit is found by its id, not repeated."""
     where = fresh(moto)
     assert where.endpoint is not None
     with append_rig(str(tmp_path / "lake")) as rig, s3_proxy(where.endpoint) as proxy:
         rig.fill(100)
         target = Target(store=replace(where, endpoint=proxy.address).child("out"))
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
         appender = rig.appender(target)
         appender.append(ranges((0, 10)), batch_id="a")
         for number in (2, 3):
@@ -247,9 +245,7 @@ print(json.dumps({"won": won, "lost": lost}))
 """
 
 
-def test_racing_appenders_double_and_lose_nothing(
-    rig: AppendRig, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_racing_appenders_double_and_lose_nothing(rig: AppendRig, target: Target) -> None:
     """Two processes append to two partitions of one table at once: what was won tiles it."""
     code = f"import sys; sys.path.insert(0, {str(LIB)!r})\n{_RACES}"
     config = json.dumps(asdict(target.store))
@@ -368,6 +364,24 @@ def test_another_incarnation_of_the_stream_is_refused(rig: AppendRig, local: Tar
 
     with pytest.raises(StreamRecreatedError):
         rig.appender(local).append(ranges((0, 100)), batch_id="b")
+
+
+def test_an_offset_belongs_to_one_appender(rig: AppendRig, target: Target) -> None:
+    """Another name may append other ranges; into this one not, also when it was planned before."""
+    other = rig.appender(replace(target, app="other"))
+    late = rig.appender(target, run=Pausing(lambda: other.append(ranges((50, 90)), batch_id="o")))
+
+    with pytest.raises(OverlapError) as refused:
+        late.append(ranges((0, 60)), batch_id="a")
+
+    assert (refused.value.app, refused.value.start, refused.value.end) == ("other", 50, 60)
+    require_exact(target, 90, start=50)
+    appender = rig.appender(target)
+    with pytest.raises(OverlapError):
+        appender.append(ranges((0, 60)), batch_id="a")
+    appender.append(ranges((0, 50)), batch_id="a")
+    require_exact(target, 90)
+    assert appender.watermarks().others == (("other", 0, ranges((50, 90))[0]),)
 
 
 def test_a_table_that_is_not_there_is_made_only_when_allowed(rig: AppendRig, local: Target) -> None:
