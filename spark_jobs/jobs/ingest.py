@@ -12,6 +12,7 @@ import argparse
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -219,7 +220,7 @@ def _started(
         reader = reader.option("maxOffsetsPerTrigger", str(args.max_records_per_trigger))
     return (
         reader.load()
-        .writeStream.queryName(f"headwater-ingest-{source.stream}")
+        .writeStream.queryName(f"headwater-ingest-{source.stream}-{uuid.uuid4().hex[:8]}")
         .foreachBatch(gate)
         .option("checkpointLocation", _spark_path(checkpoint))
         .trigger(**trigger)

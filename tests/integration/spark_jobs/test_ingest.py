@@ -5,20 +5,25 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 
 from broker.errors import GapError, HeadwaterError, SchemaMismatchError, StreamRecreatedError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from simkit.lake_broker import Served
 from spark_jobs.jobs import ingest
-from spark_jobs.jobs.job import Report
+from spark_jobs.jobs.job import Report, Stop
+from spark_jobs.tables import Appender
+from tiering.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +88,7 @@ def test_json_arrives_decoded_and_poison_beside_it(
 
     assert done["ends"] == {"0": 33, "1": 5}
     assert (done["records"], done["rows"], done["rejected"], done["behind"]) == (38, 36, 2, 0)
+    assert done["counts"] == {"rejected_malformed": 1, "rejected_wrong_type": 1}
     assert done["batches"] >= 3
     assert rows(table, "partition", "offset", "n", "name", "key") == [
         *((0, n, n, f"name {n}", b"k") for n in range(30)),
@@ -184,3 +190,110 @@ def test_a_checkpoint_of_another_table_is_refused(run: Ingest, served: Served, t
     shutil.rmtree(other)
     assert run("--checkpoint", str(other))["records"] == 6
     assert rows(table, "offset", "n") == [(n, n) for n in range(6)]
+
+
+def test_everything_may_lie_on_s3(
+    run: Ingest,
+    served: Served,
+    moto_env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Table, rejected table, pin and checkpoint are objects; a second run goes on from them."""
+    for name, value in moto_env.items():
+        monkeypatch.setenv(name, value)
+    place = f"s3://headwater-tests/ingest-{uuid.uuid4().hex}"
+    publish(served, *numbered(0, 3), b"poison")
+    assert run("--table", place)["table"] == place
+    publish(served, *numbered(4, 6))
+    done = run("--table", place)
+    assert (done["records"], done["ends"]["0"], done["pin"]) == (2, 6, 1)
+    options = StoreConfig.from_env(place).storage_options()
+    table = DeltaTable(place, storage_options=options)
+    assert table.transaction_version(f"headwater-append/ingest/{done['stream_uuid']}/0") == 6
+
+
+class StopsAfterTheFirstBatch(io.StringIO):
+    """An output that asks the job to stop as soon as it tells of a batch."""
+
+    stop: Stop
+
+    def write(self, text: str) -> int:
+        """Look at what is told."""
+        if "appended" in text:
+            self.stop.signal = "SIGTERM"
+            self.stop.event.set()
+        return super().write(text)
+
+
+def test_asked_to_stop_it_ends_after_the_batch_at_work(
+    spark: SparkSession, run: Ingest, served: Served, table: Path
+) -> None:
+    """A run without an end finishes its batch, says who stopped it, and the next run goes on."""
+    publish(served, *numbered(0, 20))
+    args = ingest.PARSER.parse_args(
+        ["--server", served.server, "--stream", "s", "--table", str(table), "--schema", SCHEMA,
+         "--trigger", "500ms", "--max-records-per-trigger", "10"]
+    )  # fmt: skip
+    out = StopsAfterTheFirstBatch()
+    report = Report("ingest", out)
+    out.stop = report.stop
+    done = ingest.run(spark, args, report)
+    assert (done["records"], done["stopped_by"], done["behind"]) == (10, "SIGTERM", 10)
+    assert len(rows(table, "offset")) == 10
+    assert run()["records"] == 10
+    assert rows(table, "offset", "n") == [(n, n) for n in range(20)]
+
+
+def test_two_runs_at_once_share_the_work(run: Ingest, served: Served, table: Path) -> None:
+    """Two copies with checkpoints of their own: one of them appends a range, never both."""
+    publish(served, *numbered(0, 40), b"poison", *numbered(41, 60))
+    words = ("--schema", SCHEMA, "--max-records-per-trigger", "15")
+    places = [str(table.with_name(name)) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda place: run(*words, "--checkpoint", place), places))
+    assert sum(each["records"] for each in done) == 60
+    assert {each["ends"]["0"] for each in done} <= {60}
+    assert [offset for (offset,) in rows(table, "offset")] == [n for n in range(60) if n != 40]
+    assert [row[1] for row in rejected(table)] == [40]
+
+
+class Died(Exception):  # noqa: N818  (it stands for the process's end)
+    """What a test ends an append with."""
+
+
+@pytest.fixture
+def dies_between_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test the first append dies when its rejected records are committed, and no more."""
+    whole = Appender._commit
+    calls = iter([True])
+
+    def commit(self: Appender, *rest: Any, **named: Any) -> int:
+        if next(calls, False):
+            raise Died
+        return whole(self, *rest, **named)
+
+    monkeypatch.setattr(Appender, "_commit", commit)
+
+
+@pytest.mark.usefixtures("dies_between_commits")
+def test_death_between_the_two_tables_loses_and_doubles_nothing(
+    run: Ingest, served: Served, table: Path
+) -> None:
+    """The rejected records are there once, and the others arrive with the next run.
+
+    What that run learns about columns does not judge the half-committed records anew: under the
+    new column, the record whose field is an empty list would be rejected, and be in neither table.
+    """
+    publish(served, *numbered(0, 1), b"poison", b'{"n": 2, "x": []}')
+    with pytest.raises(StreamingQueryException):
+        run("--schema", SCHEMA)
+    assert [row[1] for row in rejected(table)] == [1]
+    assert rows(table, "offset") == []
+
+    shutil.rmtree(table / "_headwater" / "checkpoints")
+    publish(served, b'{"n": 3, "x": 5}', b'{"n": 4, "x": []}')
+    done = run("--evolve", "add")
+
+    assert done["ends"]["0"] == 5
+    assert rows(table, "offset", "n", "x") == [(0, 0, None), (2, 2, None), (3, 3, 5)]
+    assert [row[1:3] for row in rejected(table)] == [(1, "malformed"), (4, "wrong_type")]
