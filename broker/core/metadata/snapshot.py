@@ -1,10 +1,11 @@
 """The whole state as bounded bytes, and its hash.
 
-    | magic "HWMS" | format u16 | 0 u16 | index u64 | state hash 32 B | length u64 | JSON ... |
+    | magic "HWMS" | format u16 | 0 u16 | index u64 | state hash 32 B | length u64 | head crc u32 |
+    | JSON ... |
 
-Little-endian. The hash is BLAKE2b of the canonical JSON, so the bytes check themselves, and two
-nodes that applied the same log can compare 32 bytes. A node whose hash differs at the same index
-has diverged and has to stop.
+Little-endian; the CRC-32C is of the head before it. The hash is BLAKE2b of the canonical JSON, so
+the bytes check themselves, and two nodes that applied the same log can compare 32 bytes. A node
+whose hash differs at the same index has diverged and has to stop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import struct
 from typing import Final
 
+from broker.codec.checksum import crc32c
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import FeatureLevelError, InvalidRequestError, MetadataCorruptError
 
@@ -20,6 +22,8 @@ MAGIC: Final = b"HWMS"
 FORMAT: Final = 1
 SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
 _HEAD: Final = struct.Struct("<4sHHQ32sQ")
+_CRC: Final = struct.Struct("<I")
+_BODY_AT: Final = _HEAD.size + _CRC.size
 
 
 def state_hash(state: MetadataState) -> bytes:
@@ -36,7 +40,8 @@ def encode_snapshot(state: MetadataState, index: int) -> bytes:
     body = state.to_json().encode()
     if len(body) > SNAPSHOT_BYTES_MAX:
         raise InvalidRequestError(f"a metadata state of {len(body)} bytes is too large")
-    return _HEAD.pack(MAGIC, FORMAT, 0, index, _hash(body), len(body)) + body
+    head = _HEAD.pack(MAGIC, FORMAT, 0, index, _hash(body), len(body))
+    return head + _CRC.pack(crc32c(head)) + body
 
 
 def decode_snapshot(data: bytes) -> tuple[MetadataState, int]:
@@ -46,10 +51,12 @@ def decode_snapshot(data: bytes) -> tuple[MetadataState, int]:
         MetadataCorruptError: these are not the bytes of a snapshot, whole and unchanged.
         FeatureLevelError: the state needs a newer build.
     """
-    if not _HEAD.size <= len(data) <= _HEAD.size + SNAPSHOT_BYTES_MAX:
+    if not _BODY_AT <= len(data) <= _BODY_AT + SNAPSHOT_BYTES_MAX:
         raise MetadataCorruptError(f"a metadata snapshot does not have {len(data)} bytes")
     magic, version, reserved, index, digest, length = _HEAD.unpack_from(data)
-    body = data[_HEAD.size :]
+    body = data[_BODY_AT:]
+    if _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(data[: _HEAD.size]):
+        raise MetadataCorruptError("the head of the metadata snapshot fails its checksum")
     if magic != MAGIC or version != FORMAT or reserved:
         raise MetadataCorruptError(f"not a metadata snapshot of format {FORMAT}")
     if length != len(body) or _hash(body) != digest:

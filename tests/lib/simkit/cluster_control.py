@@ -114,6 +114,7 @@ class Control:
         self._paused_ms = 0
         self._missed: list[tuple[str, Any]] = []
         self._cores = [ElectionCore(timing), ElectionCore(timing)]
+        self._indexes = [0, 0]
         self._officers = [0]  # the last one really holds office; others have yet to notice
         network.join(CONTROL, self.receive)
         self._cores[0].took_office(0)
@@ -193,9 +194,9 @@ class Control:
         if self.state is not before:
             for broker in self.brokers:
                 self._network.send(CONTROL, broker, StatePush(self.index, self.state))
-            self._world.at(0, self._inform, self._officers[-1], self.state)
+            self._world.at(0, self._inform, self._officers[-1], self.index)
             for late in self._officers[:-1]:
-                self._world.at(self._world.rng.randrange(400), self._inform, late, self.state)
+                self._world.at(self._world.rng.randrange(400), self._inform, late, self.index)
         return reply, None
 
     def _note_applied(self, before: MetadataState, command: Command) -> None:
@@ -207,9 +208,11 @@ class Control:
         if rows[0].target and not now[0].target:
             self._world.note("A23 reassignment finished")
 
-    def _inform(self, officer: int, state: MetadataState) -> None:
-        if not self.paused:
-            self._do(self._cores[officer].state_changed(state, self._world.now_ms))
+    def _inform(self, officer: int, index: int) -> None:
+        """Let a controller apply up to an index; a controller never goes back."""
+        if not self.paused and index > self._indexes[officer]:
+            self._indexes[officer] = self.index
+            self._do(self._cores[officer].state_changed(self.state, self._world.now_ms))
 
     def _do(self, effects: list[ElectionEffect]) -> None:
         for effect in effects:
@@ -234,7 +237,7 @@ class Control:
         """Give office to the other controller; the old one notices after a while."""
         new = 1 - self._officers[-1]
         core = ElectionCore(self._timing)
-        self._cores[new] = core
+        self._cores[new], self._indexes[new] = core, self.index
         core.state_changed(self.state, self._world.now_ms)  # the barrier
         core.took_office(self._world.now_ms)
         self._officers = [1 - new, new]
@@ -259,7 +262,7 @@ class Control:
             self._world.note("A17 controller resumed after a session's length")
         for officer in self._officers:
             self._do(self._cores[officer].tick(self._world.now_ms))
-            self._do(self._cores[officer].state_changed(self.state, self._world.now_ms))
+            self._inform(officer, self.index)
         missed, self._missed = self._missed, []
         for sender, message in missed:
             self.receive(sender, message)

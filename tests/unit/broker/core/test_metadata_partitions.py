@@ -345,9 +345,7 @@ def test_damaged_snapshots_are_named_and_newer_ones_refused() -> None:
     cluster = Cluster()
     data = encode_snapshot(cluster.state, 7)
     assert decode_snapshot(data) == (cluster.state, 7)
-    for position in range(0, len(data), 7):
-        if 8 <= position < 16:
-            continue  # the index is the Raft journal's to check
+    for position in range(0, len(data), 5):
         broken = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         with pytest.raises(MetadataCorruptError):
             decode_snapshot(broken)
