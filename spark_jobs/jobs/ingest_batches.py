@@ -119,6 +119,9 @@ class Batches:
         self._require_beginning(ranges)
         done = self._appended(ranges, str(batch_id))
         self.totals.add(done)
+        for number, offsets in ranges.items():  # also those that another run has appended
+            end = max(self.totals.ends.get(number, 0), int(offsets.end))
+            self.totals.ends[number] = end
         if done.ranges:
             self._report.progress(
                 "appended",
@@ -169,7 +172,7 @@ class Batches:
     def _require_beginning(self, ranges: Mapping[int, OffsetRange]) -> None:
         """Refuse to begin a partition in its middle: a checkpoint may have outlived its table."""
         for number, offsets in ranges.items():
-            if number in self.totals.ends:
+            if number in self.totals.ends or number in self._begun_by_others():
                 continue
             first = self.pin.starts.get(number, self._firsts.get(number, Offset(0)))
             if offsets.start > first:
@@ -181,6 +184,9 @@ class Batches:
                     start=int(first),
                     end=int(offsets.start),
                 )
+
+    def _begun_by_others(self) -> Mapping[int, Offset]:
+        return self._appender.watermarks().ends
 
     def _appended(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> Appended:
         failures = growths = 0

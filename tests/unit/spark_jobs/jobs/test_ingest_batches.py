@@ -171,6 +171,16 @@ def test_who_lost_a_race_appends_what_is_left(batches: Batches, tables: Tables) 
     assert 1 < len(tables.appends) < 20
 
 
+def test_another_run_may_begin_a_partition(batches: Batches, tables: Tables) -> None:
+    """What it appended is passed over, and what follows it is no gap."""
+    tables.ends["main"] |= {0: Offset(20), 1: Offset(70)}
+    batches(batch((0, 5, 20)), 0)
+    assert batches.totals.records_count == 0
+    batches(batch((0, 20, 30), (1, 60, 70)), 1)
+    assert batches.totals.records_count == 10
+    assert batches.totals.ends == {0: 30, 1: 70}
+
+
 def test_new_fields_are_pinned_before_they_are_written(
     batches: Batches, tables: Tables, pins: Pins
 ) -> None:
