@@ -22,6 +22,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from broker.errors import HeadwaterError
 from crashkit.campaign import CampaignError
 from crashkit.moments import FileWatch, Moment
 from crashkit.nats_load import NatsLoad, NatsLoadConfig
@@ -283,7 +284,7 @@ class StreamCampaign:
             return "before the first batch"
         try:
             where = {one.partition: one for one in self.client.tier_status(STREAM)}
-        except Exception:  # noqa: BLE001  (only a word for the tally: the broker may be down)
+        except HeadwaterError:  # only a word for the tally
             return "broker down"
         behind = [end < where[number].cold.end for number, end in planned.items()]
         if all(behind):

@@ -63,7 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
