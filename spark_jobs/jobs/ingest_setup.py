@@ -136,7 +136,8 @@ def settle(
     append was interrupted between its two tables: what it began must end by the pin of that time.
 
     Raises:
-        InvalidRequestError: the arguments make no spec, or nothing is there to infer one from.
+        InvalidRequestError: the arguments make no spec.
+        UnavailableError: nothing is there yet to infer a spec from.
         SchemaMismatchError: the arguments contradict the pin.
         StreamRecreatedError: the table is pinned to another incarnation of the stream.
         MetadataCorruptError: the table has rows of this ingest, but no pin.
@@ -293,7 +294,7 @@ def _inferred(args: argparse.Namespace, described: StreamDescription, client: Cl
             fetched.close()
     schema = json_inference.infer(sample, bounds)
     if len(schema) == 0:
-        raise InvalidRequestError(
+        raise UnavailableError(
             f"stream {described.stream.name} has no JSON objects to infer columns from yet; give "
             "--schema"
         )

@@ -105,7 +105,7 @@ def test_a_first_run_infers_and_pins(settle: Settle) -> None:
     first = settle(records=records)
     assert (first.number, schema_of(first)) == (1, ddl.parse("a bigint, b array<boolean>"))
     assert settle(records=Records(b'{"z":"x"}'), end=4) == first
-    with pytest.raises(InvalidRequestError, match="give --schema"):
+    with pytest.raises(UnavailableError, match="give --schema"):
         ingest_setup._inferred(
             argparse.Namespace(record_bytes_max=None, depth_max=None, columns_max=None),
             Records(b"noise").described(),
