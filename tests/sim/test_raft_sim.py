@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from simkit.raft_mutants import HINTS, MUTANTS
+from simkit.raft_scenarios import SCRIPTS
 from simkit.raft_sim import run_seed
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
@@ -92,15 +93,25 @@ def test_every_situation_is_reached() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
-    """A group with one known mistake breaks a promise in some seed."""
+    """A group with one known mistake breaks a promise in some seed, or in its script."""
     faults, size = HINTS.get(mutant, (None, None))
     with MUTANTS[mutant]():
+        if mutant in SCRIPTS:
+            with pytest.raises(AssertionError):
+                SCRIPTS[mutant]()
+            return
         for seed in range(MUTANT_SEEDS_MAX):
             try:
                 run_seed(seed, faults=faults, size=size)
             except AssertionError:
                 return
     raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_pass_without_their_mistake(script: str) -> None:
+    """What a script catches is the mutant's mistake."""
+    SCRIPTS[script]()
 
 
 @pytest.mark.parametrize("mutant", HINTS)

@@ -209,8 +209,9 @@ def no_check_quorum() -> Any:
     """Lead on, whether anybody answers or not."""
 
     def tick(self: Leader) -> bool:
-        original(self)
-        return True
+        for one in self._progress.values():
+            one.heard_ms = self._m.now_ms
+        return original(self)
 
     original = Leader.tick
     return _replaced(Leader, "tick", tick)
@@ -318,8 +319,8 @@ def install_over_a_longer_log() -> Any:
     """S10: an installed snapshot replaces the log, whatever it holds beyond."""
 
     def install(self: Member, snapshot: Snapshot) -> None:
-        with _replaced(type(self.log), "term_at", lambda *_: None):
-            original(self, snapshot)
+        self.log.reset(self.log.base_index, self.log.base_term)
+        original(self, snapshot)
 
     original = Member.install
     return _replaced(Member, "install", install)
@@ -328,16 +329,13 @@ def install_over_a_longer_log() -> Any:
 # What makes a mutant's window common: faults, and the size of the group.
 HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "s1_cut_what_matches": (("double", "reorder", "power", "cut"), 3),
-    "s2_count_acks_of_old_terms": (("slow", "cut", "kill", "reorder"), 5),
     "s3_commit_from_chunks": (("cut", "pause", "slow"), 3),
     "s8_count_votes_not_voters": (("double", "slow", "kill", "cut"), 5),
     "candidate_counts_itself_at_once": (("power", "cut"), 3),
-    "commit_past_what_matches": (("cut", "slow", "reorder", "pause"), 3),
     "forget_votes": (("kill", "slow", "power", "cut"), 3),
     "no_check_quorum": (("one-way",), 3),
     "read_without_asking": (("cut", "skew", "pause"), 3),
     "read_answered_by_an_old_round": (("cut", "skew", "pause"), 3),
-    "install_over_a_longer_log": (("slow", "reorder", "double", "kill"), 3),
     "one_meta_slot": (("rot", "kill"), 3),
     "cut_at_first_bad_record": (("rot", "kill"), 3),
     "believe_the_page_cache": (("fsync", "power", "kill"), 3),

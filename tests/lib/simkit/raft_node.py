@@ -37,7 +37,7 @@ from broker.core.raft.events import (
 from broker.core.raft.member import Role
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
 from broker.model.raft import NodeId, Proposal, SnapshotId
-from broker.model.raft_messages import Forward, Message, PreVote, VoteReply
+from broker.model.raft_messages import Forward, Message, PreVote, Vote, VoteReply
 from broker.storage.raft_journal import RaftJournal
 from simkit.disk import PowerLostError, SimDisk
 from simkit.raft_truth import Promises, Registers, Truth
@@ -227,6 +227,8 @@ class SimNode:
         promised = self.promises.term
         if not isinstance(message, PreVote):
             assert message.term <= promised, f"a {message} of a term that is not durable"
+        if isinstance(message, Vote):  # it votes for itself, durably before it asks
+            self.world.truth.voted(self.name, message.term, self.name)
         if isinstance(message, VoteReply) and message.granted:
             self.world.truth.voted(self.name, message.term, target)
             assert promised >= message.term, "a vote that is not durable"

@@ -21,7 +21,7 @@ from broker.core.raft.events import TransferLeadership
 from broker.core.raft.member import Role
 from broker.errors import HeadwaterError
 from broker.model.raft import EntryKind, NodeId, Proposal
-from broker.model.raft_messages import Message
+from broker.model.raft_messages import AppendReply, Message
 from simkit.disk import ROOMY
 from simkit.raft_node import SimNode, is_unknown
 from simkit.raft_truth import KEYS, Truth, command
@@ -31,7 +31,7 @@ HEAL_MS: Final = 6000
 SLOW_MS: Final = 400
 FAULTS: Final = (
     "cut", "one-way", "drop", "double", "reorder", "kill", "power", "pause", "skew", "full",
-    "fsync", "rot", "stop", "transfer", "slow",
+    "fsync", "rot", "stop", "transfer", "slow", "late",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ class RaftSim:
         self.delay = rng.choice((1.0, 4.0, 15.0))
         self.drop_chance = rng.choice((0.05, 0.2)) if "drop" in self.faults else 0.0
         self.double_chance = rng.choice((0.05, 0.4)) if "double" in self.faults else 0.0
+        self.late_chance = 0.3 if "late" in self.faults else 0.0  # for answers to appends
         self.slow_chance = rng.choice((0.02, 0.1)) if "slow" in self.faults else 0.0
         self.fault_gap = rng.choice((10.0, 25.0, 60.0))
         self._heap: list[tuple[float, int, SimNode | None, int, str, Any]] = []
@@ -108,7 +109,7 @@ class RaftSim:
             self._at(self.rng.random() * self.fault_gap, None, "fault", None)
         self._advance(self.duration)
         self._heal()
-        if "slow" in self.faults:
+        if self.faults & {"slow", "late"}:
             self._advance(self.now + SLOW_MS)  # what is still on its way may end a leader's term
         deadline = self.now + HEAL_MS
         while not self._converged():
@@ -180,7 +181,8 @@ class RaftSim:
         node = self.nodes[target]
         for _ in range(copies):
             at = self.now + rng.random() * self.delay
-            if not self._healed and rng.random() < self.slow_chance:
+            late = self.late_chance if isinstance(message, AppendReply) else self.slow_chance
+            if not self._healed and rng.random() < max(late, self.slow_chance):
                 at += rng.random() * SLOW_MS
             if "reorder" not in self.faults or self._healed:
                 at = max(at, self._last_on_link.get(link, 0.0))

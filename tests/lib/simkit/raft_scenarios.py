@@ -1,0 +1,96 @@
+"""Situations of a Raft group that chance hardly ever brings about, played step by step.
+
+Each is the window of one mutant, which other rules of the code keep nearly closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from broker.codec.checksum import crc32c
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.core import RaftCore
+from broker.core.raft.events import Event, Received, Save, Saved, Tick
+from broker.core.raft.member import Role
+from broker.model.raft import Entry, EntryKind, HardState, LogImage, NodeId, SnapshotId, Stored
+from broker.model.raft_messages import Append, AppendReply, Chunk, Message, PreVoteReply, VoteReply
+
+_NAMES = tuple(NodeId(f"n{number}") for number in range(5))
+
+
+class _Member:
+    """One core whose saves succeed at once."""
+
+    def __init__(self, *terms: int) -> None:
+        entries = (Entry(at, term, EntryKind.NOOP, 0, 0, b"") for at, term in enumerate(terms, 1))
+        stored = Stored(HardState(max((0, *terms))), None, LogImage(0, 0, tuple(entries)))
+        config = RaftConfig(members=_NAMES)
+        self.core = RaftCore(config, _NAMES[0], stored, random=lambda low, _: low)
+        self.now_ms = 0
+        self.core.start(0)
+
+    def step(self, event: Event) -> None:
+        for effect in self.core.step(self.now_ms, event):
+            if isinstance(effect, Save):
+                self.step(Saved(effect.number))
+
+    def hear(self, sender: NodeId, message: Message) -> None:
+        self.step(Received(sender, message))
+
+    def lead(self) -> None:
+        self.now_ms += 1000
+        self.step(Tick())
+        term = self.core.member.term + 1
+        for peer in _NAMES[1:3]:
+            self.hear(peer, PreVoteReply(term - 1, term, True))
+        for peer in _NAMES[1:3]:
+            self.hear(peer, VoteReply(term, True))
+        assert self.core.member.role is Role.LEADER, "the script no longer leads to an election"
+
+
+def answer_across_elections() -> None:
+    """Two answers to a leader's first term arrive when it leads again, with another log."""
+    member = _Member()
+    member.lead()
+    old_term = member.core.member.term
+    member.hear(_NAMES[4], VoteReply(old_term + 3, False))  # a newer term: it falls
+    member.lead()
+    index = member.core.member.log.last_index
+    for peer in _NAMES[1:3]:
+        member.hear(peer, AppendReply(old_term, True, index, 0, 0, 1))
+    assert member.core.member.commit == 0, "answers of an old term were counted"
+
+
+def copies_of_an_old_entry() -> None:
+    """A majority has an entry of an earlier term: it is not committed by that (figure 8)."""
+    member = _Member(1, 2)
+    member.lead()
+    for peer in _NAMES[1:3]:
+        member.hear(peer, AppendReply(member.core.member.term, True, 2, 0, 0, 1))
+    assert member.core.member.commit == 0, "an entry of an old term was committed by counting"
+
+
+def commit_behind_the_message() -> None:
+    """A heartbeat about entry 1 knows of a commit of 3: what lies behind it here may differ."""
+    member = _Member(1, 1, 1)
+    member.hear(_NAMES[1], Append(2, 1, 1, 3, 1, 0, 0, ()))
+    assert member.core.member.commit == 1, "a commit went past what the message has shown"
+
+
+def snapshot_of_a_prefix() -> None:
+    """A snapshot arrives that ends before our own log, which agrees with it: the rest stays."""
+    member = _Member(1, 1, 1, 1)
+    data = b"state"
+    snapshot = SnapshotId(2, 1, len(data), crc32c(data))
+    member.hear(_NAMES[1], Chunk(1, snapshot, 0, 1, data))
+    assert member.core.member.log.base_index == 2, "the snapshot was not installed"
+    assert member.core.member.log.last_index == 4, "acknowledged entries were dropped"
+
+
+SCRIPTS: Final[dict[str, Callable[[], None]]] = {
+    "s2_count_acks_of_old_terms": answer_across_elections,
+    "commit_entries_of_old_terms": copies_of_an_old_entry,
+    "install_over_a_longer_log": snapshot_of_a_prefix,
+    "commit_past_what_matches": commit_behind_the_message,
+}
