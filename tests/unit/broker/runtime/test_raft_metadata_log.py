@@ -1,0 +1,124 @@
+"""The Raft thread of a member alone, on a disk that fails."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.raft.config import RaftConfig
+from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, ShuttingDownError
+from broker.model.ids import BrokerId
+from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
+from broker.runtime.raft_machine import MetadataMachine, read_reply
+from broker.runtime.raft_metadata_log import RaftMetadataLog
+from simkit.disk import ROOMY, SimDisk
+
+REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
+
+
+class Rig:
+    """A member and its disk."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk(random.Random(3))
+        self.crashes: list[BaseException] = []
+        self.start()
+
+    def start(self, *, journal_bytes_max: int = 1 << 22) -> None:
+        """Start the member on what the disk holds."""
+        self.log = RaftMetadataLog(
+            self.disk.files(),
+            RaftConfig(members=(NodeId("n0"),), keep_entries=0),
+            cluster="test",
+            me=NodeId("n0"),
+            clock=SystemClock(),
+            on_crash=self.crashes.append,
+            journal_bytes_max=journal_bytes_max,
+        )
+
+    def register(self) -> int:
+        """Propose, return the broker epoch."""
+        return int(self.log.propose(REGISTER)["broker_epoch"])
+
+    def register_many(self) -> None:
+        """Go on as long as there is room, at most ten thousand times."""
+        for _ in range(10_000):
+            self.register()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    """Return a running member."""
+    found = Rig()
+    yield found
+    found.log.close()
+
+
+def test_what_was_answered_survives_a_power_cut(rig: Rig) -> None:
+    """Also when it is a snapshot that most of it lies in."""
+    assert rig.register() == 1
+    rig.log.close()
+    rig.start(journal_bytes_max=3000)
+    assert [rig.register() for _ in range(200)] == list(range(2, 202))
+    assert "raft/snapshot" in rig.disk.paths()
+    rig.disk.lose_power()
+    rig.crashes.clear()
+    rig.log.close()
+    rig.start()
+    rig.log.barrier()
+    assert rig.register() == 202
+
+
+def test_a_full_disk_refuses_and_heals_without_a_restart(rig: Rig) -> None:
+    """The refusal is definite; reads go on; room brings everything back."""
+    assert rig.register() == 1
+    rig.disk.capacity_bytes = 0
+    with pytest.raises(DiskFullError):
+        rig.register_many()
+    rig.log.barrier()
+    done = rig.log.state.broker_epochs[BrokerId("b1")]
+    rig.disk.capacity_bytes = ROOMY
+    assert rig.register() == done + 1
+    assert rig.crashes == []
+
+
+def test_a_failed_sync_ends_the_member(rig: Rig) -> None:
+    """It is never asked again; the caller and the owner hear of it."""
+    rig.register()
+    rig.disk.datasync_failures = 1
+    with pytest.raises(LogFailedError):
+        rig.register()
+    with pytest.raises(LogFailedError):
+        rig.register()
+    assert isinstance(rig.crashes[0], LogFailedError)
+
+
+def test_a_closed_log_answers_at_once(rig: Rig) -> None:
+    """Nobody waits for a thread that has ended."""
+    rig.log.close()
+    with pytest.raises(ShuttingDownError):
+        rig.register()
+    with pytest.raises(ShuttingDownError):
+        rig.log.barrier()
+
+
+def test_a_command_that_no_entry_could_hold_is_refused_at_the_door(rig: Rig) -> None:
+    """The limit is named."""
+    with pytest.raises(InvalidRequestError) as refused:
+        rig.log.propose(b"x" * (PAYLOAD_BYTES_MAX + 1))
+    assert refused.value.limit_bytes == PAYLOAD_BYTES_MAX
+
+
+def test_a_command_that_does_not_parse_is_a_refusal_not_a_crash() -> None:
+    """It is in every node's log: each must answer the same, and go on."""
+    machine = MetadataMachine()
+    with pytest.raises(InvalidRequestError, match="not a metadata command"):
+        read_reply(machine.apply(1, b"\x80\x04nonsense"))
+    assert read_reply(machine.apply(2, REGISTER))["broker_epoch"] == 1
+    other = MetadataMachine()
+    other.restore(machine.snapshot())
+    assert (other.state, other.hash()) == (machine.state, machine.hash())
