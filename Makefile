@@ -119,6 +119,11 @@ race: $(STAMP) ## Spark drivers and delta-rs append to one table on S3; none may
 	@cd $(ROOT)
 	$(PYTHON) tests/race/run.py $(RACE_ARGS)
 
+.PHONY: notebook
+notebook: $(STAMP) ## run docs/notebook.py in classic Spark, Spark Connect and on a cluster
+	@cd $(ROOT)
+	$(PYTHON) tests/notebook/run.py --mode all
+
 .PHONY: sim
 sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one)
 	@cd $(ROOT)

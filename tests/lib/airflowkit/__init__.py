@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-DAGS: Final = Path(__file__).parents[3] / "airflow_dags"
+DAGS: Final = Path(__file__).resolve().parents[3] / "airflow_dags"
 
 
 def airflow(*words: str) -> str:
