@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from broker.core.metadata.commands import ElectUnclean
+from broker.errors import InvalidRequestError
+from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from simkit.cluster_control import CONTROL
 from simkit.cluster_mutants import MUTANTS
-from simkit.cluster_sim import ClusterSim
+from simkit.cluster_sim import UUID, ClusterSim
+from simkit.cluster_world import both_ways
 
 SEEDS = range(8)
 
@@ -122,6 +129,89 @@ def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
     assert sim.one.leader not in (deaf, None)
     sim.heal()
     sim.look()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -> None:
+    """Without its ISR a partition stays offline; what an operator gives up is reported (A10)."""
+    sim = ClusterSim(
+        seed, brokers=3, factor=3, min_isr=2, faults=frozenset(), policies=(AckPolicy.NONE,)
+    )
+    sim.begin()
+    sim.run_for(400)
+    last = next(name for name in sim.names if name != sim.one.leader)
+    others = [name for name in sim.names if name != last]
+    for one, two in both_ways([last], [*others, CONTROL]):
+        sim.network.cut(one, two)
+    sim.run_for(2000)
+    assert last not in (*sim.one.isr, *sim.one.eligible)
+    for name in others:
+        sim.brokers[name].crash(power=True)
+    for one, two in both_ways([last], [*others, CONTROL]):
+        sim.network.heal(one, two)
+    sim.run_for(3000)
+    assert (sim.one.status, sim.one.leader) == ("offline", None)
+    log = sim.brokers[last].log.facts()
+    assert log.log_end < len(sim.oracle.committed)
+    force = ElectUnclean(
+        stream_uuid=UUID,
+        partition=0,
+        partition_epoch=sim.one.partition_epoch,
+        broker=last,
+        broker_epoch=sim.control.state.brokers[last].epoch,
+        log_end=log.log_end,
+        known_end=Offset(len(sim.oracle.committed)),
+        operator="test",
+    )
+    assert isinstance(sim.control.propose(force), InvalidRequestError)
+    sim.oracle.give_up(log.log_end)
+    sim.reader.position = log.log_end  # its reader is told by the epoch in its position
+    assert sim.control.propose(replace(force, accept_data_loss=True)) is None
+    sim.run_for(1000)
+    assert sim.one.leader == last
+    sim.heal()
+    sim.look()
+    (loss,) = sim.one.losses
+    assert (loss.leader, loss.log_end, set(loss.given_up)) == (last, log.log_end, set(others))
+
+
+def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
+    """A replica that had shown them reports the loss before it cuts them off."""
+    sim = ClusterSim(
+        5, brokers=3, factor=3, min_isr=2, faults=frozenset(), policies=(AckPolicy.NONE,)
+    )
+    sim.begin()
+    sim.run_for(400)
+    last = next(name for name in sim.names if name != sim.one.leader)
+    others = [name for name in sim.names if name != last]
+    for one, two in both_ways([last], [*others, CONTROL]):
+        sim.network.cut(one, two)
+    sim.run_for(2000)
+    for name in others:
+        sim.brokers[name].pause()
+    for one, two in both_ways([last], [*others, CONTROL]):
+        sim.network.heal(one, two)
+    sim.run_for(3000)
+    known_end = Offset(len(sim.oracle.committed))
+    kept_end = sim.brokers[last].log.facts().log_end
+    sim.oracle.give_up(kept_end)
+    sim.reader.position = kept_end
+    force = ElectUnclean(
+        stream_uuid=UUID,
+        partition=0,
+        partition_epoch=sim.one.partition_epoch,
+        broker=last,
+        broker_epoch=sim.control.state.brokers[last].epoch,
+        log_end=kept_end,
+        known_end=known_end,
+        operator="test",
+        accept_data_loss=True,
+    )
+    assert sim.control.propose(force) is None
+    sim.run_for(1000)
+    sim.heal()
+    sim.look()
+    assert sim.world.seen["A10 lost records reported"] == len(others)
 
 
 def test_a_controller_that_was_stopped_blames_nobody() -> None:

@@ -17,7 +17,7 @@ from simkit.cluster_mutants import LATE, LATE_FAULTS, MUTANTS
 from simkit.cluster_sightings import SOMETIMES
 from simkit.cluster_sim import run_seed
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
+SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
 GROUPS = 4  # so that workers share them

@@ -122,8 +122,8 @@ class MetadataState:
 
     def to_json(self) -> str:
         """Return canonical text: equal states give equal text on every node."""
-        body = {"v": STATE_VERSION, **dataclasses.asdict(self)}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"))
+        body = {"v": STATE_VERSION, **_fields(self)}
+        return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> MetadataState:
@@ -141,6 +141,11 @@ class MetadataState:
             HeadwaterError,
         ) as cause:  # fmt: skip
             raise MetadataCorruptError(f"metadata is not readable: {cause}") from cause
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields; quicker than ``asdict``, which copies everything."""
+    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
 
 
 def _upgraded(body: dict[str, Any]) -> dict[str, Any]:

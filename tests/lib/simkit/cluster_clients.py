@@ -118,15 +118,15 @@ class Producer:
         """Take an answer; an ack of an older epoch than one seen before is not believed."""
         assert isinstance(answer, PublishAnswer)
         life, one = self._sent.pop(answer.number, (-1, None))
+        if answer.error is None and answer.leader_epoch < self._epoch:
+            self._world.note("A14 ack of an old epoch dropped by a client")
+            return
         if one is None or life != self._lives or one not in self._pending:
             return
         if answer.error is not None:
             self._target = None
             if isinstance(answer.error, SequenceGapError):
                 self._meet_gap()
-            return
-        if answer.leader_epoch < self._epoch:
-            self._world.note("A14 ack of an old epoch dropped by a client")
             return
         self._epoch = answer.leader_epoch
         self._pending.remove(one)
@@ -164,11 +164,7 @@ class Reader:
         world.at(60, self._tick)
 
     def _tick(self) -> None:
-        leaders = [
-            one
-            for one in self._brokers.values()
-            if one.alive and not one.paused and one.replica is not None and one.replica.leader
-        ]
+        leaders = [one for one in self._brokers.values() if one.serves]
         if leaders:
             self._read(self._world.rng.choice(leaders))
         self._world.at(40 + self._world.rng.randrange(40), self._tick)

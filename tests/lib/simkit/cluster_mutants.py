@@ -15,6 +15,7 @@ from broker.core import leader as leader_module
 from broker.core.isr import Progress
 from broker.core.leader import PartitionLeader
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
+from broker.core.metadata.state import PartitionState
 from broker.core.replication import replica as replica_module
 from broker.core.replication.effects import AdvanceHighWatermark, Send, TruncateLog
 from broker.core.replication.follower import PartitionFollower
@@ -78,7 +79,7 @@ def unfenced_answers() -> Any:
     def message(self: Any, message: Any, now_ms: int) -> Any:
         return original(self, replace(message, leader_epoch=self.leader_epoch), now_ms)
 
-    original = PartitionFollower.message
+    original: Any = PartitionFollower.message
     return _replaced(
         (PartitionFollower, "message", message),
         (PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
@@ -92,7 +93,7 @@ def no_epoch_in_acks() -> Any:
     def refusal(self: Any, request: Any) -> Any:
         return original(self, replace(request, leader_epoch=self.leader_epoch))
 
-    original = PartitionLeader._refusal_of
+    original: Any = PartitionLeader._refusal_of
     return _replaced((PartitionLeader, "_refusal_of", refusal), _NO_DIVERGENCE)
 
 
@@ -119,7 +120,7 @@ def shrink_before_it_is_decided() -> Any:
         self._proposed = frozenset()
         return proposal
 
-    original = PartitionLeader._propose
+    original: Any = PartitionLeader._propose
     return _replaced((PartitionLeader, "_propose", propose))
 
 
@@ -131,7 +132,7 @@ def ignore_pending_isr() -> Any:
         self._proposed = frozenset()
         return proposal
 
-    original = PartitionLeader._propose
+    original: Any = PartitionLeader._propose
     return _replaced((PartitionLeader, "_propose", propose))
 
 
@@ -145,7 +146,7 @@ def leader_acks_before_sync() -> Any:
             event = replace(event, synced_end=max(event.synced_end, self._synced_end))
         return original(self, event)
 
-    original = PartitionLeader.step
+    original: Any = PartitionLeader.step
     return _replaced((PartitionLeader, "step", step))
 
 
@@ -162,7 +163,8 @@ def follower_acks_before_sync() -> Any:
         if self.replica is not None and self.replica.follower is not None:
             self._do(self.replica.synced(self.clock_ms()))
 
-    original, append = PartitionFollower._fetch, SimBroker._append_stored
+    original: Any = PartitionFollower._fetch
+    append: Any = SimBroker._append_stored
     return _replaced(
         (PartitionFollower, "_fetch", fetch), (SimBroker, "_append_stored", append_stored)
     )
@@ -178,7 +180,7 @@ def min_isr_for_all_only() -> Any:
         finally:
             self._min_isr = minimum
 
-    original = PartitionLeader._advance
+    original: Any = PartitionLeader._advance
     return _replaced((PartitionLeader, "_advance", advance))
 
 
@@ -191,7 +193,7 @@ def isr_change_without_compare() -> Any:
         members = {*command.isr, present.leader} & set(present.replicas)
         return partition_rules.with_isr(present, members)
 
-    original = partition_apply._change_isr
+    original: Any = partition_apply._change_isr
     return _replaced((partition_apply, "_change_isr", change_isr))
 
 
@@ -201,7 +203,7 @@ def any_folder_proves(keeps: bool = True) -> Any:
     def restarted(one: Any, broker: Any, *, keeps_data: bool) -> Any:
         return original(one, broker, keeps_data=keeps)
 
-    original = broker_apply._restarted
+    original: Any = broker_apply._restarted
     return _replaced((broker_apply, "_restarted", restarted))
 
 
@@ -211,11 +213,11 @@ def fenced_may_join() -> Any:
     def change_isr(state: Any, present: Any, command: Any) -> Any:
         ours = {name: epoch for name, epoch in command.isr.items() if name in present.isr}
         found = original(state, present, replace(command, isr=ours))
-        if isinstance(found, partition_apply.PartitionState):
+        if isinstance(found, PartitionState):
             return partition_rules.with_isr(present, command.isr)
         return found
 
-    original = partition_apply._change_isr
+    original: Any = partition_apply._change_isr
     return _replaced((partition_apply, "_change_isr", change_isr))
 
 
@@ -229,7 +231,7 @@ def elect_anybody() -> Any:
 
     from broker.core import election
 
-    original = partition_rules.candidates
+    original: Any = partition_rules.candidates
     return _replaced(
         (partition_rules, "candidates", candidates), (election, "candidates", candidates)
     )
@@ -244,7 +246,7 @@ def everybody_stays_eligible() -> Any:
         large = replace(partition, min_isr=99)
         return replace(original(large, broker, keeps_data=True), min_isr=partition.min_isr)
 
-    original = partition_rules.without
+    original: Any = partition_rules.without
     return _replaced((partition_rules, "without", without))
 
 
@@ -256,7 +258,7 @@ def last_replica_standing() -> Any:
         left = (set(partition.isr) | set(partition.eligible)) - set(changed.isr)
         return replace(changed, eligible=tuple(sorted(left)))
 
-    original = partition_rules._with_isr
+    original: Any = partition_rules._with_isr
     return _replaced((partition_rules, "_with_isr", with_isr))
 
 
@@ -284,7 +286,7 @@ def drop_replicas_early() -> Any:
         done = replace(partition, isr=tuple(sorted({*isr, partition.leader})), eligible=())
         return original(done)
 
-    original = partition_rules._reassigned
+    original: Any = partition_rules._reassigned
     return _replaced((partition_rules, "_reassigned", reassigned))
 
 
@@ -300,7 +302,7 @@ def retry_table_of_the_old_leader() -> Any:
         if not len(self._producers._batches):
             original(self)
 
-    original = SimBroker._rebuild_producers
+    original: Any = SimBroker._rebuild_producers
     return _replaced((SimBroker, "_rebuild_producers", rebuild))
 
 
@@ -312,7 +314,7 @@ def same_epoch_after_restart() -> Any:
             return one
         return original(one, broker, keeps_data=keeps_data)
 
-    original = broker_apply._restarted
+    original: Any = broker_apply._restarted
     return _replaced((broker_apply, "_restarted", restarted))
 
 
@@ -325,7 +327,7 @@ def act_on_a_view_of_a_former_life() -> Any:
             view = replace(view, broker_epochs=mine)
         return original(self, view, now_ms)
 
-    original = PartitionReplica.view_changed
+    original: Any = PartitionReplica.view_changed
     return _replaced((PartitionReplica, "view_changed", view_changed))
 
 
@@ -345,7 +347,8 @@ def write_what_comes() -> Any:
     def take(self: Any, answer: Any, now_ms: int) -> Any:
         return original(self, replace(answer, start=self._facts.log_end), now_ms)
 
-    append, original = ModelLog.append_stored, PartitionFollower._take
+    append: Any = ModelLog.append_stored
+    original: Any = PartitionFollower._take
     return _replaced(
         (ModelLog, "append_stored", append_stored),
         (PartitionFollower, "_take", take),
@@ -371,7 +374,8 @@ def retry_fsync() -> Any:
             self._synced = min(self._synced, lost_from)
         end(self, power=power)
 
-    original, end = ModelLog.sync, ModelLog.end_process
+    original: Any = ModelLog.sync
+    end: Any = ModelLog.end_process
     return _replaced((ModelLog, "sync", sync), (ModelLog, "end_process", end_process))
 
 
@@ -403,7 +407,7 @@ def serve_a_damaged_log() -> Any:
         self.rotten = False
         original(self, reply, error)
 
-    original = SimBroker._registered
+    original: Any = SimBroker._registered
     return _replaced((ModelLog, "rot", rot), (SimBroker, "_registered", registered))
 
 

@@ -35,6 +35,7 @@ class Oracle:
         self._leaders: dict[int, str] = {}  # leader epoch -> the process that led it
         self._checked: tuple[int, int, int] = (-1, -1, -1)
         self.acked_count = 0
+        self.gives_up = False  # an operator has accepted a loss
 
     def watch(self, brokers: Mapping[str, SimBroker]) -> None:
         """Look at these brokers from now on."""
@@ -53,6 +54,12 @@ class Oracle:
                 f"two contents at offset {header.base_offset} of epoch {header.leader_epoch}"
             )
             before = header.leader_epoch
+
+    def give_up(self, end: Offset) -> None:
+        """An operator accepts that everything from ``end`` on is lost, and nothing else."""
+        self.gives_up = True
+        del self.committed[end:]
+        self._by_source = {source: at for source, at in self._by_source.items() if at < end}
 
     def started_leading(self, epoch: LeaderEpoch, process: str) -> None:
         """An epoch has one leader, and that one process."""
@@ -100,10 +107,15 @@ class Oracle:
         )
 
     def _copies(self, end: Offset) -> None:
-        """A commit is on min-ISR disks at the moment that it is shown."""
+        """A commit is on min-ISR disks at the moment that it is shown.
+
+        A disk that was lost after it had acknowledged counts: its loss is the one that the fault
+        model allows, whether it comes just before the commit or just after.
+        """
         one = self._control.state.partitions[self._partition_id.stream_uuid][0]
         copies = sum(
             broker.unproved
+            or broker.lost_end >= end
             or (
                 broker.log.facts().synced_end >= end
                 and broker.log.last_epoch(end) == self.committed[end - 1].header.leader_epoch
@@ -134,6 +146,7 @@ class Oracle:
             broker = self._brokers[member]
             if broker.unproved:  # wiped or rotten, and about to be thrown out
                 continue
+            broker.lost_end = Offset(0)
             synced_end = broker.log.facts().synced_end
             assert synced_end >= end, (
                 f"{member} is in {one.isr}+{one.eligible} with {synced_end} of {end} committed"

@@ -346,7 +346,7 @@ class ClusterSim:
 
     def _fault_clog(self) -> None:
         clients = [one.name for one in self.producers]
-        sender = self.world.rng.choice([*self.names, CONTROL])
+        sender = self.world.rng.choice([*self.names, CONTROL, self.one.leader or CONTROL])
         receiver = self.world.rng.choice([*self.names, CONTROL, *clients])
         self.network.clog(sender, receiver, self.world.rng.choice((50, 200, 600)))
         self.world.at(700, self.network.heal, sender, receiver)
