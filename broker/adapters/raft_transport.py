@@ -36,8 +36,10 @@ _log = structlog.get_logger(__name__)
 _LENGTH: Final = struct.Struct("<I")
 _QUEUE_MAX: Final = 256
 _HANDSHAKE_S: Final = 5.0
-_SILENCE_S: Final = 10.0  # heartbeats come ten times a second
+_FRAME_S: Final = 10.0  # a frame that has begun ends within this
+_IDLE_S: Final = 1.0  # then a sender looks whether its peer is still there
 _RETRY_S: Final = 0.2
+_AGAIN_S: Final = 0.02
 _CONNECTIONS_PER_MEMBER: Final = 4
 
 
@@ -161,7 +163,7 @@ class TlsRaftTransport:
                     return
                 self._supersede(sender, raw, secured)
                 raw = secured
-                secured.settimeout(_SILENCE_S)
+                _keep_alive(secured)
                 while not self._stopping.is_set():
                     self._deliver(sender, decode(self._frame(secured)))
         except EnvelopeError as error:
@@ -187,7 +189,10 @@ class TlsRaftTransport:
         return next((self._members[uri] for uri in _uris(secured) if uri in self._members), None)
 
     def _frame(self, secured: ssl.SSLSocket) -> bytes:
-        (length,) = _LENGTH.unpack(_read(secured, _LENGTH.size))
+        secured.settimeout(None)  # members may have nothing to say for days
+        first = _read(secured, 1)
+        secured.settimeout(_FRAME_S)
+        (length,) = _LENGTH.unpack(first + _read(secured, _LENGTH.size - 1))
         if not 0 < length <= MESSAGE_BYTES_MAX:
             raise EnvelopeError(f"a frame of {length} bytes is out of bounds")
         return _read(secured, length)
@@ -195,15 +200,22 @@ class TlsRaftTransport:
     # ------------------------------------------------------------------ sending
 
     def _send_to(self, peer: NodeId) -> None:
+        frame: bytes | None = None
         while not self._stopping.is_set():
             try:
-                self._serve(peer)
+                frame = self._serve(peer, frame)
             except OSError as error:
                 _log.debug("raft_connection_lost", peer=peer, reason=str(error))
-            _empty(self._queues[peer])  # what is old by now is only a burden
-            self._stopping.wait(_RETRY_S)
+                frame = None
+                _empty(self._queues[peer])  # what is old by now is only a burden
+            self._stopping.wait(_RETRY_S if frame is None else _AGAIN_S)
 
-    def _serve(self, peer: NodeId) -> None:
+    def _serve(self, peer: NodeId, first: bytes | None) -> bytes | None:
+        """Connect and send; return a frame that found the peer gone, to be sent to its successor.
+
+        A peer that restarted is noticed before a frame is sent, not by losing it: the first frame
+        after a long silence is the one that asks for a vote.
+        """
         address = self._peers[peer]
         with (
             socket.create_connection((address.host, address.port), _HANDSHAKE_S) as plain,
@@ -211,15 +223,22 @@ class TlsRaftTransport:
         ):
             if member_uri(self._cluster, peer) not in _uris(secured):
                 self.refused["not who it should be"] += 1
-                return
-            secured.settimeout(_SILENCE_S)
+                return None
             secured.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            waiting = self._queues[peer]
+            frame = first
             while not self._stopping.is_set():
-                frame = waiting.get()
-                if frame is None:
-                    return
-                secured.sendall(frame)
+                if frame is not None:
+                    if _has_hung_up(secured):
+                        return frame
+                    secured.settimeout(_FRAME_S)
+                    secured.sendall(frame)
+                try:
+                    frame = self._queues[peer].get(timeout=_IDLE_S)
+                except queue.Empty:
+                    frame = None
+                    if _has_hung_up(secured):
+                        return None
+        return None
 
 
 def member_uri(cluster: str, node: NodeId) -> str:
@@ -252,6 +271,24 @@ def _read(secured: ssl.SSLSocket, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+def _has_hung_up(secured: ssl.SSLSocket) -> bool:
+    """Tell whether the other side, which never says anything, has closed the connection."""
+    secured.settimeout(0)
+    try:
+        secured.recv(1)
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return False
+    return True
+
+
+def _keep_alive(secured: ssl.SSLSocket) -> None:
+    """Let the kernel find out when a silent peer's machine has gone."""
+    secured.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):  # Linux has all of them
+            secured.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _empty(waiting: queue.Queue[bytes | None]) -> None:

@@ -83,6 +83,7 @@ def test_answered_commands_survive_a_restart_of_all(logs: MetadataLogs) -> None:
     """Everything answered is there afterwards, in the same order."""
     for number in range(20):
         logs.members()[number % len(logs.members())].propose(_create(number))
+    logs.members()[0].barrier()
     before = logs.members()[0].state
     logs.restart()
     for log in logs.members():

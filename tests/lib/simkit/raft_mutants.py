@@ -330,7 +330,6 @@ def install_over_a_longer_log() -> Any:
 HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "s1_cut_what_matches": (("double", "reorder", "power", "cut"), 3),
     "s3_commit_from_chunks": (("cut", "pause", "slow"), 3),
-    "s8_count_votes_not_voters": (("double", "slow", "kill", "cut"), 5),
     "candidate_counts_itself_at_once": (("power", "cut"), 3),
     "forget_votes": (("kill", "slow", "power", "cut"), 3),
     "no_check_quorum": (("one-way",), 3),

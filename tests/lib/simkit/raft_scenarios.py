@@ -88,9 +88,22 @@ def snapshot_of_a_prefix() -> None:
     assert member.core.member.log.last_index == 4, "acknowledged entries were dropped"
 
 
+def one_voter_twice() -> None:
+    """A vote arrives doubled, and another one for an older term: of five, two are for us."""
+    member = _Member()
+    member.now_ms = 1000
+    member.step(Tick())
+    for peer in _NAMES[1:3]:
+        member.hear(peer, PreVoteReply(0, 1, True))
+    for peer, term in ((_NAMES[1], 1), (_NAMES[1], 1), (_NAMES[2], 0)):
+        member.hear(peer, VoteReply(term, True))
+    assert member.core.member.role is Role.CANDIDATE, "elected by a vote that was counted twice"
+
+
 SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "s2_count_acks_of_old_terms": answer_across_elections,
     "commit_entries_of_old_terms": copies_of_an_old_entry,
+    "s8_count_votes_not_voters": one_voter_twice,
     "install_over_a_longer_log": snapshot_of_a_prefix,
     "commit_past_what_matches": commit_behind_the_message,
 }
