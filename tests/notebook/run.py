@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -194,6 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mode", choices=[*MODES, "all"], default="all")
     mode = parser.parse_args().mode
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are ended, too
     for one in MODES if mode == "all" else (mode,):
         run(one)
     return 0
