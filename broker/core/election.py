@@ -4,9 +4,9 @@ Everything here is volatile and may be wrong; it only proposes commands, and `ap
 second controller, or one that acts on an old state, changes nothing that it should not.
 
 A leader is lost when its session is, or when a majority of those who could succeed it report it
-within a window. Then the living candidates are asked how far their logs reach; the one with the smallest
-lag is named, has to confirm before a timer, else the next is; without one the partition goes
-offline until a candidate is back. Sources: Fluvio's replica election, Liftbridge's leader reports.
+within a window. Then the living candidates are asked how far their logs reach; the one with the
+smallest lag is named, has to confirm before a timer, else the next is; without one the partition
+goes offline until a candidate is back. Sources: Fluvio's replica election, Liftbridge's reports.
 """
 
 from __future__ import annotations

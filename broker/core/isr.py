@@ -57,9 +57,15 @@ class Progress:
         return now_ms - self.caught_up_ms > limits.time_ms_max or self._far(limits, log_end)
 
     def may_join(
-        self, limits: LagLimits, *, high_watermark: Offset, epoch_start: Offset, log_end: Offset
+        self,
+        limits: LagLimits,
+        *,
+        high_watermark: Offset,
+        epoch_start: Offset,
+        log_end: Offset,
+        now_ms: int,
     ) -> bool:
-        """Tell whether the follower may enter the ISR.
+        """Tell whether the follower may enter the ISR, and would not be put out again at once.
 
         Reaching the high watermark is not enough: just after an election it may lie below what the
         former leader committed. Everything committed lies below the start of this epoch or below
@@ -69,7 +75,7 @@ class Progress:
             self.synced_end is not None
             and self.synced_end >= high_watermark
             and self.synced_end >= epoch_start
-            and not self._far(limits, log_end)
+            and not self.is_lagging(limits, log_end, now_ms)
         )
 
     def _far(self, limits: LagLimits, log_end: Offset) -> bool:

@@ -358,6 +358,7 @@ class PartitionLeader:
             high_watermark=self.high_watermark,
             epoch_start=self.epoch_start,
             log_end=self._log_end,
+            now_ms=self._now_ms,
         ):
             yield self._propose(self.isr | {follower})
 

@@ -214,6 +214,28 @@ def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
     assert sim.world.seen["A10 lost records reported"] == len(others)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_replicas_that_lead_in_turn_and_never_meet_agree_in_the_end(seed: int) -> None:
+    """Each has epochs that the other lacks: alignment walks back over both (KIP-279, A2)."""
+    sim = ClusterSim(
+        seed, brokers=3, factor=2, min_isr=2, faults=frozenset(), policies=(AckPolicy.LEADER,)
+    )
+    sim.begin()
+    sim.run_for(300)
+    one, two = sim.one.leader or "", next(n for n in sim.one.replicas if n != sim.one.leader)
+    sim.brokers[two].crash(power=False)
+    for leading, waiting in ((one, two), (two, one), (one, two), (two, one)):
+        if sim.brokers[waiting].alive:
+            sim.brokers[waiting].crash(power=False)
+        if not sim.brokers[leading].alive:
+            sim.brokers[leading].start()
+        sim.run_for(4000)
+        assert sim.one.leader == leading
+    sim.heal()
+    sim.look()
+    assert sim.world.seen["A2 walked back over more than one epoch"]
+
+
 def test_a_controller_that_was_stopped_blames_nobody() -> None:
     """After a pause longer than every session no broker is fenced (A17)."""
     sim = _five(3)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
-from simkit.cluster_mutants import LATE, LATE_FAULTS, MUTANTS
+from simkit.cluster_mutants import BIASED, LATE_FAULTS, MUTANTS
 from simkit.cluster_sightings import SOMETIMES
 from simkit.cluster_sim import run_seed
 
@@ -21,7 +21,7 @@ SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
 GROUPS = 4  # so that workers share them
-MUTANT_SEEDS_MAX = 600
+MUTANT_SEEDS_MAX = 1500
 SOMETIMES_SEEDS_MAX = 4000
 
 
@@ -69,8 +69,8 @@ def test_each_mutant_is_caught(mutant: str) -> None:
     with MUTANTS[mutant]():
         for seed in range(MUTANT_SEEDS_MAX):
             try:
-                if mutant in LATE:
-                    run_seed(seed, late=True, faults=LATE_FAULTS)
+                if mutant in BIASED:
+                    run_seed(seed, late=True, faults=BIASED[mutant])
                 else:
                     run_seed(seed)
             except AssertionError:

@@ -280,7 +280,9 @@ class SimBroker:
             self.crash(power=False)
             self.world.at(50, self._start_again, self._life)
             return
-        self._broker_epoch = max(self._broker_epoch or BrokerEpoch(0), reply["broker_epoch"])
+        if self._broker_epoch is not None:
+            return  # it was asked more than once, and answered before
+        self._broker_epoch = reply["broker_epoch"]
         del self.folder[:-16]  # an old registration may still arrive late
         if not self.log.damaged:
             self.unproved = self.rotten
@@ -321,7 +323,7 @@ class SimBroker:
             self._do(self.replica.view_changed(view, self.clock_ms()))
 
     def _repair(self) -> None:
-        """Leave ISR and eligible; only then throw the damaged log away and fetch it anew (D5)."""
+        """Leave ISR and eligible; only then throw the damaged log away and begin anew (D5)."""
         registered = self._state.brokers.get(self.name)
         rows = self._state.partitions.get(self._setting.partition_id.stream_uuid)
         if registered is None or registered.epoch != self._broker_epoch or rows is None:
@@ -338,8 +340,9 @@ class SimBroker:
         self.world.note("D5 damaged log replaced", self.name)
         self._lose_disk()
         self.unproved = self.rotten = False
-        self._open()
-        self._take_state()
+        # Under a new broker epoch: what this process had told the leader is of another log now.
+        self.crash(power=False)
+        self.world.at(1, self._start_again, self._life)
 
     def _beat(self) -> None:
         if self._broker_epoch is not None:

@@ -205,6 +205,9 @@ class Control:
             return
         if isinstance(command, RegisterBroker) and command.broker in {*rows[0].isr} - {*now[0].isr}:
             self._world.note("A8 wiped replica registered while in the ISR")
+        restarted = isinstance(command, RegisterBroker) and now[0].leader == command.broker
+        if restarted and now[0].leader_epoch > rows[0].leader_epoch:
+            self._world.note("A25 leader restarted and goes on in a new epoch")
         if rows[0].target and not now[0].target:
             self._world.note("A23 reassignment finished")
 

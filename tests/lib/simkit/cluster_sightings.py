@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker.core.metadata.commands import ConfirmLeader, RegisterBroker
+from broker.core.metadata.commands import ConfirmLeader
 from broker.core.metadata.state import PartitionState
 from broker.core.replication import effects as does
 from broker.core.replication.messages import (
@@ -21,11 +21,10 @@ from broker.core.replication.messages import (
 if TYPE_CHECKING:
     from simkit.cluster_broker import SimBroker
 
-# Rows A10 and A22 have directed tests, A16 holds by construction, A18 and A19 are Raft's,
-# A21 waits for consumer groups.
+# Rows A2, A9, A10 and A22 have directed tests (seeds meet A2 and A9 once in a thousand), A16 holds
+# by construction, A18 and A19 are Raft's, A21 waits for consumer groups.
 SOMETIMES = (
     "A1 elected with a high watermark below the committed end",
-    "A2 walked back over more than one epoch",
     "A3 alignment answered by another epoch",
     "A4 fetch of an older epoch",
     "A5 follower at the high watermark, below the epoch's start",
@@ -33,7 +32,6 @@ SOMETIMES = (
     "A7 stale ISR change refused",
     "A8 ISR change names a replica's former process",
     "A8 wiped replica registered while in the ISR",
-    "A9 ISR change names a fenced or stopping replica",
     "A11 record written while the ISR is below its minimum",
     "A12 leader elected from outside the ISR",
     "A13 fenced leader holds its acks back",
@@ -94,11 +92,9 @@ def before_effect(broker: SimBroker, effect: does.Effect) -> None:
 
 def before_command(before: PartitionState, command: object, note: Any) -> None:
     """Look at what the metadata is about to apply."""
-    if isinstance(command, ConfirmLeader):
-        if command.broker == before.candidate and command.broker not in before.isr:
-            note("A12 leader elected from outside the ISR")
-    elif isinstance(command, RegisterBroker) and before.leader == command.broker:
-        note("A25 leader restarted and goes on in a new epoch")
+    confirms = isinstance(command, ConfirmLeader) and command.broker == before.candidate
+    if confirms and before.candidate not in before.isr:
+        note("A12 leader elected from outside the ISR")
 
 
 def refused_isr(before: PartitionState, command: Any, error: str, note: Any) -> None:

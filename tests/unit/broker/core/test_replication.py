@@ -203,9 +203,10 @@ def test_a_follower_too_many_records_behind_leaves_and_stays_out() -> None:
     assert isinstance(proposal, ProposeIsr)
     progress = Progress(ONE)
     progress.heard(Offset(10), Offset(14), 3)
-    facts = {"high_watermark": Offset(10), "epoch_start": Offset(10)}
-    assert not progress.may_join(limits, log_end=Offset(14), **facts)
-    assert progress.may_join(limits, log_end=Offset(13), **facts)
+    facts: dict[str, Any] = {"high_watermark": Offset(10), "epoch_start": Offset(10)}
+    assert not progress.may_join(limits, log_end=Offset(14), now_ms=3, **facts)
+    assert progress.may_join(limits, log_end=Offset(13), now_ms=3, **facts)
+    assert not progress.may_join(limits, log_end=Offset(13), now_ms=10_004, **facts)
 
 
 def test_an_isr_proposal_whose_answer_was_lost_blocks_nobody() -> None:
