@@ -53,6 +53,7 @@ class World(Protocol):
     config: RaftConfig
     snapshot_entries: int
     stop_chance: float
+    hang_chance: float  # that a sync takes longer than an election
     now: float
 
     def send(self, sender: SimNode, target: NodeId, message: Message) -> None:
@@ -291,7 +292,8 @@ class SimNode:
 
     def _plan_save(self) -> None:
         rng = self.world.rng
-        delay = rng.random() * 2 if rng.random() < 0.95 else rng.random() * 60
+        hangs = rng.random() < self.world.hang_chance
+        delay = rng.random() * (60 if hangs else 2)
         self.world.later(self, delay, "save", None)
 
     def _save(self) -> None:

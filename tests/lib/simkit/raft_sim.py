@@ -75,6 +75,7 @@ class RaftSim:
         self.snapshot_entries = rng.choice((6, 15, 1000))
         self.faults = set(faults or (one for one in FAULTS if rng.random() < 0.3))
         self.stop_chance = rng.choice((0.01, 0.05)) if "stop" in self.faults else 0.0
+        self.hang_chance = 0.05
         self.now = 0.0
         self.trace = 0
         self.duration = rng.choice((200, 400, 800))
@@ -333,8 +334,8 @@ class RaftSim:
         for node in self.nodes.values():
             node.disk.capacity_bytes = ROOMY
             node.disk.datasync_failures = 0
-            node.paused_until = 0.0
-        self.stop_chance = 0.0
+        self.stop_chance = self.hang_chance = 0.0
+        self._advance(max(self.now, *(node.paused_until for node in self.nodes.values())))
 
     # ------------------------------------------------------------------ the end
 
