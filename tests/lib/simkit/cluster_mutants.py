@@ -15,7 +15,6 @@ from broker.core import leader as leader_module
 from broker.core.isr import Progress
 from broker.core.leader import PartitionLeader
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
-from broker.core.metadata.state import PartitionState
 from broker.core.replication import replica as replica_module
 from broker.core.replication.effects import AdvanceHighWatermark, Send, TruncateLog
 from broker.core.replication.follower import PartitionFollower
