@@ -1,20 +1,16 @@
 """A simulated broker: the shell around the production machines, without threads or sockets.
 
 It does what the real one will: executes effects in order, writes and syncs one log, keeps the
-retry table beside it, answers publishers. It can be killed, cut from power, stopped and resumed;
-its clock has a rate of its own.
+retry table, answers publishers. It can be killed, cut from power, stopped and resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from broker.core.acks import AckQueue
 from broker.core.dedup import ProducerTable
-from broker.core.election import ElectionTiming
-from broker.core.isr import LagLimits
 from broker.core.metadata.commands import (
     ChangeIsr,
     Command,
@@ -25,7 +21,6 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.state import MetadataState
 from broker.core.replication import effects as does
-from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.messages import FetchAnswer
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.view import view_of
@@ -38,7 +33,7 @@ from broker.errors import (
     SequenceGapError,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId
+from broker.model.ids import NO_PRODUCER, BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from simkit import cluster_sightings as sightings
@@ -55,52 +50,10 @@ from simkit.cluster_control import (
 )
 from simkit.cluster_log import ReplicaLog, prepared
 from simkit.cluster_oracle import Oracle
+from simkit.cluster_publish import Publish, PublishAnswer, Setting, Waiting
 from simkit.cluster_world import Network, World
 
 Answered = Callable[[Any, HeadwaterError | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A record on its way in."""
-
-    client: str
-    number: int
-    producer: int
-    sequence: int
-    value: bytes
-    policy: AckPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAnswer:
-    """An ack, or an error after which the outcome may be unknown."""
-
-    number: int
-    base: Offset
-    leader_epoch: LeaderEpoch
-    duplicate: bool
-    error: HeadwaterError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    publish: Publish
-    base: Offset
-    leader_epoch: LeaderEpoch
-    duplicate: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all brokers of one seed share."""
-
-    partition_id: PartitionId
-    limits: LagLimits
-    timing: FollowerTiming
-    election: ElectionTiming
-    sync_ms_max: int
-    fetch_count: int
 
 
 class SimBroker:
@@ -146,7 +99,7 @@ class SimBroker:
         self._proposal = 0
         self._syncing = self._sync_again = False
         self._producers = ProducerTable()
-        self._acks: AckQueue[_Waiting] = AckQueue()
+        self._acks: AckQueue[Waiting] = AckQueue()
 
     def clock_ms(self) -> int:
         """Return this broker's monotonic clock."""
@@ -194,7 +147,7 @@ class SimBroker:
         self._tick()
 
     def crash(self, *, power: bool) -> None:
-        """End the process; with ``power`` also what the kernel still had to write."""
+        """End the process, if any; with ``power`` also what the kernel still had to write."""
         if not self.alive:
             return
         self.world.note("power lost" if power else "killed", self.name)
@@ -299,8 +252,7 @@ class SimBroker:
         self._repair()
 
     def _is_replaced(self) -> bool:
-        present = self._state.brokers.get(self.name)
-        mine = self._broker_epoch
+        present, mine = self._state.brokers.get(self.name), self._broker_epoch
         return mine is not None and present is not None and present.epoch > mine
 
     def _open(self) -> None:
@@ -419,7 +371,7 @@ class SimBroker:
                 return
         else:
             self.world.note("retry recognised")
-        waiting = _Waiting(publish, base, leader.leader_epoch, duplicate)
+        waiting = Waiting(publish, base, leader.leader_epoch, duplicate)
         self._acks.add(publish.policy, Offset(base + 1), waiting)
         self._settle()
 
@@ -580,15 +532,13 @@ class SimBroker:
         self._do(replica.truncated(self.clock_ms()))
 
     def _send_records(self, to: BrokerId, request: Any, high_watermark: Offset) -> None:
-        facts = self.log.facts()
-        count = self._setting.fetch_count
-        batches = tuple(self.log.read(request.fetch_from, count))
+        batches = tuple(self.log.read(request.fetch_from, self._setting.fetch_count))
         answer = FetchAnswer(
             leader_epoch=request.leader_epoch,
             request_id=request.request_id,
             start=request.fetch_from,
             high_watermark=high_watermark,
-            log_end=facts.log_end,
+            log_end=self.log.facts().log_end,
             batches=batches,
         )
         self._network.send(self.name, to, answer)
@@ -612,7 +562,6 @@ class SimBroker:
 
     def _propose_isr(self, effect: does.ProposeIsr) -> None:
         assert self._broker_epoch is not None
-        replica = self.replica
         command = ChangeIsr(
             stream_uuid=self._setting.partition_id.stream_uuid,
             partition=0,
@@ -624,13 +573,9 @@ class SimBroker:
         )
 
         def answered(_: Any, error: HeadwaterError | None) -> None:
-            if self.replica is replica and replica is not None:
-                accepted = error is None
-                self._do(
-                    replica.isr_answered(
-                        effect.partition_epoch, accepted=accepted, now_ms=self.clock_ms()
-                    )
-                )
+            if self.replica is not None:
+                epoch, now_ms = effect.partition_epoch, self.clock_ms()
+                self._do(self.replica.isr_answered(epoch, accepted=error is None, now_ms=now_ms))
 
         self._propose(command, answered)
 

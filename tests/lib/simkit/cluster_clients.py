@@ -11,9 +11,10 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from simkit.cluster_broker import Publish, PublishAnswer, SimBroker
+from simkit.cluster_broker import SimBroker
 from simkit.cluster_control import Control
 from simkit.cluster_oracle import Oracle
+from simkit.cluster_publish import Publish, PublishAnswer
 from simkit.cluster_world import Network, World
 
 

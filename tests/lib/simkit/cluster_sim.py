@@ -28,11 +28,12 @@ from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
-from simkit.cluster_broker import Setting, SimBroker
+from simkit.cluster_broker import SimBroker
 from simkit.cluster_clients import Producer, Reader
 from simkit.cluster_control import CONTROL, Control
 from simkit.cluster_log import ModelLog, RealLog
 from simkit.cluster_oracle import Oracle
+from simkit.cluster_publish import Setting
 from simkit.cluster_world import Network, World, both_ways
 
 UUID = StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10")
@@ -98,23 +99,7 @@ class ClusterSim:
             offline_ms=200,
             stall_ms=250,
         )
-        idle_ms = rng.choice((60, 150))
-        self.setting = Setting(
-            partition_id=PARTITION,
-            limits=LagLimits(
-                time_ms_max=rng.choice((250, 500, 1000)), records_max=rng.choice((None, None, 3))
-            ),
-            timing=FollowerTiming(
-                request_ms=rng.choice((80, 150)),
-                retry_ms=20,
-                idle_ms=idle_ms,
-                wait_ms=rng.choice((0, idle_ms)),
-                leader_ms=rng.choice((300, 700)),
-            ),
-            election=self.election,
-            sync_ms_max=rng.choice((15, 40) if late else (0, 3, 15)),
-            fetch_count=rng.choice((1, 2, 10)),
-        )
+        self.setting = self._draw_setting(late=late)
         self.control = Control(world, self.network, self.election)
         self.control.brokers = list(self.names)
         self.oracle = Oracle(PARTITION, self.control)
@@ -132,6 +117,26 @@ class ClusterSim:
         )
         self._wanted = wanted
         self._trouble = False
+
+    def _draw_setting(self, *, late: bool) -> Setting:
+        rng = self.world.rng
+        idle_ms = rng.choice((60, 150))
+        return Setting(
+            partition_id=PARTITION,
+            limits=LagLimits(
+                time_ms_max=rng.choice((250, 500, 1000)), records_max=rng.choice((None, None, 3))
+            ),
+            timing=FollowerTiming(
+                request_ms=rng.choice((80, 150)),
+                retry_ms=20,
+                idle_ms=idle_ms,
+                wait_ms=rng.choice((0, idle_ms)),
+                leader_ms=rng.choice((300, 700)),
+            ),
+            election=self.election,
+            sync_ms_max=rng.choice((15, 40) if late else (0, 3, 15)),
+            fetch_count=rng.choice((1, 2, 10)),
+        )
 
     # ------------------------------------------------------------------ the story
 
