@@ -65,7 +65,6 @@ def pipeline(folder: Path, environment: Environment) -> None:
     client.create_stream("flights")
     expected = 0
     with connect_server(folder, environment) as url:
-        spark = headwater.session(remote=url)
         for count in (300, 45):
             with client.producer("flights") as producer:
                 producer.send([{"key": b"N%d" % (n % 5), "value": b"x"} for n in range(count)])
@@ -76,6 +75,7 @@ def pipeline(folder: Path, environment: Environment) -> None:
                 {**environment, "SPARK_REMOTE": url},
             )
             client.tier_flush("flights")  # the next run finds these rows in the table
+            spark = headwater.session(remote=url)  # a session remembers the files of a table
             (row,) = spark.sql(
                 "SELECT sum(records) AS n, count(*) AS keys, max(newest) AS newest "
                 "FROM flights_by_key"
@@ -85,7 +85,7 @@ def pipeline(folder: Path, environment: Environment) -> None:
                 "SELECT count(*) AS n, count(DISTINCT offset) AS d FROM flights_log"
             ).collect()
             assert (row.n, row.d) == (expected, expected), row
-        spark.stop()
+            spark.stop()
 
 
 @contextmanager
