@@ -65,8 +65,8 @@ demo: $(STAMP) $(AIRFLOW_STAMP) ## run the guided tour on this machine, start to
 	@cd $(ROOT)
 	DEMO_AIRFLOW=$(AIRFLOW_VENV)/bin/airflow $(PYTHON) -m headwater.demo $(DEMO_ARGS)
 
-# Spark's tests share one JVM: tests/conftest.py puts them into one group, which `loadgroup` gives
-# to one worker, while the other worker goes on with the rest.
+# Tests are handed out one by one, so that a slow one holds up nothing else. Each worker starts one
+# JVM, which its Spark tests share.
 .PHONY: test
 test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
 	@cd $(ROOT)
@@ -129,6 +129,11 @@ sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one
 	@cd $(ROOT)
 	HEADWATER_SIM_SEED=$(SEED) HEADWATER_SIM_SEEDS=$(SEEDS) \
 		$(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim $(PYTEST_ARGS)
+
+.PHONY: mutants
+mutants: $(STAMP) ## break the log, replication and Raft on purpose; the simulations must notice
+	@cd $(ROOT)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim -k mutant $(PYTEST_ARGS)
 
 .PHONY: protos
 protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire

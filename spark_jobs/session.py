@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 JAVA_MAJOR_MIN: Final = 17  # what Spark 4.2 is built for
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
-_LOG4J: Final = Path(__file__).parent / "log4j2.properties"
+LOG4J: Final = Path(__file__).parent / "log4j2.properties"
 _JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _LOCAL_MASTER: Final = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?\Z")
 _GIB: Final = 1024**3
@@ -137,7 +137,7 @@ def settings(
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()}",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Fuses what is above our union with the Parquet scan below it; off by default in 4.2.
         # Aggregating 8 M rows with 1 % tail took 1.04 times the CPU of the native scan, else 1.21.
