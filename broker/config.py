@@ -21,8 +21,11 @@ _PREFIX: Final = "HEADWATER_"
 # Environment names of other parts of Headwater, so that a misspelt broker key is still refused.
 _FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_TEST_")
 _FOREIGN: Final = frozenset(
-    {"HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA"}
-)
+    {
+        "HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA",
+        "HEADWATER_AIRFLOW_CONFIG",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
