@@ -176,7 +176,9 @@ class PartitionLog:
                 first += count
         except DiskFullError:
             if self.log_end > start:
-                self.truncate(start)  # the group began in an earlier segment
+                # The group began in an earlier segment. The epoch goes on, so its history stays:
+                # to write it would need the room that there is not.
+                self._cut(start, self._epochs)
             raise
         return offsets
 
@@ -283,11 +285,14 @@ class PartitionLog:
             DiskFullError: the epoch history has to be cut and there is no room; nothing changed.
             LogFailedError: the disk failed.
         """
+        self._cut(end, self._epochs.truncated(end))
+
+    def _cut(self, end: Offset, epochs: EpochHistory) -> None:
         assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
         if self._failure is not None:
             raise LogFailedError(self._failure)
         # First, while nothing is changed: it is the only step that may need room on the disk.
-        self._write_epochs(self._epochs.truncated(end))
+        self._write_epochs(epochs)
         with self._errors("truncate", fatal=True):
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
