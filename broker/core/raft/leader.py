@@ -119,10 +119,17 @@ class Leader:
             one.waiting = False
 
     def on_chunk_reply(self, sender: NodeId, reply: ChunkReply) -> None:
-        """Go on where the receiver says it is."""
+        """Go on where the receiver says it is.
+
+        A copy of an answer says nothing new. Were each answered by a chunk, copies would breed
+        copies: only progress counts, or an answer to a question asked after the chunk was sent.
+        """
         one = self._heard(sender, reply.round)
         snapshot = one.snapshot
-        if snapshot is not None and reply.snapshot == snapshot.id:
+        if snapshot is None or reply.snapshot != snapshot.id:
+            return
+        asked_later = min(reply.round, self._round) > one.chunk_round
+        if reply.offset > one.chunk_offset or asked_later:
             one.chunk_offset = min(reply.offset, snapshot.id.size)
             one.waiting = False
 
@@ -230,6 +237,7 @@ class Leader:
             if one.sending is Sending.SNAPSHOT:
                 if not one.waiting:
                     self._send_chunk(peer, one, data=True)
+                    one.chunk_round = self._round
                     one.waiting = True
                 return
             if one.sending is Sending.PROBE:

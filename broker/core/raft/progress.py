@@ -25,8 +25,8 @@ class Progress:
     """One member, seen from the leader of the term."""
 
     __slots__ = (
-        "_inflight", "chunk_offset", "commit_sent", "heard_ms", "inflight_bytes", "match", "next",
-        "round", "sending", "snapshot", "waiting",
+        "_inflight", "chunk_offset", "chunk_round", "commit_sent", "heard_ms", "inflight_bytes",
+        "match", "next", "round", "sending", "snapshot", "waiting",
     )  # fmt: skip
 
     def __init__(self, next_index: int, now_ms: int) -> None:
@@ -39,6 +39,7 @@ class Progress:
         self.commit_sent = 0
         self.snapshot: Snapshot | None = None
         self.chunk_offset = 0
+        self.chunk_round = 0  # our round when the newest chunk went out
         self.inflight_bytes = 0
         self._inflight: deque[tuple[int, int]] = deque()  # (last index, bytes)
 

@@ -302,6 +302,29 @@ def test_a_refusal_at_the_compacted_end_leads_to_the_snapshot() -> None:
     assert [type(one) for one in replies] == [Chunk]
 
 
+def test_copies_of_an_answer_breed_no_chunks() -> None:
+    """A doubled answer to a chunk is answered once: else two copies make four, and so on."""
+    rig = Rig(
+        log=_log(4, base=(14, 4)), snapshot=_snapshot(14, 4, b"0123456789"), hard=HardState(4)
+    )
+    rig.lead()
+    term, wanted = rig.member.term, rig.member.snapshot
+    assert wanted is not None
+    rig.get(B, AppendReply(term, False, 15, 15, 3, 1))
+    (first,) = rig.get(B, AppendReply(term, False, 14, 14, 3, 1))
+    assert isinstance(first, Chunk)
+    took = ChunkReply(term, wanted.id, 4, first.round)
+    assert [one.offset for one in rig.get(B, took) if isinstance(one, Chunk)] == [4]
+    for _ in range(3):
+        assert rig.get(B, took) == []
+    lost = ChunkReply(term, wanted.id, 0, first.round + 1)
+    assert rig.get(B, lost) == [], "nobody asked in that round yet"
+    beat = rig.sent(rig.wait(rig.member.config.heartbeat_ms))
+    asked = [one for one in beat if isinstance(one, Chunk)]
+    assert [(one.data, one.round) for one in asked] == [(b"", lost.round)]
+    assert [one.offset for one in rig.get(B, lost) if isinstance(one, Chunk)] == [0]
+
+
 def test_refusals_in_any_number_step_back_and_never_forth() -> None:
     """Doubled and late refusals do not undo a step back (L1)."""
     rig = Rig(log=_log(*[1] * 20), hard=HardState(1))
