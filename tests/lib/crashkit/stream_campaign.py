@@ -62,8 +62,8 @@ class StreamCampaignConfig:
     rounds: int
     seed: int
     folder: Path
-    records_per_s: int = 100  # of each of the four publishers
-    records_per_trigger: int = 1500
+    records_per_s: int = 50  # of each of the four publishers
+    records_per_trigger: int = 5000
     sink: str = "delta"  # "delta": Spark's own sink; "ingest": the job
 
 
@@ -157,7 +157,7 @@ class StreamCampaign:
                 sys.executable, "-m", "headwater.cli.main", "job", "ingest",
                 "--server", self.broker.url, "--stream", STREAM, "--table", str(self._copy),
                 "--format", "raw", "--checkpoint", str(self._checkpoint), "--trigger", "100ms",
-                "--max-offsets-per-trigger", str(config.records_per_trigger),
+                "--max-records-per-trigger", str(config.records_per_trigger),
                 "--master", "local[2,4]",
             ]  # fmt: skip
         wanted = {
@@ -177,8 +177,8 @@ class StreamCampaign:
             subject="crash.in",
             partitions=PARTITIONS,
             puback=True,
-            segment_bytes_max=dice.choice([64 * 1024, 128 * 1024]),
-            segment_age_ms_max=dice.choice([500, 1500]),
+            segment_bytes_max=dice.choice([128 * 1024, 512 * 1024]),
+            segment_age_ms_max=dice.choice([1500, 4000]),
             local_retention_bytes=dice.choice([0, 64 * 1024]),
             dedup_window_ms=60_000,
         )
