@@ -1,0 +1,81 @@
+"""What brokers and the controller in office say to each other besides commands.
+
+Nothing here is durable or decides anything: the election core proposes, ``apply`` decides. Every
+message names the broker epoch of its sender, so that a former process is not taken for this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A broker lives. ``sent_ms`` is its own monotonic clock; the answer hands it back."""
+
+    broker_epoch: BrokerEpoch
+    sent_ms: int
+    applied_index: int = 0  # how much metadata it has seen, for operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatAnswer:
+    """``granted``: from ``sent_ms`` on, the broker has its lease."""
+
+    broker_epoch: BrokerEpoch
+    sent_ms: int
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderReport:
+    """A replica tells that the leader of this epoch does not answer."""
+
+    partition_id: PartitionId
+    broker_epoch: BrokerEpoch
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEndAsked:
+    """The controller asks a candidate how far its log reaches."""
+
+    partition_id: PartitionId
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEndTold:
+    """The epoch of a candidate's last record, and its synced end."""
+
+    partition_id: PartitionId
+    last_epoch: LeaderEpoch
+    log_end: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestAsked:
+    """A broker that takes a cut asks a leader what is committed (KIP-207)."""
+
+    partition_id: PartitionId
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestTold:
+    """What a leader has committed; without ``high_watermark`` it leads no more, or not yet."""
+
+    partition_id: PartitionId
+    request_id: int
+    leader_epoch: LeaderEpoch = LeaderEpoch(0)  # noqa: RUF009 - a plain number
+    log_start: Offset = Offset(0)  # noqa: RUF009 - a plain number
+    high_watermark: Offset | None = None
+
+
+ControlMessage = (
+    Heartbeat | HeartbeatAnswer | LeaderReport | LogEndAsked | LogEndTold | NewestAsked | NewestTold
+)
