@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.core.control_messages import ControlMessage
-from broker.core.replication.messages import ReplicaMessage
+from broker.model.control_messages import ControlMessage
 from broker.model.ids import BrokerId, PartitionId
+from broker.model.replica_messages import ReplicaMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

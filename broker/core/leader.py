@@ -14,14 +14,6 @@ from typing import Final
 
 from broker.core.isr import LagLimits, Progress, high_watermark
 from broker.core.replication.effects import AdvanceHighWatermark, ProposeIsr, Send, SendRecords
-from broker.core.replication.messages import (
-    EpochEndAnswer,
-    EpochEndRequest,
-    FetchAnswer,
-    FetchRequest,
-    NewDataNotice,
-    Refusal,
-)
 from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory
@@ -29,6 +21,14 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+    Refusal,
+)
 
 __all__ = [
     "AdvanceHighWatermark",

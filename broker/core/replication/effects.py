@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.core.replication.messages import FetchRequest, ReplicaMessage
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
+from broker.model.replica_messages import FetchRequest, ReplicaMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,16 +25,16 @@ from broker.core.replication.effects import (
     Send,
     TruncateLog,
 )
-from broker.core.replication.messages import (
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import (
     EpochEndAnswer,
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
     NewDataNotice,
 )
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.ids import BrokerId
-from broker.model.offsets import Offset
 
 Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
 

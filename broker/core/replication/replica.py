@@ -31,17 +31,17 @@ from broker.core.replication.effects import (
     StopLeading,
 )
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
-from broker.core.replication.messages import (
+from broker.core.replication.view import PartitionView, Role
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import (
     EpochEndAnswer,
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
     ReplicaMessage,
 )
-from broker.core.replication.view import PartitionView, Role
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.ids import BrokerId
-from broker.model.offsets import Offset
 
 _CONFIRM_MS = 300  # then a candidate says again that it is ready
 

@@ -21,7 +21,6 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.state import MetadataState
 from broker.core.replication import effects as does
-from broker.core.replication.messages import FetchAnswer
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.view import view_of
 from broker.errors import (
@@ -36,6 +35,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.model.replica_messages import FetchAnswer
 from simkit import cluster_sightings as sightings
 from simkit.cluster_control import (
     CONTROL,

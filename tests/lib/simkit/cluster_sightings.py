@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from broker.core.metadata.commands import ConfirmLeader
 from broker.core.metadata.state import PartitionState
 from broker.core.replication import effects as does
-from broker.core.replication.messages import (
+from broker.model.replica_messages import (
     EpochEndAnswer,
     EpochEndRequest,
     FetchAnswer,

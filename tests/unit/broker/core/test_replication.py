@@ -35,13 +35,6 @@ from broker.core.replication.effects import (
     TruncateLog,
 )
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
-from broker.core.replication.messages import (
-    EpochEndAnswer,
-    EpochEndRequest,
-    FetchAnswer,
-    FetchRequest,
-    NewDataNotice,
-)
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
 from broker.core.replication.view import PartitionView
@@ -51,6 +44,13 @@ from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionE
 from broker.model.ids import NO_PRODUCER, BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+)
 from broker.ports import StoredBatch
 
 A, B, C = (BrokerId(name) for name in "abc")
