@@ -24,6 +24,7 @@ from broker.core.metadata.commands import decode
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.applier import Applier
 from broker.core.raft.config import RaftConfig
+from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.core.raft.events import (
     Apply,
@@ -114,6 +115,7 @@ class RaftMetadataLog:
         transport: RaftTransport | None = None,
         folder: str = "raft",
         journal_bytes_max: int = _JOURNAL_BYTES_MAX,
+        new_core: NewConsensus = RaftCore,
     ) -> None:
         """Open the journal and start the thread. Blocks.
 
@@ -131,7 +133,7 @@ class RaftMetadataLog:
         self._machine = MetadataMachine()
         self._applier = Applier(self._machine)
         dice = random.SystemRandom()
-        self._core = RaftCore(config, me, self._journal.stored, random=dice.randint)
+        self._core = new_core(config, me, self._journal.stored, random=dice.randint)
         self._waiting = Waiting(lambda: dice.randint(1, U64_MAX))
         self._readers: dict[int, _Reader] = {}
         self._reader_number = 0

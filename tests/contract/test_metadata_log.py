@@ -1,6 +1,7 @@
 """Every metadata log keeps the same promises: one node's journal, and Raft on one or three nodes.
 
-The Raft group of three runs over real TLS connections on the loopback.
+Raft is our own, or pysyncobj with its corrections. A group of three runs over real TLS connections
+on the loopback.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBr
 from broker.errors import HeadwaterError, InvalidRequestError, StreamExistsError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from simkit.raft_groups import LocalLog, MetadataLogs, RaftGroup
+from simkit.raft_groups import CORES, LocalLog, MetadataLogs, RaftGroup
 
 BROKER = BrokerId("b1")
 
 
-@pytest.fixture(params=["local", "raft-1", "raft-3"])
+@pytest.fixture(params=["local", "own-1", "own-3", "pysyncobj-1", "pysyncobj-3"])
 def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetadataLogs]:
     """Return an implementation that can be restarted, with all of its members."""
+    kind, _, size = request.param.partition("-")
     found: MetadataLogs
-    found = (
-        LocalLog(tmp_path)
-        if request.param == "local"
-        else RaftGroup(tmp_path, size=int(request.param[-1]))
-    )
+    if kind == "local":
+        found = LocalLog(tmp_path)
+    else:
+        found = RaftGroup(tmp_path, size=int(size), core=CORES[kind])
     yield found
     found.close()
 

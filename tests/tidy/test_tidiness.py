@@ -36,7 +36,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
         "headwater/client/flight_*.py",
         "spark_jobs/source/*.py",  # the tail reader runs in Spark's worker processes
     ),
-    "pysyncobj": ("broker/adapters/raft_pysyncobj.py",),
+    "pysyncobj": ("broker/adapters/raft_pysyncobj/pinned.py",),
     "prometheus_client": ("broker/adapters/metrics.py",),
     "psutil": ("broker/adapters/metrics.py",),
     "crc32c": ("broker/codec/checksum.py",),

@@ -9,17 +9,23 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.raft_pysyncobj.core import PysyncobjCore
 from broker.adapters.raft_transport import Address, RaftTls, TlsRaftTransport, member_uri
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
+from broker.core.raft.consensus import NewConsensus
+from broker.core.raft.core import RaftCore
 from broker.model.raft import NodeId
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from simkit.certificates import Authority
+
+# Both implementations of a Raft member, by the names that tests give them.
+CORES: Final[dict[str, NewConsensus]] = {"own": RaftCore, "pysyncobj": PysyncobjCore}
 
 
 class MetadataLogUnderTest(Protocol):
@@ -81,8 +87,16 @@ class LocalLog:
 class RaftGroup:
     """One or three members; `stop` and `start` end and begin single ones."""
 
-    def __init__(self, folder: Path, *, size: int, journal_bytes_max: int = 1 << 22) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        size: int,
+        journal_bytes_max: int = 1 << 22,
+        core: NewConsensus = RaftCore,
+    ) -> None:
         self._folder = folder
+        self.core = core  # of members that are started from now on
         self._journal_bytes_max = journal_bytes_max
         self.names = tuple(NodeId(f"n{number}") for number in range(size))
         self._ports: dict[NodeId, int] = {}
@@ -132,6 +146,7 @@ class RaftGroup:
             on_crash=self.crashes.append,
             transport=transport,
             journal_bytes_max=self._journal_bytes_max,
+            new_core=self.core,
         )
         return self.running[name]
 

@@ -1,0 +1,195 @@
+"""A Raft member that is pysyncobj inside and looks like `broker.core.raft.RaftCore` outside.
+
+So it is driven by the same shell, stored by the same journal, connected by the same transport and
+judged by the same simulation. Rules of its own:
+
+- A step that changed anything that must survive ends in one `Save`. Until that is done the member
+  takes no further event, and nothing that follows from the step is known to anybody: no message,
+  no apply, no answer. Events that come meanwhile are one batch, with one save, afterwards.
+- The library runs at the end of each batch. Time is what the step was told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from broker.adapters.raft_pysyncobj import pinned
+from broker.adapters.raft_pysyncobj.corrections import Corrections, Surroundings
+from broker.adapters.raft_pysyncobj.library_log import LibraryLog
+from broker.adapters.raft_pysyncobj.outbox import Outbox, Reads
+from broker.adapters.raft_pysyncobj.settings import Clock
+from broker.codec.checksum import crc32c
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.events import (
+    Barrier,
+    BarrierFailed,
+    Effect,
+    Event,
+    Propose,
+    Received,
+    Refusal,
+    Refused,
+    Restore,
+    RoleChanged,
+    Saved,
+    SnapshotMade,
+    StateHashed,
+    Tick,
+    TransferLeadership,
+)
+from broker.core.raft.log import RaftLog
+from broker.core.raft.member import Role
+from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Stored
+
+_WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
+_DRAWS: Final = 1 << 32
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the member, as of its last durable step. ``log`` may be ahead of that."""
+
+    log: RaftLog
+    role: Role = Role.FOLLOWER
+    term: int = 0
+    leader: NodeId | None = None
+    commit: int = 0
+    applied: int = 0
+    durable: int = 0
+
+
+class PysyncobjCore:
+    """Owner: one thread, which feeds it and carries out what it returns."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        me: NodeId,
+        stored: Stored,
+        *,
+        random: Callable[[int, int], int],
+    ) -> None:
+        """Take up what is on disk; ``random(low, high)`` draws an integer, both ends included.
+
+        Raises:
+            InvalidConfigError: the library is missing, or not the release that we know.
+        """
+        assert me in config.members, f"{me!r} is not a member of {config.members}"
+        self._clock = Clock()
+        self._out = Outbox()
+        self._log = LibraryLog(
+            stored, length_max=config.append_bytes_max, keep_entries=config.keep_entries
+        )
+        module = pinned.load(
+            clock=self._clock.seconds,
+            dice=lambda: random(0, _DRAWS - 1) / _DRAWS,
+            journal=self._log,
+        )
+        reads = Reads(config, me, self._out, random(0, U64_MAX >> 1))
+        kind = type("Member", (Corrections, module.SyncObj), {})
+        around = Surroundings(config, me, self._log, self._clock, self._out, reads)
+        self._library: Corrections = kind(module, around)
+        self._waiting: deque[Event] = deque()
+        self._held: list[Effect] = []
+        self._number = 0
+        self._saving = False
+        self._told: tuple[Role, int, NodeId | None] | None = None
+        self._seen = Seen(self._log.entries)
+        self._publish()
+
+    @property
+    def member(self) -> Seen:
+        """What is known, for metrics and tests; not to be changed."""
+        return self._seen
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Begin; the first call, once."""
+        self._clock.now_ms = now_ms
+        if self._log.snapshot is not None:
+            self._out.emit(Restore(self._log.snapshot))
+        self._library.begin()
+        return self._end_batch()
+
+    def step(self, now_ms: int, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+        self._clock.now_ms = max(self._clock.now_ms, now_ms)
+        if isinstance(event, Saved):
+            effects = self._release(event.number)
+            return effects + self._run() if self._waiting and not self._saving else effects
+        if self._saving:
+            return self._wait(event)
+        self._waiting.append(event)
+        return self._run()
+
+    def _wait(self, event: Event) -> list[Effect]:
+        if len(self._waiting) < _WAITING_MAX or isinstance(event, SnapshotMade | StateHashed):
+            self._waiting.append(event)
+        elif isinstance(event, Propose):
+            return [Refused(event.proposal, Refusal.OVERLOADED)]
+        elif isinstance(event, Barrier):
+            return [BarrierFailed(event.number)]
+        return []
+
+    def _run(self) -> list[Effect]:
+        while self._waiting:
+            self._take(self._waiting.popleft())
+        self._library.settle()
+        return self._end_batch()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Received(sender, message):
+                self._library.receive(sender, message)
+            case Propose(proposal):
+                self._library.propose(proposal)
+            case Barrier(number):
+                self._library.barrier(number)
+            case SnapshotMade(index, data):
+                term = self._log.entries.term_at(index)
+                if term is not None:
+                    identity = SnapshotId(index, term, len(data), crc32c(data))
+                    self._log.compact(Snapshot(identity, data))
+            case StateHashed(index, value):
+                self._log.hashes.append((index, value))
+            case TransferLeadership(target):
+                self._library.hand_over_to(target)
+            case Tick() | Saved():
+                pass  # the library looks at the clock after every batch
+
+    def _end_batch(self) -> list[Effect]:
+        self._held = self._out.take()
+        self._number += 1
+        save = self._log.take_save(self._number)
+        if save is None:
+            return self._release(self._number)
+        self._saving = True
+        return [save]
+
+    def _release(self, number: int) -> list[Effect]:
+        """Let everything be known: what it rests on is durable."""
+        if number != self._number:
+            return []
+        self._saving = False
+        self._log.saved()
+        effects, self._held = self._held, []
+        self._publish()
+        told = (self._seen.role, self._seen.term, self._seen.leader)
+        if told != self._told:
+            self._told = told
+            effects.append(RoleChanged(told[0].value, told[1], told[2]))
+        return effects
+
+    def _publish(self) -> None:
+        seen, library = self._seen, self._library
+        if library.is_leader():
+            seen.role = Role.LEADER
+        elif library.is_asking():
+            seen.role = Role.PRECANDIDATE
+        else:
+            seen.role = Role.CANDIDATE if library.is_candidate() else Role.FOLLOWER
+        seen.term, seen.commit, seen.durable = self._log.term, self._log.commit, self._log.durable
+        seen.leader = library.leader_name()
+        seen.applied = library.raftLastApplied

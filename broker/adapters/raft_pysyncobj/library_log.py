@@ -1,0 +1,201 @@
+"""The log as the library wants it, kept as ours, with a note of what has to be saved.
+
+Replaces the library's journal: it talks to this object as to a file that never fails. Nothing is
+written here. At the end of a step `take_save` says what changed, the shell makes it durable with
+`RaftJournal`, and until then nothing that follows from it leaves the member. Position 0 stands for
+the entry that the log begins behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, overload
+
+from broker.core.raft.events import Save
+from broker.core.raft.log import RaftLog
+from broker.errors import LogFailedError
+from broker.model.raft import (
+    Entry,
+    EntryKind,
+    HardState,
+    NodeId,
+    Proposal,
+    Snapshot,
+    Stored,
+)
+
+Row = tuple["Command", int, int]  # command, index, term
+
+_ALL: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the library carries about without looking into it; it only asks for a length.
+
+    No length reaches the limit from which on the library would send an entry in pickled pieces.
+    """
+
+    proposal: Proposal
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class LibraryLog:
+    """Term, vote, commit, log and snapshot of one member. Owner: its core."""
+
+    def __init__(self, stored: Stored, *, length_max: int, keep_entries: int) -> None:
+        self.entries = RaftLog(stored.log)
+        self.snapshot = stored.snapshot
+        self.term = max(stored.hard.term, self.entries.last_term)
+        self.vote = stored.hard.vote if self.term == stored.hard.term else None
+        self.durable = self.entries.last_index
+        floor = stored.snapshot.id.index if stored.snapshot else 0
+        self.commit = max(floor, min(stored.hard.commit, self.durable))
+        self.hashes: deque[tuple[int, int]] = deque(maxlen=64)  # (index, hash) of our own state
+        self._length_max = length_max
+        self._keep_entries = keep_entries
+        self._hard_changed = False
+        self._snapshot_changed = False
+        self._image_changed = False
+        self._truncate: int | None = None
+        self._first_new: int | None = None
+
+    # ------------------------------------------------------------------ changes of ours
+
+    def command(self, proposal: Proposal) -> Command:
+        """Return what the library may carry."""
+        weight = Entry(0, 0, proposal.kind, 0, 0, proposal.payload).weight
+        return Command(proposal, min(weight, self._length_max))
+
+    def row(self, entry: Entry) -> Row:
+        """Return an entry as the library passes it around."""
+        proposal = Proposal(entry.kind, entry.session, entry.sequence, entry.payload)
+        return self.command(proposal), entry.index, entry.term
+
+    def compact(self, snapshot: Snapshot) -> None:
+        """Our own state machine made a snapshot: keep it, and fewer entries."""
+        if self.snapshot is not None and snapshot.id.index <= self.snapshot.id.index:
+            return
+        self.snapshot = snapshot
+        first = max(self.entries.base_index, snapshot.id.index - self._keep_entries)
+        self.entries.compact(first)
+        self._snapshot_changed = self._image_changed = True
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Take the leader's snapshot; keep what follows it if the log agrees with it."""
+        index, term = snapshot.id.index, snapshot.id.term
+        if self.entries.term_at(index) == term:
+            self.entries.compact(index)
+        else:
+            self.entries.reset(index, term)
+            self.durable = 0
+        self.snapshot = snapshot
+        self.commit = index
+        self._snapshot_changed = self._image_changed = True
+
+    def take_save(self, number: int) -> Save | None:
+        """Return what has to be made durable, all of it in one piece; None when nothing has."""
+        if not (self._hard_changed or self._image_changed or self._first_new or self._truncate):
+            return None
+        log = self.entries
+        entries: tuple[Entry, ...] = ()
+        if self._first_new is not None and not self._image_changed:
+            entries = log.slice(self._first_new, log.last_index + 1, _ALL)
+        hard = HardState(self.term, self.vote and NodeId(self.vote), min(self.commit, self.durable))
+        save = Save(
+            number=number,
+            hard=hard if self._hard_changed else None,
+            snapshot=self.snapshot if self._snapshot_changed else None,
+            image=log.image() if self._image_changed else None,
+            truncate=None if self._image_changed else self._truncate,
+            entries=entries,
+        )
+        self._hard_changed = self._snapshot_changed = self._image_changed = False
+        self._truncate = self._first_new = None
+        return save
+
+    def saved(self) -> None:
+        """Everything is durable now."""
+        self.durable = self.entries.last_index
+
+    # ------------------------------------------------------------------ what the library calls
+
+    def __len__(self) -> int:
+        return self.entries.last_index - self.entries.base_index + 1
+
+    @overload
+    def __getitem__(self, item: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> list[Row]: ...
+
+    def __getitem__(self, item: int | slice) -> Row | list[Row]:
+        if isinstance(item, int):
+            return self._rows(*slice(item, item + 1 or None).indices(len(self))[:2])[0]
+        return self._rows(*item.indices(len(self))[:2])
+
+    def _rows(self, start: int, stop: int) -> list[Row]:
+        log, rows = self.entries, []
+        if start >= stop:
+            return []
+        if start == 0:
+            base = Entry(log.base_index, log.base_term, EntryKind.NOOP, 0, 0, b"")
+            rows.append(self.row(base))
+            start = 1
+        if start < stop:
+            found = log.slice(log.base_index + start, log.base_index + stop, _ALL)
+            rows += map(self.row, found)
+        return rows
+
+    def add(self, command: Command | bytes, index: int, term: int) -> None:
+        """Append; bytes are the library's own entry that a new leader begins with."""
+        one = (
+            Proposal(EntryKind.NOOP, 0, 0, b"") if isinstance(command, bytes) else command.proposal
+        )
+        entry = Entry(index, term, one.kind, one.session, one.sequence, one.payload)
+        self.entries.append((entry,))
+        if self._first_new is None:
+            self._first_new = index
+
+    def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802 - the library's name
+        """Drop what conflicts with the leader's log; never what is committed."""
+        index = self.entries.base_index + position
+        if index <= self.commit:
+            raise LogFailedError(f"the leader's log lacks entry {index}, which is committed here")
+        self.entries.truncate(index)
+        self.durable = min(self.durable, index - 1)
+        if self._first_new is not None and self._first_new >= index:
+            self._first_new = None
+        self._truncate = index if self._truncate is None else min(self._truncate, index)
+
+    def setCurrentTerm(self, term: int, vote: str | None) -> None:  # noqa: N802
+        """Move to a later term, or vote in this one."""
+        if term < self.term or (term == self.term and self.vote not in {None, vote}):
+            raise LogFailedError(f"a vote for {vote} in {term} after {self.vote} in {self.term}")
+        self.term, self.vote = term, None if vote is None else NodeId(vote)
+        self._hard_changed = True
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        """Return the term."""
+        return self.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        """Return whom this member voted for in its term."""
+        return self.vote
+
+    def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
+        """Learn what is committed; it never becomes less."""
+        if index < self.commit:
+            raise LogFailedError(f"a commit of {index} after one of {self.commit}")
+        self.commit = index
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        """Return what is known to be committed."""
+        return self.commit
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802
+        """Do nothing: what matters is saved before it is told, not once a second."""

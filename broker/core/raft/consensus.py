@@ -1,0 +1,45 @@
+"""What a driver of a Raft member needs of it, whichever implementation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.events import Effect, Event
+from broker.model.raft import NodeId, Stored
+
+
+class Known(Protocol):
+    """What is known of a member; for operators and checkpoints, never for decisions."""
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads, as far as this member knows."""
+
+    @property
+    def applied(self) -> int:
+        """Index of the newest entry that was handed over to be applied."""
+
+
+class Consensus(Protocol):
+    """One member: an event in, effects out. What they promise stands in `events.py`."""
+
+    @property
+    def member(self) -> Known:
+        """What is known; not to be changed."""
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Begin; the first call, once."""
+
+    def step(self, now_ms: int, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+
+
+class NewConsensus(Protocol):
+    """Makes a member from what its disk holds; ``random(low, high)`` includes both ends."""
+
+    def __call__(
+        self, config: RaftConfig, me: NodeId, stored: Stored, *, random: Callable[[int, int], int]
+    ) -> Consensus:
+        """Make it; nothing happens before `Consensus.start`."""
