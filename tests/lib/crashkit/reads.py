@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import replace
-
-import pyarrow as pa
 
 from broker.model.certificate import Certificate
+from checkkit.arrow import COLUMNS, by_partition, ends_of, reading_of_frame, rows_of
+from checkkit.readings import PartReading, Reading, Row, Source, of_log
 from headwater.client import Client
 from headwater.history import History as UnifiedRead
 from headwater.verification import verify_cut
-from simkit.history import Headers, PartReading, Reading, Row, fingerprint
 
-COLUMNS = ("partition", "offset", "key", "value", "headers", "subject", "leader_epoch")
-
-
-def rows_of(batch: pa.RecordBatch) -> list[tuple[int, Row]]:
-    """Return (partition, row) of every row of a batch with these columns."""
-    columns = {name: batch.column(name).to_pylist() for name in COLUMNS}
-    rows = []
-    for place in range(batch.num_rows):
-        content = fingerprint(
-            key=columns["key"][place],
-            value=columns["value"][place],
-            headers=_headers(columns["headers"][place]),
-            subject=columns["subject"][place],
-        )
-        row = Row(columns["offset"][place], content, columns["leader_epoch"][place])
-        rows.append((columns["partition"][place], row))
-    return rows
-
-
-def _headers(entries: list[object] | None) -> Headers:
-    """Accept Arrow's lists of dicts and Spark's lists of rows."""
-    if entries is None:
-        return None
-    return tuple(
-        (entry["key"], entry["value"])  # type: ignore[index]
-        for entry in entries
-    )
+__all__ = [
+    "COLUMNS",
+    "SparkReader",
+    "by_partition",
+    "final_table",
+    "read_plain_delta",
+    "read_through_broker",
+    "read_unified",
+    "rows_of",
+    "verify_fully",
+]
 
 
 def read_unified(client: Client, stream: str) -> tuple[Reading, Certificate]:
@@ -88,7 +69,10 @@ def verify_fully(client: Client, stream: str) -> Certificate:
 
 
 def read_through_broker(client: Client, stream: str) -> Reading:
-    """Read every partition by Flight from its first offset: the broker serves the cold part too."""
+    """Read every partition by Flight from its first offset: the broker serves the cold part too.
+
+    So it is the whole of what one replica answers with, whatever lies in which tier.
+    """
     began_ns = time.monotonic_ns()
     parts = []
     for position in client.describe(stream).partitions:
@@ -100,16 +84,8 @@ def read_through_broker(client: Client, stream: str) -> Reading:
             ) as fetched:
                 for one in fetched:
                     rows += [row for _, row in rows_of(one.batch)]
-        parts.append(
-            PartReading(
-                partition=position.partition,
-                start=position.start,
-                cold_end=position.start,
-                hot_end=end,
-                cold_rows=[],
-                hot_rows=rows,
-            )
-        )
+        start = int(position.start)
+        parts.append(of_log(position.partition, rows, start=start, end=int(end)))
     return Reading.of("flight", began_ns, parts)
 
 
@@ -123,13 +99,10 @@ def read_plain_delta(
     return by_partition(table.to_pyarrow_table(columns=list(COLUMNS)).to_batches())
 
 
-def by_partition(batches: Iterable[pa.RecordBatch]) -> dict[int, list[Row]]:
-    """Collect rows by partition."""
-    rows: dict[int, list[Row]] = {}
-    for batch in batches:
-        for partition, row in rows_of(batch):
-            rows.setdefault(partition, []).append(row)
-    return rows
+def final_table(rows: dict[int, list[Row]], cold_ends: dict[int, int], began_ns: int) -> Reading:
+    """Return what a foreign reader found in the table, as a full read of it."""
+    parts = [of_log(number, rows.get(number, []), end=end) for number, end in cold_ends.items()]
+    return Reading.of("delta-rs", began_ns, parts, Source.TABLE, sorted_by_offset=False)
 
 
 class SparkReader:
@@ -149,25 +122,9 @@ class SparkReader:
         cut = client.cut(stream, ttl_ms=120_000, owner="crash campaign")
         frame = unified.read(self._session, cut, columns=COLUMNS, client=client)
         try:
-            rows = by_partition(frame.toArrow().to_batches())
+            return reading_of_frame(frame, ends_of(cut.partitions), name="spark", began_ns=began_ns)
         finally:
             held_reads.release(frame)
-        parts = []
-        for part in cut.partitions:
-            found = rows.pop(part.partition, [])
-            parts.append(
-                PartReading(
-                    partition=part.partition,
-                    start=part.start,
-                    cold_end=part.cold_end,
-                    hot_end=part.hot_end,
-                    cold_rows=[row for row in found if row.offset < part.cold_end],
-                    hot_rows=[row for row in found if row.offset >= part.cold_end],
-                )
-            )
-        assert not rows, f"Spark has partitions that the cut has not: {sorted(rows)}"
-        reading = Reading.of("spark", began_ns, parts)
-        return replace(reading, sorted_by_offset=False)
 
     def close(self) -> None:
         """End the JVM."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from simkit.history import fingerprint
+from checkkit.content import fingerprint
 
 KEY_HEADER = "Headwater-Key"
 MESSAGE_ID_HEADER = "Nats-Msg-Id"

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from broker.model.certificate import Certificate
+from checkkit.anomalies import Verdict
+from checkkit.checker import Checker
 from crashkit.flight_load import to_arrow
 from crashkit.processes import BrokerProcess
 from crashkit.reads import read_unified
@@ -19,8 +21,6 @@ from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker, TestRecord
 from headwater import embedded
 from headwater.client import Client, Producer
-from simkit.history import Verdict
-from simkit.history_checker import HistoryChecker
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Witness:
         self._recorder = Recorder()
         self.random = random.Random(seed)
         with self._recorder.history() as history:
-            self._checker = HistoryChecker(history)
+            self._checker = Checker(history)
 
     @property
     def acked_count(self) -> int:

@@ -1,7 +1,7 @@
-"""The oracle itself on trial: bad histories that it must name, tricky good ones that it must pass.
+"""The checker on trial, one full read at a time: bad histories to name, good ones to pass.
 
 Each case is a small story about two partitions. ``World`` tells it in the order of time; a case
-then bends what the read returns.
+then bends what the read returns. Clusters and consumers are on trial in test_runs.py.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from typing import Final
 
 import pytest
 
-from simkit.history import (
-    Kind,
-    Row,
-    Sent,
-    Verdict,
-    Violation,
-    fingerprint,
-)
-from simkit.history_checker import HistoryChecker, compare_tables
-from simkit.history_world import World, bent, content, world_of
+from checkkit.anomalies import OF_RUNS, Anomaly, Verdict, Violation
+from checkkit.check_copies import as_rows, compare_tables
+from checkkit.checker import Checker
+from checkkit.content import fingerprint
+from checkkit.readings import Row
+from checkkit.story import World, bent, content, world_of
 
 # ---------------------------------------------------------------------------- bad histories
 
@@ -72,7 +68,7 @@ def retry_was_stored_again() -> Verdict:
     world = world_of("a")
     world.send("b")
     world.store("b")
-    world.history.retry("b")
+    world.retry("b")
     offset = world.store("b")
     world.ack("b", offset)
     return world.judge()
@@ -159,10 +155,8 @@ def null_became_empty() -> Verdict:
     world = World()
     sent = fingerprint(key=b"k", value=None, headers=None, subject="s")
     read = fingerprint(key=b"k", value=b"", headers=None, subject="s")
-    world.history.send(
-        Sent(name="a", producer="p", sequence=0, partition=0, fingerprint=sent, at_ns=1)
-    )
-    world.history.ack("a", partition=0, offset=0, at_ns=2)
+    record = world.history.publish(sent, partition=0, at_ns=1)
+    world.history.ok(record, offset=0, at_ns=2)
     world.rows[0].append(Row(0, read, 1))
     world.tick()
     return world.judge()
@@ -172,7 +166,7 @@ def refused_record_is_there() -> Verdict:
     """A publisher was told that its record is not stored, and it is."""
     world = world_of("a")
     world.send("b")
-    world.history.refuse("b", "RecordTooLargeError")
+    world.refuse("b")
     world.store("b")
     return world.judge()
 
@@ -231,7 +225,7 @@ def ack_names_another_epoch() -> Verdict:
 def two_acks_of_one_record_differ() -> Verdict:
     """A retry was answered with another offset than the first time."""
     world = world_of("a", "b")
-    world.history.retry("b")
+    world.retry("b")
     world.ack("b", 0, duplicate=True)
     return world.judge()
 
@@ -247,7 +241,7 @@ def two_records_share_an_acked_offset() -> Verdict:
 def ack_for_nothing() -> Verdict:
     """An answer names a record that was never sent."""
     world = world_of("a")
-    world.ack("ghost", 1)
+    world.history.ok_unsent("ghost", partition=0, offset=1)
     return world.judge()
 
 
@@ -264,7 +258,7 @@ def high_watermark_is_withdrawn() -> Verdict:
     world = world_of("a")
     world.send("b")
     world.store("b")
-    checker = HistoryChecker(world.history)
+    checker = Checker(world.history)
     assert checker.check(world.read()).ok
     world.rows[0].pop()
     return checker.check(world.read())
@@ -273,7 +267,7 @@ def high_watermark_is_withdrawn() -> Verdict:
 def cold_end_is_withdrawn() -> Verdict:
     """A table loses its newest commit; the tail still has the rows."""
     world = world_of("a", "b", "c")
-    checker = HistoryChecker(world.history)
+    checker = Checker(world.history)
     assert checker.check(world.read()).ok
     world.cold_ends[0] = 1
     return checker.check(world.read())
@@ -285,43 +279,43 @@ def history_is_rewritten() -> Verdict:
     for name in ("a", "b"):
         world.send(name)
         world.store(name)
-    checker = HistoryChecker(world.history)
+    checker = Checker(world.history)
     assert checker.check(world.read()).ok
     world.rows[0] = [Row(0, content("b"), 1), Row(1, content("a"), 1)]
     return checker.check(world.read())
 
 
-BAD: Final[dict[Callable[[], Verdict], set[Kind]]] = {
-    acked_record_is_missing: {Kind.LOST},
-    acked_record_was_replaced_by_another: {Kind.LOST},
-    acked_record_moved: {Kind.MOVED},
-    acked_record_is_in_the_other_partition: {Kind.MOVED},
-    one_bit_differs: {Kind.FOREIGN, Kind.DAMAGED},
-    retry_was_stored_again: {Kind.DOUBLED},
-    seam_doubles_a_record: {Kind.OUTSIDE, Kind.OVERLAP},
-    seam_skips_a_record: {Kind.GAP, Kind.LOST},
-    unacked_record_is_missing_inside: {Kind.GAP},
-    head_is_missing: {Kind.GAP, Kind.LOST},
-    tail_is_missing: {Kind.GAP},
-    start_moved_up: {Kind.GAP, Kind.LOST},
-    same_offset_twice_in_one_file: {Kind.OVERLAP},
-    row_beyond_the_cut: {Kind.OUTSIDE},
-    rows_out_of_order: {Kind.UNSORTED},
-    nobody_sent_it: {Kind.FOREIGN},
-    null_became_empty: {Kind.FOREIGN, Kind.DAMAGED},
-    refused_record_is_there: {Kind.ABORTED},
-    ordered_producer_is_shuffled: {Kind.SENT_ORDER},
-    later_record_stands_below_an_acked_one: {Kind.REAL_TIME_ORDER},
-    late_unknown_record_stands_below_an_acked_one: {Kind.REAL_TIME_ORDER},
-    leader_epoch_falls: {Kind.EPOCH},
-    ack_names_another_epoch: {Kind.EPOCH},
-    two_acks_of_one_record_differ: {Kind.ACK_CHANGED},
-    two_records_share_an_acked_offset: {Kind.ACK_SHARED, Kind.LOST},
-    ack_for_nothing: {Kind.ACK_UNSENT},
-    first_send_is_called_a_duplicate: {Kind.FALSE_DUPLICATE},
-    high_watermark_is_withdrawn: {Kind.END_WENT_BACK},
-    cold_end_is_withdrawn: {Kind.END_WENT_BACK},
-    history_is_rewritten: {Kind.REWRITTEN},
+BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
+    acked_record_is_missing: {Anomaly.LOST},
+    acked_record_was_replaced_by_another: {Anomaly.LOST},
+    acked_record_moved: {Anomaly.MOVED},
+    acked_record_is_in_the_other_partition: {Anomaly.MOVED},
+    one_bit_differs: {Anomaly.FOREIGN, Anomaly.DAMAGED},
+    retry_was_stored_again: {Anomaly.DOUBLED},
+    seam_doubles_a_record: {Anomaly.OUTSIDE, Anomaly.OVERLAP},
+    seam_skips_a_record: {Anomaly.GAP, Anomaly.LOST},
+    unacked_record_is_missing_inside: {Anomaly.GAP},
+    head_is_missing: {Anomaly.GAP, Anomaly.LOST},
+    tail_is_missing: {Anomaly.GAP},
+    start_moved_up: {Anomaly.GAP, Anomaly.LOST},
+    same_offset_twice_in_one_file: {Anomaly.OVERLAP},
+    row_beyond_the_cut: {Anomaly.OUTSIDE},
+    rows_out_of_order: {Anomaly.UNSORTED},
+    nobody_sent_it: {Anomaly.FOREIGN},
+    null_became_empty: {Anomaly.FOREIGN, Anomaly.DAMAGED},
+    refused_record_is_there: {Anomaly.ABORTED},
+    ordered_producer_is_shuffled: {Anomaly.SENT_ORDER},
+    later_record_stands_below_an_acked_one: {Anomaly.REAL_TIME_ORDER},
+    late_unknown_record_stands_below_an_acked_one: {Anomaly.REAL_TIME_ORDER},
+    leader_epoch_falls: {Anomaly.EPOCH},
+    ack_names_another_epoch: {Anomaly.EPOCH},
+    two_acks_of_one_record_differ: {Anomaly.ACK_CHANGED},
+    two_records_share_an_acked_offset: {Anomaly.ACK_SHARED, Anomaly.LOST},
+    ack_for_nothing: {Anomaly.ACK_UNSENT},
+    first_send_is_called_a_duplicate: {Anomaly.FALSE_DUPLICATE},
+    high_watermark_is_withdrawn: {Anomaly.END_WENT_BACK},
+    cold_end_is_withdrawn: {Anomaly.END_WENT_BACK},
+    history_is_rewritten: {Anomaly.REWRITTEN},
 }
 
 
@@ -333,8 +327,8 @@ def test_a_bad_history_is_named(story: Callable[[], Verdict]) -> None:
 
 
 def test_every_kind_has_a_bad_history() -> None:
-    """No check of the oracle is untested; the comparison of tables has a test of its own."""
-    assert set.union(*BAD.values()) == set(Kind) - {Kind.TABLE_DIFFERS}
+    """No check is untested; test_runs.py has the anomalies that one read cannot show."""
+    assert set.union(*BAD.values()) == set(Anomaly) - OF_RUNS
 
 
 # ---------------------------------------------------------------------------- good ones
@@ -368,7 +362,7 @@ def retry_was_recognised() -> Verdict:
     world.send("b")
     offset = world.store("b")
     world.epoch = 2
-    world.history.retry("b")
+    world.retry("b")
     world.publish("c", by="q")
     world.ack("b", offset, duplicate=True)
     return world.judge()
@@ -379,7 +373,7 @@ def both_attempts_were_answered() -> Verdict:
     world = world_of("a")
     world.send("b")
     offset = world.store("b")
-    world.history.retry("b")
+    world.retry("b")
     world.ack("b", offset, duplicate=True)
     world.ack("b", offset)
     return world.judge()
@@ -401,7 +395,7 @@ def retried_record_of_an_unordered_producer_is_late() -> Verdict:
     world.send("a")
     world.publish("b")
     world.publish("c")
-    world.history.retry("a")
+    world.retry("a")
     world.ack("a", world.store("a"))
     return world.judge()
 
@@ -419,8 +413,8 @@ def refused_then_accepted() -> Verdict:
     world = world_of("a")
     world.send("b")
     world.store("b")
-    world.history.retry("b")
-    world.history.refuse("b", "OverloadedError")
+    world.retry("b")
+    world.refuse("b")
     return world.judge()
 
 
@@ -440,7 +434,7 @@ def nothing_was_sent() -> Verdict:
 def tiering_moved_the_seam_between_reads() -> Verdict:
     """A later read finds the same records, more of them in the table."""
     world = world_of("a", "b", "c")
-    checker = HistoryChecker(world.history)
+    checker = Checker(world.history)
     checker.check(world.read())
     world.publish("d")
     world.cold_ends[0] = 4
@@ -487,17 +481,17 @@ def test_a_good_history_passes(story: Callable[[], Verdict]) -> None:
 def test_a_table_that_differs_is_named(change: Callable[[list[Row]], list[Row]]) -> None:
     """Rows of a foreign reader are compared both ways with ours below the cold end."""
     part = world_of("a", "b", "c").read().parts[0]
-    same = list(part.cold_rows)
+    same = list(as_rows(part.cold_rows))
     assert not list(compare_tables(part, same, reader="delta-rs"))
     found = list(compare_tables(part, change(same), reader="delta-rs"))
-    assert {one.kind for one in found} == {Kind.TABLE_DIFFERS}
+    assert {one.kind for one in found} == {Anomaly.TABLE_DIFFERS}
 
 
 def test_a_verdict_counts_everything_and_shows_a_few() -> None:
     """A thousand losses are counted, five are printed."""
     verdict = Verdict()
-    verdict.add(Violation(Kind.LOST, 0, offset, "gone") for offset in range(1000))
-    verdict.add([Violation(Kind.DOUBLED, 0, 1, "again")])
+    verdict.add(Violation(Anomaly.LOST, 0, offset, "gone") for offset in range(1000))
+    verdict.add([Violation(Anomaly.DOUBLED, 0, 1, "again")])
     assert (verdict.lost, verdict.doubled, len(verdict.examples)) == (1000, 1, 6)
     assert str(verdict).startswith("lost 1000, doubled 1\n")
 
