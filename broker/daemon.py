@@ -30,13 +30,12 @@ from broker.adapters.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.adapters.nats_transport import NatsTransport
 from broker.config import BrokerConfig, FlightConfig
 from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
-from broker.model.ids import BrokerId, StreamUuid
-from broker.model.stream import Stream
+from broker.model.ids import BrokerId
 from broker.runtime.broker import Broker
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.identity import claim_directory
 from broker.runtime.nats_ingest import NatsIngest
-from broker.runtime.partition_driver import PartitionDriver
 from broker.samples import BrokerSamples
 from tiering.config import TieringConfig
 from tiering.lake import Lake
@@ -259,19 +258,13 @@ class _IngestBridge:
         self._ingest = ingest
         self._loop = loop
 
-    def stream_opened(self, stream: Stream, partitions: list[PartitionDriver]) -> None:
-        """Subscribe; blocks until the subscriptions are active."""
-        handles = list(partitions)
-        coroutine = self._ingest.add_stream(stream, handles)
+    def led_changed(self, led: LedPartitions) -> None:
+        """Subscribe to what is led now; blocks until the subscriptions are active."""
+        coroutine = self._ingest.serve(led.stream, led.drivers)
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except UnavailableError as error:  # it subscribes by itself once NATS is back
-            _log.warning("subscription_delayed", stream=stream.name, reason=error.message)
-
-    def stream_closing(self, stream: Stream) -> None:
-        """Unsubscribe; blocks."""
-        coroutine = self._ingest.remove_stream(StreamUuid(stream.uuid))
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            _log.warning("subscription_delayed", stream=led.stream.name, reason=error.message)
 
     def stop(self) -> None:
         """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""

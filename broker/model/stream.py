@@ -41,6 +41,8 @@ class StreamConfig:
     compression: Literal["none", "lz4", "zstd"] = (
         "none"  # of record batches on disk and on the wire
     )
+    replication_factor: int = 1  # brokers that hold each partition
+    min_isr: int = 1  # of them, so many have synced a record before it is acknowledged under ALL
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
@@ -77,6 +79,8 @@ class StreamConfig:
         _require(self.flush in ("always", "interval"), "flush", '"always" or "interval"')
         _require(1 <= self.flush_interval_ms <= 60_000, "flush_interval_ms", "1 to 60 000")
         _require(self.compression in ("none", "lz4", "zstd"), "compression", "none, lz4 or zstd")
+        _require(1 <= self.replication_factor <= 7, "replication_factor", "1 to 7")
+        _require(1 <= self.min_isr <= self.replication_factor, "min_isr", "1 to replication_factor")
         _require(self.local_retention_bytes >= 0, "local_retention_bytes", "0 or more")
         _require(
             self.local_retention_ms is None or self.local_retention_ms >= 0,

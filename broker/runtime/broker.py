@@ -1,7 +1,8 @@
-"""The broker of one node: its streams, their partitions, leases and cuts.
+"""The broker: the cluster's streams, the partitions that are here, leases and cuts.
 
 Implements ``BrokerApi`` for the network services and ``TierCatalog`` for tiering. It knows ports,
-storage and cores; the daemon gives it the adapters.
+storage and cores; the daemon gives it the adapters, and a ``Membership`` that says whether it is
+alone or one of several.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import structlog
 
+from broker.core.isr import LagLimits
 from broker.core.metadata.commands import (
     Command,
     CreateStream,
@@ -27,17 +30,23 @@ from broker.core.metadata.commands import (
     encode,
 )
 from broker.core.metadata.state import MetadataState
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.view import view_of
 from broker.errors import (
     GapError,
     HeadwaterError,
     InvalidRequestError,
+    NotEnoughReplicasError,
+    NotLeaderError,
     RemoteTierUnavailableError,
     TableMismatchError,
     TableRolledBackError,
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.control_messages import NewestTold
 from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
@@ -52,14 +61,16 @@ from broker.ports import (
     TierStatus,
 )
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
 from broker.runtime.partition_driver import OnCommit, PartitionDriver, ignore_commit
-from broker.storage.partition_log import LogConfig, PartitionLog
+from broker.runtime.replica_shell import AloneLinks, ReplicaLinks, not_leader
 
 _log = structlog.get_logger(__name__)
 
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
-_TICK_S: Final = 0.25
+_MAINTENANCE_MS: Final = 250
+_TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 
 
 class Metadata(Protocol):
@@ -71,18 +82,35 @@ class Metadata(Protocol):
         """See ``MetadataLog.propose``."""
 
 
-class StreamListener(Protocol):
-    """Somebody who must act before a created stream is answered, or a deleted one forgotten."""
+class LeadListener(Protocol):
+    """Somebody who serves what this broker leads, e.g. by a subscription."""
 
-    def stream_opened(self, stream: Stream, partitions: list[PartitionDriver]) -> None:
-        """Start serving the stream, e.g. subscribe. Blocks until it is served."""
+    def led_changed(self, led: LedPartitions) -> None:
+        """Serve these partitions of the stream and no others. Blocks until it is so."""
 
-    def stream_closing(self, stream: Stream) -> None:
-        """Stop serving it. Blocks."""
+
+class Membership(Protocol):
+    """What being alone, or one of several, changes for a broker. Any thread."""
+
+    def register(self) -> BrokerEpoch:
+        """Register this process; return its broker epoch. Blocks."""
+
+    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
+        """Return what a replica here uses to reach the others."""
+
+    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
+        """Return the replicas of each partition of a new stream; empty: this broker alone."""
+
+    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
+        """Ask the leader, on another broker, what is committed. Blocks.
+
+        Raises:
+            NotLeaderError: nobody leads the partition, or its leader does not know yet.
+        """
 
 
 class Broker:
-    """One broker that leads every partition it holds."""
+    """One broker."""
 
     def __init__(
         self,
@@ -95,22 +123,38 @@ class Broker:
         clock: Clock,
         scheduler: CommitScheduler,
         on_commit: OnCommit = ignore_commit,
+        membership: Membership | None = None,
+        tick_ms: int = _TICK_MS,
+        limits: LagLimits | None = None,
+        timing: FollowerTiming | None = None,
     ) -> None:
         """Join the ports; nothing is opened before :meth:`start`."""
-        self._on_commit = on_commit
         self.cluster = cluster
         self._broker_id = broker_id
         self._namespace = namespace
-        self._files = files
         self._metadata = metadata
         self._clock = clock
-        self._scheduler = scheduler
+        self._membership = membership or Alone(metadata, broker_id)
         self._remote: RemoteLog | None = None
-        self._listeners: list[StreamListener] = []
+        self._listeners: list[LeadListener] = []
         self._sealed_callbacks: list[Callable[[Stream], None]] = []
-        self._partitions: dict[StreamUuid, list[PartitionDriver]] = {}
+        self._hosted = HostedPartitions(
+            files,
+            ReplicaSetting(
+                me=broker_id,
+                clock=clock,
+                scheduler=scheduler,
+                make_links=self._membership.make_links,
+                record_cold_end=self._record_cold_end,
+                on_sealed=self._sealed,
+                on_commit=on_commit,
+                limits=limits,
+                timing=timing,
+            ),
+        )
         self._change = threading.RLock()  # one stream is created or deleted at a time
         self._stopping = threading.Event()
+        self._tick_ms = tick_ms
         self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
 
     # ------------------------------------------------------------------ life
@@ -119,31 +163,36 @@ class Broker:
         """Plug the cold tier in; before :meth:`start`."""
         self._remote = remote
 
-    def add_listener(self, listener: StreamListener) -> None:
-        """Add a listener; it hears of streams opened from now on."""
+    def add_listener(self, listener: LeadListener) -> None:
+        """Add a listener; it hears of changes from now on."""
         self._listeners.append(listener)
 
     def start(self) -> None:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
-        self._propose(RegisterBroker(broker=self._broker_id))
-        for stream in self.streams():
-            self._open(stream)
+        self._hosted.registered(self._membership.register())
+        self.reconcile()
         self._ticker.start()
 
     def open_listeners(self) -> None:
-        """Tell the listeners of the streams that were there at start. Blocks."""
-        for stream in self.streams():
-            for listener in self._listeners:
-                listener.stream_opened(stream, self._partitions[stream.uuid])
+        """Tell the listeners what this broker leads at start. Blocks."""
+        for led in self._hosted.led():
+            self._tell(led)
+
+    def reconcile(self) -> None:
+        """Be what the newest metadata known here says; tell the listeners. Blocks."""
+        for led in self._hosted.reconcile(self._metadata.state):
+            self._tell(led)
+
+    def _tell(self, led: LedPartitions) -> None:
+        for listener in self._listeners:
+            listener.led_changed(led)
 
     def stop(self) -> None:
         """Finish queued writes and close every log. Blocks; call after the services stopped."""
         self._stopping.set()
         if self._ticker.is_alive():
             self._ticker.join()
-        for drivers in self._partitions.values():
-            for driver in drivers:
-                driver.close()
+        self._hosted.close()
 
     # ------------------------------------------------------------------ streams
 
@@ -160,14 +209,18 @@ class Broker:
                 table_name=present.table_name if present else self._table_name(name, stream_uuid),
                 namespace=self._namespace,
             )
-            reply = self._propose(CreateStream(stream=wanted, leader=self._broker_id))
-            stream = self.stream(name)
+            reply = self._propose(
+                CreateStream(
+                    stream=wanted,
+                    leader=self._broker_id,
+                    assignment=self._membership.place(config),
+                    min_isr=config.min_isr,
+                )
+            )
+            self.reconcile()
             if reply["created"]:
-                self._open(stream)
-                for listener in self._listeners:
-                    listener.stream_opened(stream, self._partitions[stream.uuid])
-                _log.info("stream_created", stream=name, stream_uuid=stream.uuid)
-            return stream
+                _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
+            return self.stream(name)
 
     def _table_name(self, name: str, stream_uuid: StreamUuid) -> str:
         if self._remote is None:
@@ -178,12 +231,8 @@ class Broker:
         """See ``BrokerApi.delete_stream``."""
         with self._change:
             stream = self.stream(name)
-            for listener in self._listeners:
-                listener.stream_closing(stream)
             self._propose(DeleteStream(name=name, expected_uuid=stream.uuid))
-            for driver in self._partitions.pop(stream.uuid, []):
-                driver.close()
-            self._files.remove_folder(f"streams/{stream.uuid}")
+            self.reconcile()
             _log.info("stream_deleted", stream=name, stream_uuid=stream.uuid)
             return stream
 
@@ -204,10 +253,9 @@ class Broker:
         return [state.streams[name] for name in sorted(state.streams)]
 
     def partition(self, name: str, partition: int) -> PartitionDriver:
-        """See ``BrokerApi.partition``."""
+        """See ``BrokerApi.partition``: the replica that is here, whoever leads."""
         stream = self.stream(name)
-        drivers = self._partitions.get(stream.uuid, [])
-        if not 0 <= partition < len(drivers):
+        if not 0 <= partition < stream.config.partitions:
             raise UnknownPartitionError(
                 f"stream {name!r} has partitions 0 to {stream.config.partitions - 1}, "
                 f"not {partition}",
@@ -215,11 +263,19 @@ class Broker:
                 partition=partition,
                 partitions_count=stream.config.partitions,
             )
-        return drivers[partition]
+        driver = self._hosted.of_stream(stream.uuid).get(partition)
+        if driver is None:
+            partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+            raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
+        return driver
 
     def drivers(self) -> list[PartitionDriver]:
-        """Return every open partition, for metrics."""
-        return [driver for drivers in list(self._partitions.values()) for driver in drivers]
+        """Return every open replica, for metrics."""
+        return self._hosted.all()
+
+    def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
+        """Return a partition's replica, if it is here, for other brokers' messages."""
+        return self._hosted.find(partition_id)
 
     # ------------------------------------------------------------------ leases and cuts
 
@@ -279,8 +335,8 @@ class Broker:
         try:
             table = self._table_state(stream)
             partitions = tuple(
-                self._partition_cut(stream, driver, table)
-                for driver in self._partitions[stream.uuid]
+                self._partition_cut(stream, number, table)
+                for number in range(stream.config.partitions)
             )
         except BaseException:
             self.drop_lease(lease.lease_id)
@@ -302,13 +358,11 @@ class Broker:
             return TableState(table_uri="", version=None, ranges={}, files_count=0, files_bytes=0)
         return self._remote.table_state(stream)
 
-    def _partition_cut(
-        self, stream: Stream, driver: PartitionDriver, table: TableState
-    ) -> PartitionCut:
-        number = driver.partition_id.number
+    def _partition_cut(self, stream: Stream, number: int, table: TableState) -> PartitionCut:
+        position = self._position(stream, number)
         recorded = self._recorded_cold_end(stream.uuid, number)
         cold = table.ranges.get(number)
-        start = cold.start if cold is not None else driver.log_start
+        start = cold.start if cold is not None else position.log_start
         cold_end = cold.end if cold is not None else start
         facts = {"stream": stream.name, "partition": number}
         if cold_end < recorded:
@@ -319,15 +373,15 @@ class Broker:
                 found=cold_end,
                 **facts,
             )
-        if cold_end < driver.log_start:
+        if cold_end < position.log_start:
             raise GapError(
-                f"records [{cold_end}, {driver.log_start}) of {stream.name!r} partition {number} "
+                f"records [{cold_end}, {position.log_start}) of {stream.name!r} partition {number} "
                 "are neither in the table nor on local disk",
                 start=cold_end,
-                end=driver.log_start,
+                end=position.log_start,
                 **facts,
             )
-        hot_end = driver.high_watermark
+        hot_end = position.high_watermark
         if hot_end < cold_end:
             raise TableMismatchError(
                 f"the table of {stream.name!r} partition {number} ends at {cold_end}, above the "
@@ -341,8 +395,20 @@ class Broker:
             start=start,
             cold_end=cold_end,
             hot_end=hot_end,
-            leader_epoch=driver.leader_epoch,
+            leader_epoch=position.leader_epoch,
         )
+
+    def _position(self, stream: Stream, number: int) -> _Position:
+        """Return what is committed, as its leader knows it."""
+        partition_id = PartitionId(stream.uuid, PartitionNumber(number))
+        driver = self._hosted.find(partition_id)
+        if driver is not None and driver.leads:
+            newest = driver.high_watermark if driver.failure else driver.newest_committed
+            if newest is not None:
+                return _Position(driver.log_start, newest, driver.leader_epoch)
+        told = self._membership.newest(partition_id, f"{stream.name}/{number}")
+        assert told.high_watermark is not None, "a leader that does not know is not an answer"
+        return _Position(told.log_start, told.high_watermark, told.leader_epoch)
 
     # ------------------------------------------------------------------ the cold tier
 
@@ -373,8 +439,9 @@ class Broker:
         return _Catalog(self)
 
     def sources(self, stream: Stream) -> list[TierSource]:
-        """Return the open partitions of a stream, by number."""
-        return list(self._partitions.get(stream.uuid, []))
+        """Return the partitions of a stream that this broker leads, by number."""
+        drivers = self._hosted.of_stream(stream.uuid)
+        return [drivers[number] for number in sorted(drivers) if drivers[number].leads]
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
         """Register a callback for "a segment of this stream was sealed"."""
@@ -389,69 +456,32 @@ class Broker:
         rows = self._metadata.state.partitions.get(stream_uuid, ())
         return rows[number].cold_end if number < len(rows) else Offset(0)
 
-    def _open(self, stream: Stream) -> None:
-        config = stream.config
-        log_config = LogConfig(
-            segment_bytes_max=config.segment_bytes_max,
-            segment_age_ms_max=config.segment_age_ms_max,
-            index_interval_bytes=config.index_interval_bytes,
-        )
-        drivers = []
-        for number, partition in enumerate(self._metadata.state.partitions[stream.uuid]):
-            log = PartitionLog.open(
-                self._files,
-                f"streams/{stream.uuid}/{number}",
-                PartitionId(stream.uuid, PartitionNumber(number)),
-                log_config,
+    def _record_cold_end(self, stream_uuid: StreamUuid, number: int, cold_end: Offset) -> None:
+        if cold_end > self._recorded_cold_end(stream_uuid, number):
+            self._propose(
+                RecordColdEnd(stream_uuid=stream_uuid, partition=number, cold_end=cold_end)
             )
-            driver = PartitionDriver(
-                log=log,
-                stream=stream,
-                number=number,
-                leader_epoch=partition.leader_epoch,
-                broker_id=self._broker_id,
-                clock=self._clock,
-                scheduler=self._scheduler,
-                record_cold_end=self._cold_end_recorder(stream.uuid),
-                on_sealed=self._sealed,
-                on_commit=self._on_commit,
-            )
-            driver.restore_cold_end(partition.cold_end)
-            drivers.append(driver)
-            _log.info(
-                "partition_recovered",
-                stream=stream.name,
-                partition=number,
-                log_start=log.log_start,
-                log_end=log.log_end,
-                leader_epoch=partition.leader_epoch,
-                recovery=str(log.recovery),
-            )
-        self._partitions[stream.uuid] = drivers
-
-    def _cold_end_recorder(self, stream_uuid: StreamUuid) -> Callable[[int, Offset], None]:
-        def record(number: int, cold_end: Offset) -> None:
-            if cold_end > self._recorded_cold_end(stream_uuid, number):
-                self._propose(
-                    RecordColdEnd(stream_uuid=stream_uuid, partition=number, cold_end=cold_end)
-                )
-
-        return record
 
     def _sealed(self, stream: Stream) -> None:
         for callback in self._sealed_callbacks:
             callback(stream)
 
     def _tick(self) -> None:
-        while not self._stopping.wait(_TICK_S):
+        every = max(1, _MAINTENANCE_MS // self._tick_ms)
+        count = 0
+        while not self._stopping.wait(self._tick_ms / 1000):
+            count += 1
             for driver in self.drivers():
-                try:
-                    driver.tick()
-                    driver.free_local(partial(self._lease_floor, driver.partition_id))
-                except HeadwaterError as error:
-                    _log.warning(
-                        "tick_failed", partition=str(driver.partition_id), error=str(error)
-                    )
+                driver.tick_replica()
+                if count % every == 0:
+                    self._maintain(driver)
+
+    def _maintain(self, driver: PartitionDriver) -> None:
+        try:
+            driver.tick()
+            driver.free_local(partial(self._lease_floor, driver.partition_id))
+        except HeadwaterError as error:
+            _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))
 
     def _lease_floor(self, partition: PartitionId) -> Offset:
         now_us = self._clock.now_us()
@@ -461,6 +491,47 @@ class Broker:
             if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
         ]
         return min(floors, default=Offset(2**63 - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """What a partition's leader says of it."""
+
+    log_start: Offset
+    high_watermark: Offset
+    leader_epoch: LeaderEpoch
+
+
+class Alone:
+    """The membership of a broker that is its own cluster."""
+
+    def __init__(self, metadata: Metadata, broker_id: BrokerId) -> None:
+        """Vouch for oneself."""
+        self._metadata = metadata
+        self._broker_id = broker_id
+
+    def register(self) -> BrokerEpoch:
+        """See ``Membership.register``."""
+        reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
+        return BrokerEpoch(reply["broker_epoch"])
+
+    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
+        """See ``Membership.make_links``."""
+        return AloneLinks()
+
+    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
+        """See ``Membership.place``."""
+        if config.replication_factor > 1:
+            raise NotEnoughReplicasError(
+                f"{config.replication_factor} replicas need as many brokers; this one is alone",
+                isr=[self._broker_id],
+                min_isr=config.min_isr,
+            )
+        return ()
+
+    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
+        """See ``Membership.newest``: there is nobody else to ask."""
+        raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))
 
 
 class _Catalog:

@@ -7,7 +7,7 @@ predictions out of the tables again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from broker.errors import HeadwaterError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, ProducerId
 from broker.model.offsets import Offset
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.ports import RecordsOutcome
 
 
@@ -31,6 +31,11 @@ class BatchesWrite:
     batches: Sequence[PreparedBatch]
     done: Callable[[Sequence[AppendResult | HeadwaterError]], None]
     size_bytes: int
+    policy: AckPolicy = AckPolicy.ALL
+
+    def refuse(self, error: HeadwaterError) -> None:
+        """Answer with an error; nothing was written."""
+        self.done([error] * len(self.batches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,47 @@ class RecordsWrite:
     message_ids: Sequence[str | None] | None
     done: Callable[[RecordsOutcome | HeadwaterError], None]
     size_bytes: int
+    policy: AckPolicy = AckPolicy.ALL
+
+    def refuse(self, error: HeadwaterError) -> None:
+        """Answer with an error; nothing was written."""
+        self.done(error)
 
 
 Write = BatchesWrite | RecordsWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a caller will hear, once everything below ``end`` is as durable as it asked."""
+
+    write: Write
+    outcome: Any  # what ``done`` takes
+    end: Offset
+    start: Offset  # of the group: results at or above it needed its write
+
+    def tell(self, failure: HeadwaterError | None) -> None:
+        """Tell the caller its outcome; with ``failure``, for all that needed this write."""
+        match self.write:
+            case BatchesWrite():
+                self.write.done([self._settled(one, failure) for one in self.outcome])
+            case RecordsWrite():
+                self.write.done(failure if failure is not None else self.outcome)
+
+    def abandon(self, error: HeadwaterError) -> None:
+        """Tell the caller that the outcome is not known here any more."""
+        match self.write:
+            case BatchesWrite():
+                told = [one if isinstance(one, HeadwaterError) else error for one in self.outcome]
+                self.write.done(told)
+            case RecordsWrite():
+                self.write.done(error)
+
+    def _settled(
+        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError | None
+    ) -> AppendResult | HeadwaterError:
+        needed_write = isinstance(outcome, AppendResult) and outcome.base_offset >= self.start
+        return failure if failure is not None and needed_write else outcome
 
 
 @dataclass(slots=True)
@@ -80,14 +123,10 @@ class CommitGroup:
             case RecordsWrite():
                 self._answers.append((write, self._add_records(write)))
 
-    def answer(self, failure: HeadwaterError | None) -> None:
-        """Tell every caller its outcome; with ``failure``, to all that needed this write."""
+    def answers(self) -> Iterator[Answer]:
+        """Yield what each caller is to hear, and how far the log must be committed first."""
         for write, outcome in self._answers:
-            match write:
-                case BatchesWrite():
-                    write.done([self._settled(one, failure) for one in outcome])
-                case RecordsWrite():
-                    write.done(failure if failure is not None else outcome)
+            yield Answer(write, outcome, self._needed_end(outcome), self.start)
 
     def roll_back(self) -> None:
         """Forget what was predicted, after a write that did not happen."""
@@ -96,11 +135,15 @@ class CommitGroup:
         for message_id in self._added_ids:
             self.window.discard(message_id)
 
-    def _settled(
-        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError | None
-    ) -> AppendResult | HeadwaterError:
-        needed_write = isinstance(outcome, AppendResult) and outcome.base_offset >= self.start
-        return failure if failure is not None and needed_write else outcome
+    def _needed_end(self, outcome: Any) -> Offset:
+        """Return the end of what an outcome speaks of; a repeat's may be committed long ago."""
+        if isinstance(outcome, RecordsOutcome):
+            offsets = outcome.offsets
+            if isinstance(offsets, range):
+                return Offset(offsets.stop)
+            return Offset(max(offsets, default=-1) + 1)
+        ends = [one.base_offset + one.records_count for one in outcome if _is_placed(one)]
+        return Offset(max(ends, default=0))
 
     def _place(self, batch: PreparedBatch) -> Offset:
         base = Offset(self._end)
@@ -158,6 +201,10 @@ class CommitGroup:
         for row, first_row in repeats.inside.items():
             offsets[row] = offsets[first_row]
         return offsets
+
+
+def _is_placed(outcome: AppendResult | HeadwaterError) -> bool:
+    return isinstance(outcome, AppendResult)
 
 
 def _offsets(base: Offset, count: int) -> Sequence[Offset]:

@@ -138,34 +138,39 @@ class NatsIngest:
         self._by_stream.clear()
         self._by_sid.clear()
 
-    async def add_stream(self, stream: Stream, handles: Sequence[PartitionHandle]) -> None:
-        """Listen for a stream's partitions; active on the server when this returns.
+    async def serve(self, stream: Stream, handles: Mapping[int, PartitionHandle]) -> None:
+        """Listen for these partitions of a stream, by number, and for no others.
+
+        Active on the server when this returns.
 
         Raises:
             InvalidStreamError: the server does not allow one of the subjects.
             UnavailableError: no connection. The stream is kept, and listens as soon as there is.
         """
-        assert stream.uuid not in self._by_stream, "a stream is added once"
-        partitions = [
+        present = self._by_stream.get(stream.uuid, [])
+        kept = [one for one in present if handles.get(one.number) is one.handle]
+        new = [
             PartitionIngest(stream, number, handle, next(self._sids))
-            for number, handle in enumerate(handles)
+            for number, handle in sorted(handles.items())
+            if all(one.number != number for one in kept)
         ]
+        gone = [one for one in present if one not in kept]
         # Known before the server is asked: the first message may come with its answer.
-        self._by_sid.update({one.sid: one for one in partitions})
-        self._by_stream[stream.uuid] = partitions
-        subjects = {one.sid: one.subject for one in partitions}
-        try:
-            await self._connection().subscribe(subjects, stream.config.queue_group)
-        except InvalidStreamError:
-            await self.remove_stream(stream.uuid)
-            raise
-
-    async def remove_stream(self, uuid: StreamUuid) -> None:
-        """Stop listening for a stream; an unknown one is fine."""
-        partitions = self._by_stream.pop(uuid, [])
-        await self._unsubscribe(partitions)
-        for partition in partitions:
-            self._by_sid.pop(partition.sid, None)
+        self._by_sid.update({one.sid: one for one in new})
+        self._by_stream[stream.uuid] = [*kept, *new]
+        if gone:
+            await self._unsubscribe(gone)
+            for partition in gone:
+                self._by_sid.pop(partition.sid, None)
+        if not handles:
+            del self._by_stream[stream.uuid]
+        if new:
+            subjects = {one.sid: one.subject for one in new}
+            try:
+                await self._connection().subscribe(subjects, stream.config.queue_group)
+            except InvalidStreamError:
+                await self.serve(stream, {})
+                raise
 
     def stats(self) -> list[IngestStats]:
         """Return one snapshot per partition that is listened for. Any thread."""

@@ -1,47 +1,56 @@
-"""The shell of one partition that this broker leads: group commit, reads, tiering's view.
+"""The shell of one partition on this broker: group commit, reads, tiering's view.
 
-One turn = take what is queued, plan it, append, sync, move the high watermark, answer. All writing
-happens in turns, so one thread at a time; everything else takes the queue's lock for an instant.
+One turn = take what is queued, plan it, append, let followers fetch, sync, move the high watermark,
+answer whom the ack policy lets answer. All writing happens in turns, so one thread at a time;
+everything else takes the queue's lock for an instant. What replication decides, and whether this
+broker leads at all, is the ``ReplicaShell``'s.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
 
 import pyarrow as pa
+import structlog
 
 from broker.codec.record_batch import PreparedBatch, prepare
-from broker.core.dedup import MessageIdWindow, ProducerTable
-from broker.core.leader import LogSynced, PartitionLeader
+from broker.core.acks import AckQueue
+from broker.core.isr import LagLimits
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.view import PartitionView
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,
     LogFailedError,
+    NotLeaderError,
     OverloadedError,
     RecordTooLargeError,
     SegmentCorruptError,
     ShuttingDownError,
 )
-from broker.model.epochs import LeaderEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber
 from broker.model.offsets import Offset
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
+from broker.model.replica_messages import ReplicaMessage
 from broker.model.stream import Stream
 from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
-from broker.runtime.commit_group import BatchesWrite, CommitGroup, RecordsWrite, Write
+from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup, RecordsWrite, Write
 from broker.runtime.commit_scheduler import CommitScheduler
-from broker.runtime.dedup_recovery import rebuild_producers, rebuild_window
+from broker.runtime.replica_shell import ReplicaLinks, ReplicaShell, not_leader
+from broker.runtime.retry_tables import RetryTables
+from broker.runtime.turn_queue import GROUP_BYTES_MAX, QUEUE_BYTES_MAX, OwnerCall, TurnQueue
 from broker.storage.partition_log import PartitionLog
 
-GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # between two syncs; recovery relies on the bound
-QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024  # then submitters hear OverloadedError
+__all__ = [
+    "GROUP_BYTES_MAX", "QUEUE_BYTES_MAX", "OnCommit", "PartitionCounters", "PartitionDriver",
+    "ignore_commit",
+]  # fmt: skip
 
+_log = structlog.get_logger(__name__)
 
 OnCommit = Callable[[float, int], None]  # seconds and records of one group commit; quick
 
@@ -62,16 +71,6 @@ class PartitionCounters:
     freed_segments: int = 0
 
 
-@dataclass(slots=True)
-class _OwnerCall:
-    """Something another thread asks the owner to do between two groups."""
-
-    function: Callable[[], Any]
-    finished: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    error: HeadwaterError | None = None
-
-
 class PartitionDriver:
     """Implements ``PartitionHandle`` and ``TierSource`` over a local log."""
 
@@ -81,45 +80,64 @@ class PartitionDriver:
         log: PartitionLog,
         stream: Stream,
         number: int,
-        leader_epoch: LeaderEpoch,
         broker_id: BrokerId,
+        broker_epoch: BrokerEpoch,
+        cold_end: Offset,
+        links: ReplicaLinks,
         clock: Clock,
         scheduler: CommitScheduler,
         record_cold_end: Callable[[int, Offset], None],
         on_sealed: Callable[[Stream], None],
         on_commit: OnCommit = ignore_commit,
+        limits: LagLimits | None = None,
+        timing: FollowerTiming | None = None,
     ) -> None:
-        """Take over an open log and rebuild what is derived from it. Blocks on disk reads."""
+        """Take over an open log; :meth:`take_view` says what to do with it."""
         self.stream = stream
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         self.subject = stream.config.partition_subject(number)
-        self.leader_epoch = leader_epoch
         self.counters = PartitionCounters()
-        self.cold_end = Offset(0)
+        self.cold_end = cold_end
+        self._me = broker_id
+        self._alone = False
         self._log = log
         self._clock = clock
-        self._scheduler = scheduler
+        self._links = links
         self._record_cold_end = record_cold_end
         self._on_sealed = on_sealed
         self._on_commit = on_commit
-        self._leader = PartitionLeader(broker_id, leader_epoch, log.synced_end)
         config = stream.config
-        self._window = MessageIdWindow(
-            window_us=config.dedup_window_ms * 1000, ids_max=config.dedup_ids_max
-        )
-        self._producers = ProducerTable()
+        self._retries = RetryTables(config)
         self.failure: HeadwaterError | None = None
-        self._rebuild_tables()
-        self._lock = threading.Lock()
-        self._queue: deque[Write | _OwnerCall] = deque()
-        self._queued_bytes = 0
-        self._scheduled = False
-        self._closing = False
+        self._acks: AckQueue[Answer] = AckQueue()
+        self._queue = TurnQueue(self, scheduler, str(self.partition_id))
         self._maintenance_queued = False  # a busy queue is never empty, and must not starve it
-        self._committed = threading.Condition()
-        self._synced_ms = clock.monotonic_ms()
+        self._tick_queued = False
+        self._postponed: list[tuple[int, Callable[[], None]]] = []
         self._sealed_count = 0
         self._unshipped_bytes = 0
+        # What was freed or is in the table was committed; the rest is for the leader to say.
+        committed = min(max(cold_end, log.log_start), log.log_end)
+        damaged = log.recovery.damaged
+        self._damaged_end = log.synced_end
+        self._shell: ReplicaShell | None = None
+        if damaged:
+            self.failure = damaged[0]
+        else:
+            self._shell = ReplicaShell(
+                owner=self,
+                name=self._path,
+                log=log,
+                config=config,
+                me=broker_id,
+                broker_epoch=broker_epoch,
+                links=links,
+                clock=clock,
+                known_high_watermark=committed,
+                limits=limits,
+                timing=timing,
+            )
+            self._retries.follow_log(log)
         self._watch_segments()
 
     # ------------------------------------------------------------------ what readers ask
@@ -131,8 +149,8 @@ class PartitionDriver:
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset not committed."""
-        return self._leader.high_watermark
+        """First offset not known here to be committed."""
+        return self._damaged_end if self._shell is None else self._shell.high_watermark
 
     @property
     def log_end(self) -> Offset:
@@ -140,13 +158,54 @@ class PartitionDriver:
         return self._log.log_end
 
     @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The newest epoch that is known here."""
+        view = self.view
+        return self._log.epochs.latest if view is None else view.leader_epoch
+
+    @property
+    def view(self) -> PartitionView | None:
+        """The metadata's word on the partition."""
+        return None if self._shell is None else self._shell.view
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads the partition, as far as it knows.
+
+        A broker alone also stands for a partition that has failed: nobody else could say why.
+        """
+        if self.failure is not None:
+            return self._alone
+        return self._shell is not None and self._shell.role == "leader"
+
+    @property
+    def newest_committed(self) -> Offset | None:
+        """The high watermark of a leader that is sure of it, else None (KIP-207)."""
+        leader = None if self._shell is None else self._shell.leader
+        if leader is None or leader.is_fenced(self._clock.monotonic_ms()):
+            return None
+        return leader.newest_committed
+
+    @property
+    def synced_position(self) -> tuple[LeaderEpoch, Offset]:
+        """How far this log reaches, for an election: its last record's epoch, its synced end."""
+        end = self._log.synced_end
+        epochs = self._log.epochs
+        return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
+
+    @property
     def unshipped_bytes(self) -> int:
         """Bytes on local disk that are not yet in the table."""
         return self._unshipped_bytes
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
-        """See ``PartitionReader.read``."""
-        return self._log.read(start, end, bytes_max=bytes_max)
+        """See ``PartitionReader.read``. Rot that it finds takes this replica out of the ISR."""
+        try:
+            return self._log.read(start, end, bytes_max=bytes_max)
+        except CorruptDataError as error:
+            found = error
+            self._queue.post(lambda: self.fail(found))
+            raise
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
@@ -154,13 +213,10 @@ class PartitionDriver:
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
-        if self._leader.high_watermark <= above:
-            with self._committed:
-                self._committed.wait_for(
-                    lambda: self._leader.high_watermark > above or self._closing,
-                    timeout_ms / 1000,
-                )
-        return self._leader.high_watermark
+        if self._shell is None:
+            time.sleep(timeout_ms / 1000)
+            return self._damaged_end
+        return self._shell.wait_committed(above, timeout_ms)
 
     # ------------------------------------------------------------------ what writers ask
 
@@ -170,22 +226,25 @@ class PartitionDriver:
         done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
         *,
         may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """See ``PartitionHandle.submit``."""
-        write = BatchesWrite(batches, done, sum(one.size for one in batches))
-        self._enqueue(write, may_block=may_block)
+        size = sum(one.size for one in batches)
+        self._enqueue(BatchesWrite(batches, done, size, policy), may_block=may_block)
 
     def submit_records(
         self,
         batch: pa.RecordBatch,
         message_ids: Sequence[str | None] | None,
         done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """See ``PartitionHandle.submit_records``."""
         if message_ids is not None and not any(message_ids):
             message_ids = None
         prepared = self._encode(batch)
-        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size))
+        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size, policy))
 
     def _encode(self, batch: pa.RecordBatch) -> PreparedBatch:
         return prepare(batch, now_us=self._clock.now_us(), codec=self.stream.config.compression)
@@ -199,28 +258,19 @@ class PartitionDriver:
                 limit_bytes=self.stream.config.segment_bytes_max,
             )
         self._refuse_if_unable()
-        with self._lock:
-            if self._closing:
-                raise ShuttingDownError(f"stream {self.stream.name!r} is closing")
-            if self._queued_bytes and self._queued_bytes + write.size_bytes > QUEUE_BYTES_MAX:
-                self.counters.refused_writes += 1
-                raise OverloadedError(
-                    f"{self._queued_bytes} bytes wait to be written to {self.partition_id}",
-                    queued_bytes=self._queued_bytes,
-                )
-            self._queued_bytes += write.size_bytes
-            self._queue.append(write)
-            here = may_block and not self._scheduled
-            if here:
-                self._scheduled = True
-            else:
-                self._schedule_locked()
-        if here:
-            self._scheduler.run_here(self)
+        try:
+            self._queue.put(write, may_block=may_block)
+        except OverloadedError:
+            self.counters.refused_writes += 1
+            raise
 
     def _refuse_if_unable(self) -> None:
         if self.failure is not None:
             raise self.failure
+        if self._queue.closing:
+            raise ShuttingDownError(f"{self._path} is closing")
+        if not self.leads:
+            raise not_leader(self._path, self.view)
         limit = self.stream.config.unshipped_bytes_max
         if limit is not None and self._unshipped_bytes > limit:
             self.counters.refused_writes += 1
@@ -231,6 +281,53 @@ class PartitionDriver:
                 limit_bytes=limit,
             )
 
+    @property
+    def _path(self) -> str:
+        return f"{self.stream.name}/{self.partition_id.number}"
+
+    # ------------------------------------------------------------------ what the cluster says
+
+    def take_view(self, view: PartitionView | None) -> OwnerCall:
+        """Begin to take a view of the metadata in; end it with :meth:`view_taken`."""
+        return self._queue.begin(lambda: self._take_view(view))
+
+    def view_taken(self, call: OwnerCall) -> None:
+        """Wait until a view is taken in. Blocks."""
+        self._queue.result_of(call)
+
+    def _take_view(self, view: PartitionView | None) -> None:
+        self._alone = view is not None and view.replicas == (self._me,)
+        if self._shell is not None and self.failure is None:
+            self._shell.view_changed(view)
+            self._settle()
+
+    def deliver(self, message: ReplicaMessage) -> None:
+        """Take a message of another replica. Any thread; does not block."""
+        self._queue.post(lambda: self._message(message))
+
+    def _message(self, message: ReplicaMessage) -> None:
+        if self._shell is not None and self.failure is None:
+            self._shell.message(message)
+            self._settle()
+
+    def tick_replica(self) -> None:
+        """Let time pass for the replica. Any thread; does not block."""
+        if not self._tick_queued:
+            self._tick_queued = True
+            self._queue.post(self._tick)
+
+    def _tick(self) -> None:
+        self._tick_queued = False
+        now_ms = self._clock.monotonic_ms()
+        due = [function for at_ms, function in self._postponed if at_ms <= now_ms]
+        self._postponed = [one for one in self._postponed if one[0] > now_ms]
+        if self._shell is None or self.failure is not None:
+            return
+        for function in due:
+            function()
+        self._shell.tick()
+        self._settle()
+
     # ------------------------------------------------------------------ what tiering asks
 
     def segments(self) -> list[SegmentInfo]:
@@ -239,7 +336,7 @@ class PartitionDriver:
 
     def seal_active(self) -> None:
         """See ``TierSource.seal_active``. Blocks until done."""
-        self._call(lambda: self._log.seal_active(self._clock.now_us()))
+        self._queue.call(lambda: self._log.seal_active(self._clock.now_us()))
 
     def record_cold_end(self, cold_end: Offset) -> None:
         """See ``TierSource.record_cold_end``. Blocks until the metadata log has it."""
@@ -247,16 +344,20 @@ class PartitionDriver:
         self.cold_end = max(self.cold_end, cold_end)
         self._watch_segments()
 
-    def restore_cold_end(self, cold_end: Offset) -> None:
-        """Take the recorded cold end over at start; a log that ends below it takes no writes."""
-        self.cold_end = cold_end
-        self._watch_segments()
-        if self._log.log_end < cold_end and self.failure is None:
+    def learn_cold_end(self, cold_end: Offset) -> None:
+        """Take over what the metadata says is in the table. Only ever forward."""
+        if cold_end > self.cold_end:
+            self.cold_end = cold_end
+            self._watch_segments()
+
+    def refuse_if_replaced(self) -> None:
+        """Take no writes if the log ends below what is in its table: nobody else could have it."""
+        if self._log.log_end < self.cold_end and self.failure is None:
             self.failure = SegmentCorruptError(
                 f"the local log of {self.partition_id} ends at {self._log.log_end}, below the "
-                f"{cold_end} already in its table: local files were lost or replaced",
+                f"{self.cold_end} already in its table: local files were lost or replaced",
                 offset=self._log.log_end,
-                expected=cold_end,
+                expected=self.cold_end,
             )
 
     def free_local(self, lease_floor: Callable[[], Offset]) -> int:
@@ -267,7 +368,7 @@ class PartitionDriver:
         """
         cold_end = self.cold_end
         floor = min(cold_end, lease_floor())
-        if self._closing or self.failure is not None:
+        if self._queue.closing or self.failure is not None:
             return 0
         config = self.stream.config
         keep_us = None if config.local_retention_ms is None else config.local_retention_ms * 1000
@@ -279,7 +380,7 @@ class PartitionDriver:
         )
         if not plan:
             return 0
-        freed_count: int = self._call(lambda: self._free(plan))
+        freed_count: int = self._queue.call(lambda: self._free(plan))
         return freed_count
 
     def _free(self, plan: Sequence[SegmentInfo]) -> int:
@@ -288,8 +389,7 @@ class PartitionDriver:
         The window is rebuilt from the local log: an id whose segment is gone would be forgotten by
         a restart, and a retry of its record stored again.
         """
-        self._window.expire(self._clock.now_us())
-        floor = self._window.oldest_offset()
+        floor = self._retries.oldest_id_offset(self._clock.now_us())
         bases = [one.base_offset for one in plan if floor is None or one.end_offset <= floor]
         if bases:
             self._log.free(bases)
@@ -301,154 +401,185 @@ class PartitionDriver:
 
     def tick(self) -> None:
         """Give time a chance: roll by age, sync by interval, expire message ids. Any thread."""
-        if self.failure is None:
-            with self._lock:
-                if not self._closing and not self._maintenance_queued:
-                    self._maintenance_queued = True
-                    self._queue.append(_OwnerCall(self._maintain))
-                    self._schedule_locked()
+        if self.failure is None and not self._queue.closing and not self._maintenance_queued:
+            self._maintenance_queued = True
+            self._queue.post(self._maintain)
 
     def close(self) -> None:
         """Refuse new writes, finish those queued, close the log. Blocks."""
-        with self._lock:
-            self._closing = True
-        with self._committed:
-            self._committed.notify_all()
-        self._call(self._close_log)
+        self._queue.close()
+        if self._shell is not None:
+            self._shell.wake_readers(closing=True)
+        self._queue.call(self._close_log)
 
     def run_turn(self) -> None:
         """Take one turn; called by the scheduler, on one thread at a time."""
-        work = self._take()
+        work = self._queue.take()
         try:
-            if isinstance(work, _OwnerCall):
-                self._run_call(work)
-            elif work:
-                self._commit(work)
+            for call in work.calls:
+                self._run_call(call)
+            if work.writes:
+                self._commit(work.writes)
         finally:
-            with self._lock:
-                self._scheduled = False
-                if self._queue:
-                    self._schedule_locked()
-
-    def _schedule_locked(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._scheduler.schedule(self)
-
-    def _take(self) -> list[Write] | _OwnerCall:
-        with self._lock:
-            if self._queue and isinstance(self._queue[0], _OwnerCall):
-                call = self._queue.popleft()
-                assert isinstance(call, _OwnerCall)
-                return call
-            writes: list[Write] = []
-            size = 0
-            while self._queue and not isinstance(self._queue[0], _OwnerCall):
-                size += self._queue[0].size_bytes
-                if writes and size > GROUP_BYTES_MAX:
-                    break
-                write = self._queue.popleft()
-                assert not isinstance(write, _OwnerCall)
-                writes.append(write)
-                self._queued_bytes -= write.size_bytes
-            return writes
+            self._queue.end_turn()
 
     def _commit(self, writes: Sequence[Write]) -> None:
+        shell = self._shell
+        taken = [write for write in writes if not self._refuses(write)]
+        leader = None if shell is None else shell.leader
+        if shell is None or leader is None or not taken:
+            return
         now_us = self._clock.now_us()
         group = CommitGroup(
-            producers=self._producers,
-            window=self._window,
+            producers=self._retries.producers,
+            window=self._retries.window,
             start=self._log.log_end,
-            leader_epoch=self.leader_epoch,
+            leader_epoch=leader.leader_epoch,
             now_us=now_us,
             encode=self._encode,
         )
-        for write in writes:
+        for write in taken:
             group.add(write)
         started_s = time.perf_counter()
-        failure = self._write(group, now_us) if group.batches else None
+        failure = self._write(shell, group, now_us) if group.batches else None
         self.counters.duplicate_records += group.duplicates_count
         if failure is not None:
-            self.counters.refused_writes += len(writes)
-        group.answer(failure)
+            self.counters.refused_writes += len(taken)
+        for answer in group.answers():
+            if failure is not None or answer.write.policy is AckPolicy.NONE:
+                answer.tell(failure)
+            else:
+                self._acks.add(answer.write.policy, answer.end, answer)
+        self._settle()
         if group.batches and failure is None:
             self._on_commit(time.perf_counter() - started_s, group.end - group.start)
             self._watch_segments_if_rolled()
 
-    def _write(self, group: CommitGroup, now_us: int) -> HeadwaterError | None:
+    def _refuses(self, write: Write) -> bool:
+        """Answer a write that cannot be taken now; nothing of it is stored."""
+        leader = None if self._shell is None else self._shell.leader
+        refusal: HeadwaterError | None
+        if self.failure is not None:
+            refusal = self.failure
+        elif leader is None:
+            refusal = not_leader(self._path, self.view)
+        else:
+            refusal = leader.refusal(write.policy, self._clock.monotonic_ms())
+        if refusal is not None:
+            self.counters.refused_writes += 1
+            write.refuse(refusal)
+        return refusal is not None
+
+    def _write(self, shell: ReplicaShell, group: CommitGroup, now_us: int) -> HeadwaterError | None:
         try:
-            self._log.append(group.batches, leader_epoch=self.leader_epoch, now_us=now_us)
+            self._log.append(group.batches, leader_epoch=group.leader_epoch, now_us=now_us)
             assert self._log.log_end == group.end, "the log placed a batch where it was not planned"
+            shell.appended()
             if self.stream.config.flush == "always":
-                self._sync()
+                shell.sync()
+            else:
+                shell.written()
         except HeadwaterError as error:
             group.roll_back()
             if isinstance(error, LogFailedError | CorruptDataError):
-                self._fail(error)
+                self.fail(error)
             return error
         size = sum(batch.size for batch in group.batches)
         self.counters.appended_records += group.end - group.start
         self.counters.appended_bytes += size
         self._unshipped_bytes += size
-        self._advance()
+        self.counters.syncs = shell.sync_count
         return None
 
-    def _sync(self) -> None:
-        self._log.sync()
-        self.counters.syncs += 1
-        self._synced_ms = self._clock.monotonic_ms()
-
-    def _advance(self) -> None:
-        interval = self.stream.config.flush == "interval"
-        end = self._log.log_end if interval else self._log.synced_end
-        if self._leader.step(LogSynced(end)):
-            with self._committed:
-                self._committed.notify_all()
-
-    def _fail(self, error: HeadwaterError) -> None:
-        self.failure = error
-        with self._committed:
-            self._committed.notify_all()
+    def _settle(self) -> None:
+        """Answer whom the leader lets answer; its lease is looked at right before."""
+        leader = None if self._shell is None else self._shell.leader
+        if leader is None or not len(self._acks):
+            return
+        if leader.is_fenced(self._clock.monotonic_ms()):
+            return
+        for answer in self._acks.settled(
+            synced_end=leader.synced_end, high_watermark=leader.high_watermark
+        ):
+            answer.tell(None)
 
     def _maintain(self) -> None:
-        with self._lock:
-            self._maintenance_queued = False
+        self._maintenance_queued = False
         now_us = self._clock.now_us()
-        self._window.expire(now_us)
-        config = self.stream.config
-        waited_ms = self._clock.monotonic_ms() - self._synced_ms
-        if self._log.synced_end < self._log.log_end and waited_ms >= config.flush_interval_ms:
-            self._sync()
+        self._retries.window.expire(now_us)
+        shell = self._shell
+        if shell is None or self.failure is not None:
+            return
+        waited_ms = self._clock.monotonic_ms() - shell.synced_ms
+        interval_ms = self.stream.config.flush_interval_ms
+        if self._log.synced_end < self._log.log_end and waited_ms >= interval_ms:
+            shell.sync()
+            self.counters.syncs = shell.sync_count
         self._log.roll_if_due(now_us)
         self._watch_segments_if_rolled()
 
     def _close_log(self) -> None:
+        for answer in self._acks.abandon():
+            answer.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
         if self.failure is None:
-            self._log.write_producer_state(self._producers.to_state())
+            self._log.write_producer_state(self._retries.producers.to_state())
         self._log.close()
+
+    # ------------------------------------------------------------------ what the shell asks
+
+    def begin_leading(self) -> None:
+        """See ``ReplicaOwner``: the retry tables follow the log."""
+        self._retries.begin_leading(self._log, self._clock.now_us())
+
+    def end_leading(self) -> None:
+        """See ``ReplicaOwner``: whoever waits has to ask the next leader, with the same ids."""
+        for answer in self._acks.abandon():
+            answer.abandon(
+                NotLeaderError(f"the leadership of {self._path} ended before this was committed")
+            )
+
+    def copied(self, batches: Sequence[StoredBatch]) -> None:
+        """See ``ReplicaOwner``: producers are remembered on every replica."""
+        self._unshipped_bytes += self._retries.copied(batches)
+
+    def shrunk(self) -> None:
+        """See ``ReplicaOwner``."""
+        self._retries.follow_log(self._log)
+        self._watch_segments()
+
+    def fail(self, error: HeadwaterError) -> None:
+        """See ``ReplicaOwner``: take no more writes, leave the ISR, tell readers to look again."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        _log.error("partition_failed", partition=self._path, reason=error.message)
+        self._links.withdraw(error)
+        if self._shell is not None:
+            self._shell.wake_readers(closing=False)
+        for answer in self._acks.abandon():
+            answer.abandon(error)
+
+    def later(self, delay_ms: int, function: Callable[[], None]) -> None:
+        """See ``ReplicaOwner``."""
+        if delay_ms == 0:
+            self._queue.post(function)
+        else:
+            self._postponed.append((self._clock.monotonic_ms() + delay_ms, function))
 
     # ------------------------------------------------------------------ helpers
 
-    def _call(self, function: Callable[[], Any]) -> Any:
-        """Run ``function`` between two groups on the owner's thread; wait; raise what it raised."""
-        call = _OwnerCall(function)
-        with self._lock:
-            self._queue.append(call)
-            self._schedule_locked()
-        call.finished.wait()
-        if call.error is not None:
-            raise call.error
-        return call.result
-
-    def _run_call(self, call: _OwnerCall) -> None:
+    def _run_call(self, call: OwnerCall) -> None:
         try:
             call.result = call.function()
         except HeadwaterError as error:
             call.error = error
-            if isinstance(error, LogFailedError):
-                self._fail(error)
+            if isinstance(error, LogFailedError | CorruptDataError):
+                self.fail(error)
+            elif call.finished is None:
+                _log.warning("turn_refused", partition=self._path, reason=error.message)
         finally:
-            call.finished.set()
+            if call.finished is not None:
+                call.finished.set()
         self._watch_segments_if_rolled()
 
     def _watch_segments_if_rolled(self) -> None:
@@ -458,20 +589,12 @@ class PartitionDriver:
             self._watch_segments()
             if self.failure is None:
                 try:
-                    self._log.write_producer_state(self._producers.to_state())
+                    self._log.write_producer_state(self._retries.producers.to_state())
                 except LogFailedError as error:  # what was answered is durable; no more is taken
-                    self._fail(error)
+                    self.fail(error)
             self._on_sealed(self.stream)
 
     def _watch_segments(self) -> None:
         self._unshipped_bytes = sum(
             one.size_bytes for one in self._log.segments() if one.end_offset > self.cold_end
         )
-
-    def _rebuild_tables(self) -> None:
-        damaged = self._log.recovery.damaged
-        if damaged:
-            self.failure = damaged[0]
-            return
-        self._producers = rebuild_producers(self._log)
-        rebuild_window(self._log, self._window, self._clock.now_us(), self.stream.config)

@@ -62,7 +62,7 @@ class IngestRig:
         handles = [
             self.broker.partition(name, number) for number in range(stream.config.partitions)
         ]
-        self.run(self.ingest.add_stream(stream, handles))
+        self.run(self.ingest.serve(stream, dict(enumerate(handles))))
         return stream
 
     def rows(self, name: str, partition: int = 0) -> list[dict[str, Any]]:

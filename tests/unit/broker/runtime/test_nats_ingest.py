@@ -140,7 +140,7 @@ class Scene:
         """Start and add every stream."""
         await self.ingest.start()
         for number, name in enumerate(self.logs):
-            await self.ingest.add_stream(self.stream(name, number), [self.logs[name]])  # type: ignore[list-item]
+            await self.ingest.serve(self.stream(name, number), {0: self.logs[name]})  # type: ignore[dict-item]
 
     @staticmethod
     def stream(name: str, number: int = 0) -> Stream:

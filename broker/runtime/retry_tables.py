@@ -1,0 +1,61 @@
+"""What a partition remembers to recognise a retry: caches of what its log says.
+
+Producers' newest batches are remembered on every replica; message ids only where publishes are
+taken, from the log, when a replica begins to lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.model.ids import NO_PRODUCER
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.ports import StoredBatch
+from broker.runtime.dedup_recovery import rebuild_producers, rebuild_window
+from broker.storage.partition_log import PartitionLog
+
+
+class RetryTables:
+    """The producer table and the window of message ids. Owner: the partition's turns."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        """Start empty."""
+        self._config = config
+        self.producers = ProducerTable()
+        self.window = self._new_window()
+
+    def _new_window(self) -> MessageIdWindow:
+        config = self._config
+        return MessageIdWindow(
+            window_us=config.dedup_window_ms * 1000, ids_max=config.dedup_ids_max
+        )
+
+    def follow_log(self, log: PartitionLog) -> None:
+        """Take the producers from the log, which was opened or cut."""
+        self.producers = rebuild_producers(log)
+
+    def begin_leading(self, log: PartitionLog, now_us: int) -> None:
+        """Take the message ids from the log."""
+        self.window = self._new_window()
+        rebuild_window(log, self.window, now_us, self._config)
+
+    def copied(self, batches: Sequence[StoredBatch]) -> int:
+        """Remember the producers of batches that another leader wrote; return their bytes."""
+        size = 0
+        for header in (batch.header for batch in batches):
+            size += header.size
+            if header.producer_id != NO_PRODUCER:
+                self.producers.add(
+                    header.producer_id,
+                    header.base_sequence,
+                    header.records_count,
+                    header.base_offset,
+                )
+        return size
+
+    def oldest_id_offset(self, now_us: int) -> Offset | None:
+        """Return the lowest offset that a message id in the window stands for."""
+        self.window.expire(now_us)
+        return self.window.oldest_offset()
