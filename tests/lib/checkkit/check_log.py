@@ -33,7 +33,8 @@ def check_log(facts: Facts, reading: Reading) -> Iterator[Violation]:
             yield from _check_offsets(number, log.offsets, (start, end), holes, tier)
             if reading.sorted_by_offset:
                 yield from _check_sorted(number, log.offsets, tier)
-        for offset in np.intersect1d(cold.offsets, hot.offsets):
+        overlap = np.isin(cold.offsets, hot.offsets) if len(hot) else ()
+        for offset in np.unique(cold.offsets[np.flatnonzero(overlap)]):
             yield Violation(Anomaly.OVERLAP, number, int(offset), "in both tiers")
         parts[number] = (cold + hot).sorted()
         yield from check_rows(facts, number, parts[number])

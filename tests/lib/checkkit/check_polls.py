@@ -8,7 +8,7 @@ import numpy as np
 
 from checkkit.anomalies import Anomaly, Violation
 from checkkit.check_copies import Truths
-from checkkit.facts import Facts, Flags, ints, within
+from checkkit.facts import Facts, Flags, groups, ints, within
 from checkkit.history import NEVER, NOBODY
 from checkkit.readings import Ints
 
@@ -139,16 +139,16 @@ def _conflicts(polled_count: int, values: Ints, *keys: Ints) -> Iterator[Violati
 
 def _check_kept(facts: Facts, polls: Polls, truths: Truths) -> Iterator[Violation]:
     """What was shown as committed is in the final log; what was not may only go with notice."""
-    for partition in np.unique(polls.partitions):
-        log = truths.log(int(partition))
-        rows = polls.order[polls.partitions[polls.order] == partition]
+    for partition, places in groups(polls.partitions[polls.order]):
+        log = truths.log(partition)
+        rows = polls.order[places]
         offsets = polls.offsets[rows]
         here, place = log.find(offsets)
         kept = here.copy()
         if len(log):
             kept &= log.values[place] == polls.values[rows]
             kept &= log.epochs[place] == polls.epochs[rows]
-        judged = ~within(offsets, facts.history.holes.get(int(partition), ()))
+        judged = ~within(offsets, facts.history.holes.get(partition, ()))
         judged &= ~polls.forgiven[rows]
         if len(log):
             judged &= offsets >= log.offsets[0]  # expired since
@@ -207,13 +207,13 @@ def _check_shown_ends(facts: Facts, truths: Truths) -> Iterator[Violation]:
     """No leader ever showed more as committed than the log holds in the end."""
     seen = facts.history.high_watermarks
     partitions, ends = ints(seen["partition"]), ints(seen["end"])
-    for partition in np.unique(partitions):
-        if int(partition) not in truths.ends or int(partition) in facts.history.forgiven:
+    for partition, rows in groups(partitions):
+        if partition not in truths.ends or partition in facts.history.forgiven:
             continue
-        shown, end = int(ends[partitions == partition].max()), truths.ends[int(partition)]
+        shown, end = int(ends[rows].max()), truths.ends[partition]
         if shown > end:
             detail = f"{shown} was shown as the end of what is committed; the log ends at {end}"
-            yield Violation(Anomaly.WITHDRAWN, int(partition), end, detail)
+            yield Violation(Anomaly.WITHDRAWN, partition, end, detail)
 
 
 def _violation(kind: Anomaly, polls: Polls, row: int, detail: str) -> Violation:

@@ -33,6 +33,7 @@ class Facts:
 
     def __init__(self, history: History, rules: Rules) -> None:
         self.history, self.rules = history, rules
+        self._logs: dict[int, tuple[Rows, Log]] = {}  # by identity: a read is judged repeatedly
         self.record = _arrays(history.records)
         self.ack = acks = _arrays(history.acks)
         self.record_of_value = ints(history.record_of_value)
@@ -86,9 +87,13 @@ class Facts:
 
     def log_of(self, rows: Rows) -> Log:
         """Return rows with their contents as numbers, in the order in which they were read."""
-        columns = rows if isinstance(rows, RowColumns) else RowColumns.of(rows)
-        values = np.array(self.history.values_of(columns.fingerprints), np.int64)
-        return Log(columns.offsets, values, columns.leader_epochs)
+        known = self._logs.get(id(rows))
+        if known is None:
+            columns = rows if isinstance(rows, RowColumns) else RowColumns.of(rows)
+            values = np.array(self.history.values_of(columns.fingerprints), np.int64)
+            known = rows, Log(columns.offsets, values, columns.leader_epochs)
+            self._logs[id(rows)] = known  # with the rows, so that their identity stays theirs
+        return known[1]
 
     def holes(self, part: PartReading) -> list[Range]:
         """Return the ranges in which a read of this partition needs no rows."""
@@ -119,10 +124,14 @@ class Log:
 
     def sorted(self) -> Log:
         """Return the rows by offset."""
+        if (self.offsets[1:] > self.offsets[:-1]).all():
+            return self
         return self.take(np.argsort(self.offsets, kind="stable"))
 
     def distinct(self) -> Log:
         """Return the rows by offset, of each offset the first that was read."""
+        if (self.offsets[1:] > self.offsets[:-1]).all():
+            return self
         _, first = np.unique(self.offsets, return_index=True)
         return self.take(first)
 

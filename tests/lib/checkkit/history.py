@@ -11,8 +11,8 @@ Source: jepsen.tests.kafka for the operations and their outcomes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
 
 from broker.model.records import AckPolicy
 from checkkit.anomalies import Anomaly, Violation
@@ -236,7 +236,7 @@ class History:
         poll = self.polls.add(session, committed, at_ns, first, len(columns))
         self.poll_rows["poll"].extend([poll] * len(columns))
         self.poll_rows["offset"].extend(columns.offsets.tolist())
-        self.poll_rows["value"].extend([self.value_of(one) for one in columns.fingerprints])
+        self.poll_rows["value"].extend(self.values_of(columns.fingerprints))
         self.poll_rows["epoch"].extend(columns.leader_epochs.tolist())
         if high_watermark != NOBODY:
             self.saw_high_watermark(
@@ -287,4 +287,8 @@ class History:
 
     def values_of(self, fingerprints: Iterable[bytes]) -> list[int]:
         """Return the numbers of contents."""
-        return [self.value_of(one) for one in fingerprints]
+        contents = fingerprints if isinstance(fingerprints, Sequence) else list(fingerprints)
+        numbers = list(map(self.values.get, contents))
+        if None not in numbers:
+            return cast("list[int]", numbers)
+        return [self.value_of(one) for one in contents]
