@@ -47,6 +47,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
+    "cryptography": ("headwater/cluster_certificates.py",),
     "typer": ("headwater/cli/*.py",),
     "rich": ("headwater/cli/*.py",),
     "moto": (),  # a server for tests and the demo: started as a process, never imported

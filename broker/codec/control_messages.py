@@ -1,0 +1,135 @@
+"""Bytes of what brokers and the controller in office say to each other.
+
+     0         1      2      3
+    | version | kind | flag | zero | fields, 8 bytes each, by kind ...              little-endian
+
+A message about a partition has its number and its stream's uuid first (4 + 16 bytes). Nothing has
+a variable length. Whatever is not exactly one message is an EnvelopeError.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.codec.segment_format import pack_partition_id, unpack_partition_id
+from broker.errors import EnvelopeError
+from broker.model.control_messages import (
+    ControlMessage,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaderReport,
+    LogEndAsked,
+    LogEndTold,
+    NewestAsked,
+    NewestTold,
+)
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<BBBB")
+_PARTITION: Final = struct.Struct("<I16s")
+_NUMBER_MAX: Final = 1 << 62  # an epoch, offset or clock beyond it was never counted up to
+
+(
+    _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
+    _NEWEST_TOLD,
+) = range(1, 8)  # fmt: skip
+_FIELDS: Final = {
+    _HEARTBEAT: struct.Struct("<3Q"),
+    _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
+    _LEADER_REPORT: struct.Struct("<2Q"),
+    _LOG_END_ASKED: struct.Struct("<Q"),
+    _LOG_END_TOLD: struct.Struct("<2Q"),
+    _NEWEST_ASKED: struct.Struct("<Q"),
+    _NEWEST_TOLD: struct.Struct("<4Q"),
+}
+_WITHOUT_PARTITION: Final = (_HEARTBEAT, _HEARTBEAT_ANSWER)
+_WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD)
+
+
+def encode(message: ControlMessage) -> bytes:
+    """Return a message's bytes."""
+    partition: PartitionId | None = None
+    flag = False
+    fields: tuple[int, ...]
+    match message:
+        case Heartbeat(broker_epoch=epoch, sent_ms=sent, applied_index=applied):
+            kind, fields = _HEARTBEAT, (epoch, sent, applied)
+        case HeartbeatAnswer(broker_epoch=epoch, sent_ms=sent, granted=flag):
+            kind, fields = _HEARTBEAT_ANSWER, (epoch, sent)
+        case LeaderReport(partition_id=partition, broker_epoch=epoch, leader_epoch=leader):
+            kind, fields = _LEADER_REPORT, (epoch, leader)
+        case LogEndAsked(partition_id=partition, leader_epoch=leader):
+            kind, fields = _LOG_END_ASKED, (leader,)
+        case LogEndTold(partition_id=partition, last_epoch=leader, log_end=end):
+            kind, fields = _LOG_END_TOLD, (leader, end)
+        case NewestAsked(partition_id=partition, request_id=number):
+            kind, fields = _NEWEST_ASKED, (number,)
+        case NewestTold(partition_id=partition, request_id=number) as told:
+            flag = told.high_watermark is not None
+            kind = _NEWEST_TOLD
+            fields = (number, told.leader_epoch, told.log_start, told.high_watermark or 0)
+    head = _HEAD.pack(VERSION, kind, flag, 0)
+    if partition is not None:
+        head += _PARTITION.pack(*pack_partition_id(partition))
+    return head + _FIELDS[kind].pack(*fields)
+
+
+def decode(data: bytes) -> ControlMessage:
+    """Parse one message. Raises EnvelopeError for everything else, and nothing else."""
+    if len(data) < _HEAD.size:
+        raise EnvelopeError(f"{len(data)} bytes are no control message")
+    version, kind, flag, zero = _HEAD.unpack_from(data)
+    layout = _FIELDS.get(kind)
+    if version != VERSION or zero or flag > (kind in _WITH_FLAG) or layout is None:
+        raise EnvelopeError(f"not a control message of version {VERSION}: {data[:4].hex()}")
+    at = _HEAD.size + (0 if kind in _WITHOUT_PARTITION else _PARTITION.size)
+    if len(data) != at + layout.size:
+        raise EnvelopeError(f"a control message of kind {kind} has {len(data)} bytes")
+    fields = layout.unpack_from(data, at)
+    if max(fields) > _NUMBER_MAX:
+        raise EnvelopeError("a control message's numbers are out of bounds")
+    if kind == _HEARTBEAT:
+        return Heartbeat(
+            broker_epoch=BrokerEpoch(fields[0]), sent_ms=fields[1], applied_index=fields[2]
+        )
+    if kind == _HEARTBEAT_ANSWER:
+        return HeartbeatAnswer(
+            broker_epoch=BrokerEpoch(fields[0]), sent_ms=fields[1], granted=bool(flag)
+        )
+    partition = unpack_partition_id(*_PARTITION.unpack_from(data, _HEAD.size))
+    return _about_partition(kind, partition, fields, flag=bool(flag))
+
+
+def _about_partition(
+    kind: int, partition: PartitionId, fields: tuple[int, ...], *, flag: bool
+) -> ControlMessage:
+    if kind == _LEADER_REPORT:
+        return LeaderReport(
+            partition_id=partition,
+            broker_epoch=BrokerEpoch(fields[0]),
+            leader_epoch=LeaderEpoch(fields[1]),
+        )
+    if kind == _LOG_END_ASKED:
+        return LogEndAsked(partition_id=partition, leader_epoch=LeaderEpoch(fields[0]))
+    if kind == _LOG_END_TOLD:
+        return LogEndTold(
+            partition_id=partition,
+            last_epoch=LeaderEpoch(fields[0]),
+            log_end=Offset(fields[1]),
+        )
+    if kind == _NEWEST_ASKED:
+        return NewestAsked(partition_id=partition, request_id=fields[0])
+    request_id, leader_epoch, log_start, high_watermark = fields
+    if high_watermark and not flag:
+        raise EnvelopeError("a control message tells what it says that it does not know")
+    return NewestTold(
+        partition_id=partition,
+        request_id=request_id,
+        leader_epoch=LeaderEpoch(leader_epoch),
+        log_start=Offset(log_start),
+        high_watermark=Offset(high_watermark) if flag else None,
+    )

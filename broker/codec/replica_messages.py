@@ -1,0 +1,182 @@
+"""Bytes of what replicas of a partition say to each other over the link between brokers.
+
+     0         1      2         3      4           8
+    | version | kind | refusal | zero | partition | stream uuid ...                 little-endian
+    24
+    | fields, 8 bytes each, by kind | batches: header, body, header, body ...
+
+A stored batch travels as the bytes that it has on disk, and is checked as a read from disk checks
+it. All is 8-byte aligned, so that Arrow can read a body where it arrived. No request names its
+sender: the link knows it. Counts and sizes are checked against the message's own size before they
+are used. Whatever is not exactly one message is a CorruptDataError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from broker.codec.record_batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    check_body,
+    decode_header,
+    encode_stored,
+)
+from broker.codec.segment_format import pack_partition_id, unpack_partition_id
+from broker.errors import EnvelopeError
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    NewDataNotice,
+    Refusal,
+    ReplicaMessage,
+)
+
+VERSION: Final = 1
+BatchMaker = Callable[[BatchHeader, memoryview], Any]
+
+_HEAD: Final = struct.Struct("<BBBBI16s")
+HEAD_SIZE: Final = 24
+assert _HEAD.size == HEAD_SIZE
+_NUMBER_MAX: Final = 1 << 62  # an epoch, offset or id beyond it was never counted up to
+_REFUSALS: Final[tuple[Refusal | None, ...]] = (
+    None, "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged",
+)  # fmt: skip
+
+_EPOCH_END_REQUEST, _EPOCH_END_ANSWER, _FETCH_REQUEST, _FETCH_ANSWER, _NOTICE = range(1, 6)
+_FIELDS: Final = {  # how many numbers of 8 bytes
+    _EPOCH_END_REQUEST: struct.Struct("<4Q"),
+    _EPOCH_END_ANSWER: struct.Struct("<5Q"),
+    _FETCH_REQUEST: struct.Struct("<7Q"),
+    _FETCH_ANSWER: struct.Struct("<6Q"),
+    _NOTICE: struct.Struct("<Q"),
+}
+
+
+def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
+    """Return a message as buffers to be sent one after the other; bodies are not copied."""
+    refusal: Refusal | None = None
+    batches: Sequence[Any] = ()
+    match message:
+        case EpochEndRequest(broker_epoch=broker, leader_epoch=leader, request_id=number) as m:
+            kind, fields = _EPOCH_END_REQUEST, (broker, leader, number, m.epoch)
+        case EpochEndAnswer(leader_epoch=leader, request_id=number) as m:
+            refusal = m.refusal
+            kind, fields = _EPOCH_END_ANSWER, (leader, number, m.epoch, m.known_epoch, m.end)
+        case FetchRequest(broker_epoch=broker, leader_epoch=leader, request_id=number) as m:
+            kind = _FETCH_REQUEST
+            fields = (
+                broker, leader, number, m.fetch_from, m.last_epoch, m.synced_end, m.wait_ms,
+            )  # fmt: skip
+        case FetchAnswer(leader_epoch=leader, request_id=number) as m:
+            refusal, batches = m.refusal, m.batches
+            kind = _FETCH_ANSWER
+            fields = (leader, number, m.start, m.high_watermark, m.log_end, len(batches))
+        case NewDataNotice(leader_epoch=leader):
+            kind, fields = _NOTICE, (leader,)
+    number, uuid_bytes = pack_partition_id(partition)
+    head = _HEAD.pack(VERSION, kind, _REFUSALS.index(refusal), 0, number, uuid_bytes)
+    buffers: list[Any] = [head + _FIELDS[kind].pack(*fields)]
+    for batch in batches:
+        buffers += (encode_stored(batch.header), batch.body)
+    return buffers
+
+
+def decode(
+    data: memoryview, *, sender: BrokerId, batch: BatchMaker
+) -> tuple[PartitionId, ReplicaMessage]:
+    """Parse one message of ``sender``; ``batch`` makes what a batch is to the caller.
+
+    Bodies are views of ``data``, which must not change any more.
+
+    Raises:
+        EnvelopeError: it is no message, or more than one.
+        BatchCorruptError: a batch is damaged.
+    """
+    if len(data) < HEAD_SIZE:
+        raise EnvelopeError(f"{len(data)} bytes are no replica message")
+    version, kind, refusal_number, zero, partition_number, uuid_bytes = _HEAD.unpack_from(data)
+    layout = _FIELDS.get(kind)
+    if version != VERSION or zero or layout is None or refusal_number >= len(_REFUSALS):
+        raise EnvelopeError(f"not a replica message of version {VERSION}: {bytes(data[:4]).hex()}")
+    at = HEAD_SIZE + layout.size
+    if len(data) < at or (kind != _FETCH_ANSWER and len(data) != at):
+        raise EnvelopeError(f"a replica message of kind {kind} has {len(data)} bytes")
+    fields = layout.unpack_from(data, HEAD_SIZE)
+    if max(fields) > _NUMBER_MAX:
+        raise EnvelopeError("a replica message's numbers are out of bounds")
+    refusal = _REFUSALS[refusal_number]
+    if refusal is not None and kind not in (_EPOCH_END_ANSWER, _FETCH_ANSWER):
+        raise EnvelopeError(f"a replica message of kind {kind} refuses nothing")
+    message = _message(kind, fields, refusal, sender=sender, rest=data[at:], batch=batch)
+    return unpack_partition_id(partition_number, uuid_bytes), message
+
+
+def _message(
+    kind: int,
+    fields: tuple[int, ...],
+    refusal: Refusal | None,
+    *,
+    sender: BrokerId,
+    rest: memoryview,
+    batch: BatchMaker,
+) -> ReplicaMessage:
+    if kind == _FETCH_ANSWER:
+        leader, request_id, start, high_watermark, log_end, count = fields
+        return FetchAnswer(
+            leader_epoch=LeaderEpoch(leader), request_id=request_id, start=Offset(start),
+            high_watermark=Offset(high_watermark), log_end=Offset(log_end),
+            batches=decode_batches(rest, count, batch), refusal=refusal,
+        )  # fmt: skip
+    if kind == _FETCH_REQUEST:
+        broker, leader, request_id, fetch_from, last_epoch, synced_end, wait_ms = fields
+        return FetchRequest(
+            follower=sender, broker_epoch=BrokerEpoch(broker), leader_epoch=LeaderEpoch(leader),
+            request_id=request_id, fetch_from=Offset(fetch_from),
+            last_epoch=LeaderEpoch(last_epoch), synced_end=Offset(synced_end), wait_ms=wait_ms,
+        )  # fmt: skip
+    if kind == _EPOCH_END_REQUEST:
+        broker, leader, request_id, epoch = fields
+        return EpochEndRequest(
+            follower=sender, broker_epoch=BrokerEpoch(broker), leader_epoch=LeaderEpoch(leader),
+            request_id=request_id, epoch=LeaderEpoch(epoch),
+        )  # fmt: skip
+    if kind == _EPOCH_END_ANSWER:
+        leader, request_id, epoch, known_epoch, end = fields
+        return EpochEndAnswer(
+            leader_epoch=LeaderEpoch(leader), request_id=request_id, epoch=LeaderEpoch(epoch),
+            known_epoch=LeaderEpoch(known_epoch), end=Offset(end), refusal=refusal,
+        )  # fmt: skip
+    return NewDataNotice(leader_epoch=LeaderEpoch(fields[0]))
+
+
+def decode_batches(data: memoryview, count: int, batch: BatchMaker) -> tuple[Any, ...]:
+    """Parse ``count`` stored batches that are all of ``data``.
+
+    Raises:
+        EnvelopeError: they do not add up.
+        BatchCorruptError: one is damaged.
+    """
+    if count * HEADER_SIZE > len(data):
+        raise EnvelopeError(f"{len(data)} bytes cannot hold {count} batches")
+    found = []
+    at = 0
+    for _ in range(count):
+        header = decode_header(data, at)
+        end = at + header.size
+        if end > len(data):
+            raise EnvelopeError(f"the batch at offset {header.base_offset} is cut off")
+        body = data[at + HEADER_SIZE : end]
+        check_body(header, body)
+        found.append(batch(header, body))
+        at = end
+    if at != len(data):
+        raise EnvelopeError("a replica message is longer than its batches")
+    return tuple(found)

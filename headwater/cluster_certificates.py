@@ -1,0 +1,181 @@
+"""Certificates of a cluster: one authority, and one certificate per broker that names it.
+
+Brokers talk to each other over TLS 1.3 and believe a certificate of their cluster's authority that
+names the other as ``headwater://CLUSTER/broker/ID``. Keys are files that only their owner reads.
+The authority's key is needed to add a broker later, and by no running broker: keep it elsewhere.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from broker.errors import InvalidConfigError
+from broker.model.ids import is_stream_name
+from broker.model.member_uri import member_uri
+
+_AUTHORITY_DAYS: Final = 3650
+_BEFORE: Final = dt.timedelta(hours=1)  # clocks of other machines may be late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateFiles:
+    """What one broker is given."""
+
+    ca_file: Path
+    cert_file: Path
+    key_file: Path
+
+
+def files_of(folder: Path, broker: str) -> CertificateFiles:
+    """Return where a broker's certificate is, made or not."""
+    return CertificateFiles(
+        ca_file=folder / "ca.crt",
+        cert_file=folder / f"{broker}.crt",
+        key_file=folder / f"{broker}.key",
+    )
+
+
+def make_certificates(
+    folder: Path, *, cluster: str, brokers: Sequence[str], days: int = 825
+) -> dict[str, CertificateFiles]:
+    """Make what is missing: the authority, and a certificate per broker; nothing is replaced.
+
+    Raises:
+        InvalidConfigError: a name cannot be one, a file cannot be written, or what is there is
+            not a whole authority.
+    """
+    for name in (cluster, *brokers):
+        if not is_stream_name(name):
+            raise InvalidConfigError(f"{name!r} is not 1 to 128 of A-Z a-z 0-9 _ -")
+        if name == "ca":
+            raise InvalidConfigError("the name 'ca' is taken by the authority's own files")
+    found = {broker: files_of(folder, broker) for broker in brokers}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        authority = _Authority.in_folder(folder, cluster)
+        for broker, files in found.items():
+            there = [path.exists() for path in (files.cert_file, files.key_file)]
+            if any(there) and not all(there):
+                raise InvalidConfigError(f"{folder} holds one half of {broker}'s certificate")
+            if not any(there):
+                authority.issue(files, member_uri(cluster, broker), broker, days)
+    except (OSError, ValueError) as cause:
+        raise InvalidConfigError(f"certificates in {folder}: {cause}") from cause
+    return found
+
+
+class _Authority:
+    """Signs; it lives in ``ca.crt`` and ``ca.key``."""
+
+    def __init__(self, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._cert = cert
+        self._key = key
+
+    @classmethod
+    def in_folder(cls, folder: Path, cluster: str) -> _Authority:
+        """Load the folder's authority, or make it."""
+        cert_file, key_file = folder / "ca.crt", folder / "ca.key"
+        if not cert_file.exists() and not key_file.exists():
+            key = ec.generate_private_key(ec.SECP256R1())
+            cert = _authority_certificate(key, f"Headwater cluster {cluster}"[:64])
+            _write_new(key_file, _key_bytes(key), secret=True)
+            _write_new(cert_file, cert.public_bytes(serialization.Encoding.PEM))
+            return cls(cert, key)
+        cert = x509.load_pem_x509_certificate(cert_file.read_bytes())
+        loaded = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or (
+            loaded.public_key() != cert.public_key()
+        ):
+            raise InvalidConfigError(f"{key_file} is not the key of {cert_file}")
+        return cls(cert, loaded)
+
+    def issue(self, files: CertificateFiles, uri: str, name: str, days: int) -> None:
+        """Write a new key and its certificate."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usages = x509.ExtendedKeyUsage(
+            [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        )
+        builder = _builder(name[:64], key, issuer=self._cert.subject, days=days)
+        cert = (
+            builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(usages, critical=False)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=False
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        _write_new(files.key_file, _key_bytes(key), secret=True)
+        _write_new(files.cert_file, cert.public_bytes(serialization.Encoding.PEM))
+
+
+def _authority_certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate:
+    return (
+        _builder(name, key, issuer=_name(name), days=_AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _builder(
+    name: str, key: ec.EllipticCurvePrivateKey, *, issuer: x509.Name, days: int
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write_new(path: Path, data: bytes, *, secret: bool = False) -> None:
+    """Create a file, never over another; a secret one is only its owner's from the beginning."""
+    mode = 0o600 if secret else 0o644
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
