@@ -110,6 +110,56 @@ class LakeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The brokers of the cluster. Without ``brokers`` this one is alone and needs none of it."""
+
+    brokers: str = ""  # id=host:port of every broker's cluster port, this one's too, with commas
+    tls_ca_file: str | None = None  # the three files that `headwater cluster certs` makes
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    listen_host: str = ""  # where to listen; default: the host that brokers names
+    advertised_host: str = ""  # where clients find this broker; default: the same
+    replica_transport: str = "peer"  # or nats: replication over the NATS server, as Liftbridge does
+    replication_factor: int = 3  # of streams that do not say
+    min_isr: int = 2  # of streams that do not say
+    session_ms: int = 1_500  # silent for so long, a broker leads nothing any more
+
+    def __post_init__(self) -> None:
+        members = self.members()
+        if members and len(members) not in (1, 3, 5):
+            raise InvalidConfigError("cluster.brokers must name 1, 3 or 5 brokers")
+        if members and None in (self.tls_ca_file, self.tls_cert_file, self.tls_key_file):
+            raise InvalidConfigError(
+                "a cluster needs tls_ca_file, tls_cert_file and tls_key_file; "
+                "`headwater cluster certs` makes them"
+            )
+        if self.replica_transport not in ("peer", "nats"):
+            raise InvalidConfigError("cluster.replica_transport must be peer or nats")
+        if not 1 <= self.min_isr <= self.replication_factor <= 7:
+            raise InvalidConfigError("cluster.min_isr must be 1 to replication_factor, that to 7")
+        if not 300 <= self.session_ms <= 600_000:
+            raise InvalidConfigError("cluster.session_ms must be 300 to 600000")
+
+    def members(self) -> dict[str, tuple[str, int]]:
+        """Return each broker's host and cluster port, by id.
+
+        Raises:
+            InvalidConfigError: ``brokers`` is not a list of id=host:port.
+        """
+        found: dict[str, tuple[str, int]] = {}
+        for one in filter(None, (part.strip() for part in self.brokers.split(","))):
+            name, _, address = one.partition("=")
+            host, _, port = address.rpartition(":")
+            if not is_stream_name(name) or not host or not port.isdecimal() or name in found:
+                raise InvalidConfigError(
+                    f"cluster.brokers holds id=host:port, each id once; not {one!r}"
+                )
+            _check_port("cluster.brokers", int(port))
+            found[name] = (host.strip("[]"), int(port))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """What the daemon prints."""
 
@@ -125,14 +175,32 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything the daemon needs to know."""
+    """Everything the daemon needs to know.
+
+    Raises:
+        InvalidConfigError: sections that contradict each other.
+    """
 
     node: NodeConfig = field(default_factory=NodeConfig)
     nats: NatsConfig = field(default_factory=NatsConfig)
     flight: FlightConfig = field(default_factory=FlightConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        members = self.cluster.members()
+        if not members:
+            return
+        if self.node.id not in members:
+            raise InvalidConfigError(
+                f"cluster.brokers does not name this broker, {self.node.id!r} (node.id)"
+            )
+        if self.flight.port == 0:
+            raise InvalidConfigError("in a cluster flight.port must be chosen: others name it")
+        if self.cluster.replica_transport == "nats" and not self.nats.url:
+            raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> BrokerConfig:

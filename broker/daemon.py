@@ -28,6 +28,7 @@ from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.adapters.logging_setup import configure_logging
 from broker.adapters.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.adapters.nats_transport import NatsTransport
+from broker.cluster_node import LIMITS, TICK_MS, ClusterNode, LateListener
 from broker.config import BrokerConfig, FlightConfig
 from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.ids import BrokerId
@@ -36,6 +37,7 @@ from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.identity import claim_directory
 from broker.runtime.nats_ingest import NatsIngest
+from broker.runtime.raft_metadata_log import RaftMetadataLog
 from broker.samples import BrokerSamples
 from tiering.config import TieringConfig
 from tiering.lake import Lake
@@ -122,12 +124,18 @@ class _Daemon:
         files = await asyncio.to_thread(_open_files, Path(config.node.data_dir))
         self._undo.append(files.close)
         directory = claim_directory(files, cluster=config.node.cluster, broker_id=config.node.id)
-        metadata = LocalMetadataLog(files)
-        self._undo.append(metadata.close)
+        clock = SystemClock()
+        node = await self._start_cluster(files, clock)
+        metadata: LocalMetadataLog | RaftMetadataLog
+        if node is None:
+            metadata = LocalMetadataLog(files)
+            self._undo.append(metadata.close)
+        else:
+            metadata = node.metadata
+            self._undo.append(node.close)
         scheduler = CommitScheduler(config.node.commit_threads, self._crashed)
         scheduler.start()
         self._undo.append(scheduler.stop)
-        clock = SystemClock()
         broker = Broker(
             cluster=config.node.cluster,
             broker_id=BrokerId(config.node.id),
@@ -137,19 +145,27 @@ class _Daemon:
             clock=clock,
             scheduler=scheduler,
             on_commit=self._commit_done,
+            **({} if node is None else _cluster_options(node)),
         )
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
         samples = BrokerSamples(broker, tiering)
         health = self._start_health(samples)
+        if node is not None:
+            node.member.attach(broker)
+            self._undo.append(node.member.stop)
         await asyncio.to_thread(broker.start)
+        if node is not None:
+            node.member.start()
         if tiering is not None:
             tiering.start()
             self._undo.append(tiering.stop)
-        await self._start_ingest(broker, samples)
+        await self._start_ingest(broker, samples, in_cluster=node is not None)
         flight = FlightService(broker, clock, _flight_service_config(config.flight))
         flight.start()
         self._undo.append(flight.close)
+        if node is not None:
+            self._undo.append(node.member.hand_over)
         addresses = Addresses(
             flight_port=flight.port,
             http_port=health.port,
@@ -165,6 +181,15 @@ class _Daemon:
         )
         if self._on_ready is not None:
             self._on_ready(addresses)
+
+    async def _start_cluster(self, files: DiskFiles, clock: SystemClock) -> ClusterNode | None:
+        if not self._config.cluster.brokers:
+            if files.exists("raft"):
+                raise InvalidConfigError(
+                    "this data directory belongs to a cluster, and cluster.brokers is empty"
+                )
+            return None
+        return await asyncio.to_thread(ClusterNode, self._config, files, clock, self._crashed)
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
         lake_config = self._config.lake
@@ -200,7 +225,9 @@ class _Daemon:
         self._undo.append(health.stop)
         return health
 
-    async def _start_ingest(self, broker: Broker, samples: BrokerSamples) -> None:
+    async def _start_ingest(
+        self, broker: Broker, samples: BrokerSamples, *, in_cluster: bool
+    ) -> None:
         if not self._config.nats.url:
             return
         ingest = NatsIngest(
@@ -217,7 +244,12 @@ class _Daemon:
         samples.ingest = ingest
         bridge = _IngestBridge(ingest, self._loop)
         self._undo.append(bridge.stop)
-        broker.add_listener(bridge)
+        if in_cluster:
+            late = LateListener(bridge, self._crashed)
+            self._undo.append(late.stop)
+            broker.add_listener(late)
+        else:
+            broker.add_listener(bridge)
         await asyncio.to_thread(broker.open_listeners)
 
     def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -269,6 +301,15 @@ class _IngestBridge:
     def stop(self) -> None:
         """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""
         asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
+
+
+def _cluster_options(node: ClusterNode) -> dict[str, Any]:
+    return {
+        "membership": node.member,
+        "tick_ms": TICK_MS,
+        "limits": LIMITS,
+        "timing": node.timing,
+    }
 
 
 def _open_files(data_dir: Path) -> DiskFiles:

@@ -128,13 +128,13 @@ def start_nats(folder: Path, *, port: int = 0) -> EmbeddedServer:
     config.write_text(_nats_config(folder, port), encoding="utf-8")
     for stale in folder.glob("nats-server_*.ports"):  # a killed server leaves its own behind
         stale.unlink(missing_ok=True)
-    process = _spawn([binary, "--config", str(config)], log)
+    process = spawn([binary, "--config", str(config)], log)
     ports_file = folder / f"nats-server_{process.pid}.ports"  # nats-server names it so
     server = EmbeddedServer(
         name="nats-server", address="", port=port, log_path=log, process=process
     )
     try:
-        _wait_ready(server, lambda: _listening_port(ports_file) is not None)
+        wait_ready(server, lambda: _listening_port(ports_file) is not None)
         server.port = _listening_port(ports_file) or port
     except BaseException:
         server.stop()
@@ -176,7 +176,7 @@ def start_up(data: Path, *options: str) -> EmbeddedServer:
     data.mkdir(parents=True, exist_ok=True)
     log = data / "up.log"
     command = [sys.executable, "-m", "headwater.cli.main", "up", "--data", str(data), *options]
-    process = _spawn(command, log)
+    process = spawn(command, log)
     server = EmbeddedServer(
         name="headwater up",
         address="",
@@ -186,7 +186,7 @@ def start_up(data: Path, *options: str) -> EmbeddedServer:
         stop_timeout_s=_UP_STOP_TIMEOUT_S,
     )
     try:
-        _wait_ready(server, lambda: _runtime_file(data, process.pid) is not None)
+        wait_ready(server, lambda: _runtime_file(data, process.pid) is not None)
         found = _runtime_file(data, process.pid)
         assert found is not None, "it was there a moment ago"
     except BaseException:
@@ -241,7 +241,7 @@ def _start_moto_on_free_port(folder: Path) -> EmbeddedServer:
 def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
     log = folder / "moto.log"
     command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(port)]
-    process = _spawn(command, log)
+    process = spawn(command, log)
     server = EmbeddedServer(
         name="moto",
         address=f"http://{LOOPBACK}:{port}",
@@ -250,7 +250,7 @@ def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
         process=process,
     )
     try:
-        _wait_ready(server, lambda: _http_status(port, "GET", "/moto-api/") == 200)
+        wait_ready(server, lambda: http_status(port, "GET", "/moto-api/") == 200)
     except BaseException:
         server.stop()
         raise
@@ -258,12 +258,12 @@ def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
 
 
 def _create_bucket(port: int, bucket: str) -> None:
-    status = _http_status(port, "PUT", f"/{bucket}")
+    status = http_status(port, "PUT", f"/{bucket}")
     if status != 200:
         raise UnavailableError(f"moto refused to make bucket {bucket!r}: status {status}")
 
 
-def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that Ctrl-C reaches only us, and we end it."""
     shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid())]
     with log.open("ab") as sink:
@@ -276,7 +276,12 @@ def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait_ready(server: EmbeddedServer, ready: Callable[[], bool]) -> None:
+def wait_ready(server: EmbeddedServer, ready: Callable[[], bool]) -> None:
+    """Return once ``ready`` says so. Blocks.
+
+    Raises:
+        UnavailableError: it ended or was not ready in time; the message ends with its log.
+    """
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not ready():
         if not server.running():
@@ -309,7 +314,7 @@ def _runtime_file(data: Path, pid: int) -> RuntimeFile | None:
     return found if found.pid == pid else None
 
 
-def _http_status(port: int, method: str, path: str) -> int | None:
+def http_status(port: int, method: str, path: str) -> int | None:
     """Return the status of one request to the loopback; None while nobody listens."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
     with contextlib.closing(connection):

@@ -41,8 +41,8 @@ class StreamConfig:
     compression: Literal["none", "lz4", "zstd"] = (
         "none"  # of record batches on disk and on the wire
     )
-    replication_factor: int = 1  # brokers that hold each partition
-    min_isr: int = 1  # of them, so many have synced a record before it is acknowledged under ALL
+    replication_factor: int = 0  # brokers that hold each partition; 0: the cluster's default
+    min_isr: int = 0  # so many of them have synced what is acked under ALL; 0: the default
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
@@ -79,8 +79,13 @@ class StreamConfig:
         _require(self.flush in ("always", "interval"), "flush", '"always" or "interval"')
         _require(1 <= self.flush_interval_ms <= 60_000, "flush_interval_ms", "1 to 60 000")
         _require(self.compression in ("none", "lz4", "zstd"), "compression", "none, lz4 or zstd")
-        _require(1 <= self.replication_factor <= 7, "replication_factor", "1 to 7")
-        _require(1 <= self.min_isr <= self.replication_factor, "min_isr", "1 to replication_factor")
+        factor = self.replication_factor
+        _require(0 <= factor <= 7, "replication_factor", "1 to 7, or 0 for the cluster's default")
+        _require(
+            0 <= self.min_isr <= (factor or 7),
+            "min_isr",
+            "1 to replication_factor, or 0 for the cluster's default",
+        )
         _require(self.local_retention_bytes >= 0, "local_retention_bytes", "0 or more")
         _require(
             self.local_retention_ms is None or self.local_retention_ms >= 0,

@@ -76,7 +76,9 @@ _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 class Metadata(Protocol):
     """The metadata log with the state it has reached."""
 
-    state: MetadataState
+    @property
+    def state(self) -> MetadataState:
+        """What is applied here."""
 
     def propose(self, command: bytes) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``."""
@@ -97,6 +99,9 @@ class Membership(Protocol):
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
         """Return what a replica here uses to reach the others."""
+
+    def resolve(self, config: StreamConfig) -> StreamConfig:
+        """Return a new stream's configuration with this cluster's defaults in it."""
 
     def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
         """Return the replicas of each partition of a new stream; empty: this broker alone."""
@@ -198,6 +203,7 @@ class Broker:
 
     def create_stream(self, name: str, config: StreamConfig) -> Stream:
         """See ``BrokerApi.create_stream``."""
+        config = self._membership.resolve(config)
         with self._change:
             present = self._metadata.state.streams.get(name)
             stream_uuid = StreamUuid(present.uuid if present else str(uuid.uuid4()))
@@ -214,7 +220,7 @@ class Broker:
                     stream=wanted,
                     leader=self._broker_id,
                     assignment=self._membership.place(config),
-                    min_isr=config.min_isr,
+                    min_isr=max(1, config.min_isr),
                 )
             )
             self.reconcile()
@@ -518,6 +524,10 @@ class Alone:
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
         """See ``Membership.make_links``."""
         return AloneLinks()
+
+    def resolve(self, config: StreamConfig) -> StreamConfig:
+        """See ``Membership.resolve``."""
+        return config
 
     def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
         """See ``Membership.place``."""

@@ -47,6 +47,7 @@ from broker.core.raft.events import (
     Tick,
     TransferLeadership,
 )
+from broker.core.raft.member import Role
 from broker.errors import (
     DiskFullError,
     HeadwaterError,
@@ -143,6 +144,7 @@ class RaftMetadataLog:
         self._snapshot_index = 0
         self._subscribers: list[Subscriber] = []
         self._failure: HeadwaterError | None = None
+        self._office: int | None = None
         self._inbox: queue.Queue[Any] = queue.Queue(_INBOX_MAX)
         self._thread = threading.Thread(target=self._main, name="raft", daemon=True)
         self._thread.start()
@@ -160,6 +162,11 @@ class RaftMetadataLog:
     def applied_index(self) -> int:
         """Index of the newest entry applied here."""
         return self._applier.index
+
+    @property
+    def office(self) -> int | None:
+        """The term in which this member leads, as far as it knows; a barrier proves it."""
+        return self._office
 
     @property
     def leader(self) -> NodeId | None:
@@ -182,6 +189,53 @@ class RaftMetadataLog:
         decode(command)
         waiter = Waiter(command, self._clock.monotonic_ms() + timeout_ms)
         return read_reply(self._ask(waiter, waiter.done, timeout_ms))
+
+    def propose_soon(
+        self,
+        command: bytes,
+        answered: Callable[[HeadwaterError | None], None],
+        *,
+        timeout_ms: int = 10_000,
+    ) -> None:
+        """Propose without waiting; ``answered`` hears on the Raft thread: None once it is applied.
+
+        Errors are those of :meth:`propose`. It must be quick, must not raise, and hears at once,
+        on this thread, what could not even be queued.
+        """
+        waiter = Waiter(command, self._clock.monotonic_ms() + timeout_ms)
+
+        def done(outcome: Future[bytes]) -> None:
+            try:
+                read_reply(outcome.result())
+            except HeadwaterError as error:
+                answered(error)
+            else:
+                answered(None)
+
+        self._ask_soon(waiter, waiter.done, done)
+
+    def barrier_soon(
+        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int = 1_000
+    ) -> None:
+        """Begin a barrier; ``passed`` hears as in :meth:`propose_soon`."""
+        reader = _Reader(self._clock.monotonic_ms() + timeout_ms, retry_ms=0)
+
+        def done(outcome: Future[int]) -> None:
+            error = outcome.exception()
+            assert error is None or isinstance(error, HeadwaterError), "only our own errors are set"
+            passed(error)
+
+        self._ask_soon(reader, reader.done, done)
+
+    def _ask_soon(
+        self, item: Any, future: Future[Any], done: Callable[[Future[Any]], None]
+    ) -> None:
+        future.add_done_callback(done)
+        try:
+            self._put(item)
+        except HeadwaterError as error:
+            if not future.done():
+                future.set_exception(error)
 
     def barrier(self, *, timeout_ms: int = 10_000) -> int:
         """Return once everything that was committed before this call is in ``state``.
@@ -382,6 +436,7 @@ class RaftMetadataLog:
                         self._readers[number].retry_ms = self._now_ms + _SOON_MS
                 case RoleChanged(role, term, leader):
                     _log.info("raft_role_changed", role=role, term=term, leader=leader)
+                    self._office = term if role == Role.LEADER.value else None
                     self._waiting.retry_soon(self._now_ms + _SOON_MS)
                 case Diverged(index, ours, theirs):
                     raise MetadataCorruptError(

@@ -207,7 +207,7 @@ class PartitionReplica:
         if isinstance(message, FetchRequest | EpochEndRequest):
             if self.leader is not None:
                 return self._lead(RequestCame(message, now_ms))
-            return [Send(message.follower, self._not_leader(message))]
+            return [Send(message.follower, not_leader(message))]
         return [] if self.follower is None else self.follower.message(message, now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -222,20 +222,21 @@ class PartitionReplica:
     def _lead(self, event: LeaderEvent) -> list[Effect]:
         return [] if self.leader is None else list[Any](self.leader.step(event))
 
-    def _not_leader(self, request: FetchRequest | EpochEndRequest) -> ReplicaMessage:
-        """Refuse in the asker's epoch, so that it knows which request is meant."""
-        if isinstance(request, EpochEndRequest):
-            return EpochEndAnswer(
-                leader_epoch=request.leader_epoch,
-                request_id=request.request_id,
-                epoch=request.epoch,
-                refusal="not_leader",
-            )
-        return FetchAnswer(
+
+def not_leader(request: FetchRequest | EpochEndRequest) -> ReplicaMessage:
+    """Refuse a request in the asker's epoch, so that it knows which one is meant."""
+    if isinstance(request, EpochEndRequest):
+        return EpochEndAnswer(
             leader_epoch=request.leader_epoch,
             request_id=request.request_id,
-            start=request.fetch_from,
-            high_watermark=Offset(0),
-            log_end=Offset(0),
+            epoch=request.epoch,
             refusal="not_leader",
         )
+    return FetchAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        start=request.fetch_from,
+        high_watermark=Offset(0),
+        log_end=Offset(0),
+        refusal="not_leader",
+    )

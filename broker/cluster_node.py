@@ -1,0 +1,168 @@
+"""The composition of what only a broker of a cluster needs: link, Raft, membership."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from broker.adapters.control_peer import PeerControlTransport
+from broker.adapters.peer_identity import Address, PeerTls
+from broker.adapters.peer_link import PeerLink
+from broker.adapters.raft_transport import PeerRaftTransport
+from broker.adapters.replica_peer import PeerReplicaTransport
+from broker.config import BrokerConfig
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.raft.config import RaftConfig
+from broker.core.replication.follower import FollowerTiming
+from broker.errors import HeadwaterError, InvalidConfigError
+from broker.model.ids import BrokerId
+from broker.model.raft import NodeId
+from broker.ports import Clock, Files
+from broker.runtime.broker import LeadListener
+from broker.runtime.cluster_member import ClusterMember, MemberSetting
+from broker.runtime.controller import Controller
+from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.raft_metadata_log import RaftMetadataLog
+
+_log = structlog.get_logger(__name__)
+
+TICK_MS: Final = 50
+LIMITS: Final = LagLimits(time_ms_max=10_000)
+
+
+class ClusterNode:
+    """Builds and ends what a broker of a cluster has besides a broker alone."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        files: Files,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """Listen, open the metadata journal, start Raft. Blocks.
+
+        Raises:
+            InvalidConfigError: certificates, addresses, or a folder of a broker alone.
+            MetadataCorruptError: the metadata journal is damaged.
+        """
+        if files.exists("metadata"):
+            raise InvalidConfigError(
+                "this data directory belongs to a broker alone; a cluster begins with new ones"
+            )
+        cluster, me = config.cluster, BrokerId(config.node.id)
+        members = {BrokerId(one): Address(*at) for one, at in cluster.members().items()}
+        self.timing = follower_timing(cluster.session_ms)
+        self.link = PeerLink(
+            cluster=config.node.cluster,
+            me=me,
+            listener=_listen(cluster.listen_host or members[me].host, members[me].port),
+            peers=members,
+            tls=_tls(config),
+        )
+        self.metadata = RaftMetadataLog(
+            files,
+            RaftConfig(members=tuple(sorted(NodeId(one) for one in members))),
+            cluster=config.node.cluster,
+            me=NodeId(me),
+            clock=clock,
+            on_crash=on_crash,
+            transport=PeerRaftTransport(self.link) if len(members) > 1 else None,
+        )
+        timing = ElectionTiming(session_ms=cluster.session_ms)
+        control = PeerControlTransport(self.link)
+        self.controller = Controller(
+            metadata=self.metadata, control=control, clock=clock, timing=timing, on_crash=on_crash
+        )
+        self.member = ClusterMember(
+            setting=MemberSetting(
+                me=me,
+                addresses=_advertised(config, members[me].host),
+                replication_factor=min(cluster.replication_factor, len(members)),
+                min_isr=min(cluster.min_isr, len(members)),
+                timing=timing,
+            ),
+            files=files,
+            metadata=self.metadata,
+            control=control,
+            replicas=PeerReplicaTransport(self.link),
+            controller=self.controller,
+            clock=clock,
+            on_crash=on_crash,
+        )
+
+    def close(self) -> None:
+        """End Raft and the connections; the member has stopped. Blocks."""
+        self.metadata.close()
+        self.link.close()
+
+
+class LateListener:
+    """Tells a listener on a thread of its own: what follows the metadata must not wait for NATS."""
+
+    def __init__(self, listener: LeadListener, on_crash: Callable[[BaseException], None]) -> None:
+        """Start the thread."""
+        self._listener = listener
+        self._on_crash = on_crash
+        self._queue: queue.SimpleQueue[LedPartitions | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
+        self._thread.start()
+
+    def led_changed(self, led: LedPartitions) -> None:
+        """Tell the listener, soon."""
+        self._queue.put(led)
+
+    def stop(self) -> None:
+        """End; blocks until everything is told."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (led := self._queue.get()) is not None:
+            try:
+                self._listener.led_changed(led)
+            except HeadwaterError as error:
+                _log.error("stream_not_served", stream=led.stream.name, reason=error.message)
+            except BaseException as crash:  # noqa: BLE001 - the owner ends the process
+                self._on_crash(crash)
+                return
+
+
+def follower_timing(session_ms: int) -> FollowerTiming:
+    """Return a follower's patience: it notices a mute leader before its session is over."""
+    third = session_ms // 3
+    return FollowerTiming(
+        request_ms=third, idle_ms=third, wait_ms=third, leader_ms=session_ms * 4 // 5
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
+
+
+def _tls(config: BrokerConfig) -> PeerTls:
+    cluster = config.cluster
+    names = (cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file)
+    ca_file, cert_file, key_file = (Path(name) for name in names if name is not None)
+    return PeerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+
+
+def _advertised(config: BrokerConfig, host: str) -> dict[str, str]:
+    host = config.cluster.advertised_host or host
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "grpc+tls" if config.flight.tls_cert_file else "grpc"
+    return {
+        "flight": f"{scheme}://{shown}:{config.flight.port}",
+        "http": f"http://{shown}:{config.http.port}",
+    }

@@ -1,0 +1,236 @@
+"""The controller's shell: every controller runs one, the Raft leader's acts.
+
+One thread drives an ``ElectionCore``. Office is taken and leases are granted only behind a barrier:
+a round trip to a majority that begins after the heartbeat came and ends in the same term proves
+that nobody else had taken office when the heartbeat was sent, so no other session clock was running
+against its sender.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+
+from broker.cluster_ports import ControlTransport
+from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
+from broker.core.metadata.commands import encode
+from broker.core.metadata.state import MetadataState
+from broker.errors import HeadwaterError
+from broker.model.control_messages import (
+    ControlMessage,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaderReport,
+    LogEndAsked,
+    LogEndTold,
+)
+from broker.model.ids import BrokerId
+from broker.ports import Clock
+
+_log = structlog.get_logger(__name__)
+
+_TICK_MS: Final = 50
+_BARRIER_MS: Final = 1_000
+_PROPOSE_MS: Final = 2_000
+
+
+class ControllerMetadata(Protocol):
+    """What a controller needs of the metadata log. See ``RaftMetadataLog``."""
+
+    @property
+    def office(self) -> int | None:
+        """The term in which this member leads."""
+
+    def barrier_soon(
+        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int
+    ) -> None:
+        """Begin a barrier."""
+
+    def propose_soon(
+        self,
+        command: bytes,
+        answered: Callable[[HeadwaterError | None], None],
+        *,
+        timeout_ms: int,
+    ) -> None:
+        """Propose without waiting."""
+
+    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
+        """Hear every change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    state: MetadataState
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A barrier that began in a term is over."""
+
+    office: int
+    error: HeadwaterError | None
+    heartbeats: tuple[tuple[BrokerId, Heartbeat], ...]  # that came before it began
+
+
+class Controller:
+    """Any thread delivers; one thread decides."""
+
+    def __init__(
+        self,
+        *,
+        metadata: ControllerMetadata,
+        control: ControlTransport,
+        clock: Clock,
+        timing: ElectionTiming,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        self._metadata = metadata
+        self._control = control
+        self._clock = clock
+        self._core = ElectionCore(timing)
+        self._on_crash = on_crash
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._office: int | None = None  # taken, behind a barrier
+        self._taking: int | None = None  # being taken
+        self._waiting: list[tuple[BrokerId, Heartbeat]] = []
+        self._barrier_under_way = False
+        self._thread = threading.Thread(target=self._main, name="controller", daemon=True)
+        self.elections_total = 0
+
+    def start(self) -> None:
+        """Begin to watch the metadata and, in office, to act."""
+        self._thread.start()
+        self._metadata.subscribe(lambda _, state: self._inbox.put(_State(state)))
+
+    def stop(self) -> None:
+        """End; blocks."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
+        """Take a broker's message. Any thread."""
+        self._inbox.put((sender, message))
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this controller acts, for operators."""
+        return self._office is not None
+
+    # ------------------------------------------------------------------ the thread
+
+    def _main(self) -> None:
+        try:
+            self._run()
+        except BaseException as crash:  # noqa: BLE001 - the owner ends the process
+            self._on_crash(crash)
+
+    def _run(self) -> None:
+        next_tick_ms = self._clock.monotonic_ms()
+        while True:
+            wait_ms = next_tick_ms - self._clock.monotonic_ms()
+            try:
+                item = self._inbox.get(timeout=max(0, wait_ms) / 1000)
+            except queue.Empty:
+                item = _TICK_MS
+            if item is None:
+                return
+            self._look_at_office()
+            now_ms = self._clock.monotonic_ms()
+            if now_ms >= next_tick_ms:
+                # First of all: after a stall of this process nobody is blamed for the silence.
+                next_tick_ms = now_ms + _TICK_MS
+                self._do(self._core.tick(now_ms))
+            self._take(item, now_ms)
+            self._begin_barrier()
+
+    def _look_at_office(self) -> None:
+        term = self._metadata.office
+        if self._office is not None and term != self._office:
+            _log.info("office_lost", term=self._office)
+            self._office = None
+            self._core.lost_office()
+        self._taking = term if term != self._office else None
+
+    def _take(self, item: Any, now_ms: int) -> None:
+        match item:
+            case _State(state):
+                self._do(self._core.state_changed(state, now_ms))
+            case _Passed():
+                self._barrier_under_way = False
+                if item.error is None and item.office == self._metadata.office:
+                    self._passed(item, now_ms)
+            case (sender, Heartbeat() as heartbeat):
+                self._waiting.append((sender, heartbeat))
+            case (sender, LeaderReport() as report):
+                effects = self._core.reported(
+                    report.partition_id,
+                    reporter=sender,
+                    broker_epoch=report.broker_epoch,
+                    leader_epoch=report.leader_epoch,
+                    now_ms=now_ms,
+                )
+                self._do(effects if self._office is not None else [])
+            case (sender, LogEndTold() as told):
+                effects = self._core.log_end_told(
+                    told.partition_id,
+                    replica=sender,
+                    last_epoch=told.last_epoch,
+                    log_end=told.log_end,
+                    now_ms=now_ms,
+                )
+                self._do(effects)
+
+    def _begin_barrier(self) -> None:
+        """Prove that this member leads: to take office, or for the heartbeats that wait."""
+        office = self._metadata.office
+        if office is None:
+            self._waiting.clear()
+            return
+        if self._barrier_under_way or not (self._waiting or self._taking is not None):
+            return
+        heartbeats, self._waiting = tuple(self._waiting), []
+        self._barrier_under_way = True
+        self._metadata.barrier_soon(
+            lambda error: self._inbox.put(_Passed(office, error, heartbeats)),
+            timeout_ms=_BARRIER_MS,
+        )
+
+    def _passed(self, passed: _Passed, now_ms: int) -> None:
+        if self._office is None:
+            self._office = passed.office
+            _log.info("office_taken", term=passed.office)
+            self._do(self._core.took_office(now_ms))
+        for broker, heartbeat in passed.heartbeats:
+            granted = self._core.heartbeat(broker, heartbeat.broker_epoch, now_ms)
+            answer = HeartbeatAnswer(
+                broker_epoch=heartbeat.broker_epoch, sent_ms=heartbeat.sent_ms, granted=granted
+            )
+            self._control.send(broker, answer)
+
+    def _do(self, effects: list[ElectionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Propose(command):
+                    name = type(command).__name__
+                    _log.info("controller_proposes", command=name)
+                    self._metadata.propose_soon(
+                        encode(command), _log_refusal(name), timeout_ms=_PROPOSE_MS
+                    )
+                case AskLogEnd(to, partition_id, leader_epoch):
+                    asked = LogEndAsked(partition_id=partition_id, leader_epoch=leader_epoch)
+                    self._control.send(to, asked)
+
+
+def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:
+    def answered(error: HeadwaterError | None) -> None:
+        if error is not None:  # usually somebody was quicker; the core looks at the state again
+            _log.info("controller_refused", command=name, reason=error.message)
+
+    return answered
