@@ -165,7 +165,7 @@ def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -
     )
     assert isinstance(sim.control.propose(force), InvalidRequestError)
     sim.oracle.give_up(log.log_end)
-    sim.reader.position = log.log_end  # its reader is told by the epoch in its position
+    sim.reader.truncated(log.log_end)
     assert sim.control.propose(replace(force, accept_data_loss=True)) is None
     sim.run_for(1000)
     assert sim.one.leader == last
@@ -195,7 +195,7 @@ def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
     known_end = Offset(len(sim.oracle.committed))
     kept_end = sim.brokers[last].log.facts().log_end
     sim.oracle.give_up(kept_end)
-    sim.reader.position = kept_end
+    sim.reader.truncated(kept_end)
     force = ElectUnclean(
         stream_uuid=UUID,
         partition=0,

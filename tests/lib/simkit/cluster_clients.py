@@ -15,6 +15,7 @@ from simkit.cluster_broker import SimBroker
 from simkit.cluster_control import Control
 from simkit.cluster_oracle import Oracle
 from simkit.cluster_publish import Publish, PublishAnswer
+from simkit.cluster_witness import Witness
 from simkit.cluster_world import Network, World
 
 
@@ -24,6 +25,7 @@ class _Pending:
     value: bytes
     sent_ms: int = -1
     attempts: int = 0
+    record: int | None = None  # of the witness, since its first attempt
 
 
 class Producer:
@@ -37,6 +39,7 @@ class Producer:
         control: Control,
         oracle: Oracle,
         brokers: Mapping[str, SimBroker],
+        witness: Witness,
         *,
         policy: AckPolicy,
         window: int,
@@ -49,6 +52,7 @@ class Producer:
         self._control = control
         self._oracle = oracle
         self._brokers = brokers
+        self._witness = witness
         self.policy = policy
         self._window = window
         self._pause_ms = pause_ms
@@ -97,6 +101,12 @@ class Producer:
         self._sent[self._request] = (self._lives, one)
         one.sent_ms, one.attempts = self._world.now_ms, one.attempts + 1
         none = self.policy is AckPolicy.NONE
+        if one.record is None:
+            one.record = self._witness.sent(
+                self.name, self._producer_id, one.sequence, one.value, self.policy
+            )
+        else:
+            self._witness.sent_again(one.record)
         publish = Publish(
             client=self.name,
             number=self._request,
@@ -132,6 +142,8 @@ class Producer:
         self._epoch = answer.leader_epoch
         self._pending.remove(one)
         self.acked_count += 1
+        assert one.record is not None
+        self._witness.acked(one.record, answer)
         if answer.duplicate and one.attempts > 1:
             self._world.note("A24 retry answered with its first offset")
         if self.policy is AckPolicy.ALL:
@@ -144,7 +156,7 @@ class Producer:
             self._world.note("publisher began again after a gap")
             self._lives += 1
             for number, one in enumerate(self._pending):
-                one.sequence, one.sent_ms = number, -1
+                one.sequence, one.sent_ms, one.record = number, -1, None
                 one.value = f"{self._producer_id}:{number}".encode()
             self._sequence = len(self._pending)
 
@@ -157,10 +169,12 @@ class Reader:
         world: World,
         oracle: Oracle,
         brokers: Mapping[str, SimBroker],
+        witness: Witness,
     ) -> None:
         self._world = world
         self._oracle = oracle
         self._brokers = brokers
+        self._witness = witness
         self.position = 0
         world.at(60, self._tick)
 
@@ -169,6 +183,11 @@ class Reader:
         if leaders:
             self._read(self._world.rng.choice(leaders))
         self._world.at(40 + self._world.rng.randrange(40), self._tick)
+
+    def truncated(self, end: Offset) -> None:
+        """Hear from the epoch in its position that what it read from ``end`` on is no more."""
+        self.position = end
+        self._witness.reader_truncated(end)
 
     def _read(self, broker: SimBroker) -> None:
         assert broker.replica is not None
@@ -185,6 +204,7 @@ class Reader:
         except SegmentCorruptError:
             broker.found_rot()
             return
+        self._witness.polled(batches, end, (broker.session, leader.leader_epoch))
         for batch in batches:
             expected = self._oracle.committed[self.position]
             assert bytes(batch.body) == bytes(expected.body), "a reader was shown something else"

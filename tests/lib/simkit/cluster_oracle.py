@@ -17,6 +17,7 @@ from broker.model.records import AckPolicy
 from broker.ports import StoredBatch
 from simkit.cluster_control import Control
 from simkit.cluster_log import ReplicaLog
+from simkit.cluster_witness import Witness
 
 if TYPE_CHECKING:
     from simkit.cluster_broker import SimBroker
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 class Oracle:
     """Raises AssertionError as soon as a promise is broken."""
 
-    def __init__(self, partition_id: PartitionId, control: Control) -> None:
+    def __init__(self, partition_id: PartitionId, control: Control, witness: Witness) -> None:
         self._partition_id = partition_id
         self._control = control
+        self._witness = witness
         self._brokers: Mapping[str, SimBroker] = {}
         self.committed: list[StoredBatch] = []  # by offset: every batch is one record
         self._by_source: dict[tuple[int, int], int] = {}  # (producer, sequence) -> offset
@@ -58,11 +60,13 @@ class Oracle:
     def give_up(self, end: Offset) -> None:
         """An operator accepts that everything from ``end`` on is lost, and nothing else."""
         self.gives_up = True
+        self._witness.gave_up(end)
         del self.committed[end:]
         self._by_source = {source: at for source, at in self._by_source.items() if at < end}
 
     def started_leading(self, epoch: LeaderEpoch, process: str) -> None:
         """An epoch has one leader, and that one process."""
+        self._witness.leads(epoch, process)
         known = self._leaders.setdefault(epoch, process)
         assert known == process, f"epoch {epoch} is led by {known} and by {process}"
 

@@ -28,12 +28,14 @@ from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
+from checkkit.readings import Reading
 from simkit.cluster_broker import SimBroker
 from simkit.cluster_clients import Producer, Reader
 from simkit.cluster_control import CONTROL, Control
 from simkit.cluster_log import ModelLog, RealLog
 from simkit.cluster_oracle import Oracle
 from simkit.cluster_publish import Setting
+from simkit.cluster_witness import Witness
 from simkit.cluster_world import Network, World, both_ways
 
 UUID = StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10")
@@ -102,7 +104,8 @@ class ClusterSim:
         self.setting = self._draw_setting(late=late)
         self.control = Control(world, self.network, self.election)
         self.control.brokers = list(self.names)
-        self.oracle = Oracle(PARTITION, self.control)
+        self.witness = Witness(world)
+        self.oracle = Oracle(PARTITION, self.control, self.witness)
         self.brokers: dict[str, SimBroker] = {}
         for name in self.names:
             log = RealLog(rng) if real_log else ModelLog(rng)
@@ -161,11 +164,11 @@ class ClusterSim:
             self.producers.append(
                 Producer(
                     number, self.world, self.network, self.control, self.oracle, self.brokers,
-                    policy=policy, window=self.world.rng.choice((1, 2, 4)),
+                    self.witness, policy=policy, window=self.world.rng.choice((1, 2, 4)),
                     pause_ms=self.world.rng.choice((10, 40, 150)),
                 )
             )  # fmt: skip
-        self.reader = Reader(self.world, self.oracle, self.brokers)
+        self.reader = Reader(self.world, self.oracle, self.brokers, self.witness)
         self.world.at(100, self._strike)
 
     def create(self, replicas: tuple[BrokerId, ...]) -> None:
@@ -249,9 +252,16 @@ class ClusterSim:
         return "\n".join(lines)
 
     def look(self) -> None:
-        """Read every replica separately; replay the metadata; write once more."""
+        """Read every replica separately; replay the metadata; judge what the clients saw."""
         self.oracle.check_end(self.one.replicas)
+        verdict = self.witness.judge(self.final_reads())
+        assert verdict.ok, str(verdict)
         self._check_metadata()
+
+    def final_reads(self) -> list[Reading]:
+        """Read every replica apart, as the judge of real clusters wants it."""
+        logs = {name: broker.log for name, broker in self.brokers.items()}
+        return self.witness.final_reads(logs, self.one.replicas)
 
     def _check_metadata(self) -> None:
         """Every node that applies the log, or jumps by a snapshot, gets the same state."""
