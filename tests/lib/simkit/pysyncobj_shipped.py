@@ -7,7 +7,9 @@ stands still until the test moves it. Everything else is the library's own code 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,38 @@ def append(
 def killed_copy(source: Path, target: Path) -> Path:
     """Copy a living member's files as a killed process leaves them: the page cache survives it."""
     return Path(shutil.copytree(source, target))
+
+
+class ShippedOverTcp(SyncObj):  # type: ignore[misc]
+    """A member with the library's own sockets, of a group whose others never answer."""
+
+    def __init__(self, port: int, **conf: Any) -> None:
+        conf = {"autoTick": False, "commandsWaitLeader": False, **conf}
+        others = ["127.0.0.1:1", "127.0.0.1:2"]
+        super().__init__(f"127.0.0.1:{port}", others, conf=SyncObjConf(**conf))
+        self.values: list[Any] = []
+
+    @replicated  # type: ignore[untyped-decorator]
+    def add(self, value: Any) -> int:
+        """Append a value."""
+        self.values.append(value)
+        return len(self.values)
+
+    @property
+    def server(self) -> Any:
+        """The library's listener."""
+        return self._SyncObj__transport._server
+
+    def tick_until(self, done: Callable[[], bool], *, ticks_max: int = 500) -> None:
+        """Let it serve its sockets until something has happened."""
+        for _ in range(ticks_max):
+            if done():
+                return
+            self.doTick(0.02)
+        raise AssertionError("it did not happen")
+
+
+def frame(message: Any) -> bytes:
+    """Return a message as the library puts it on the wire."""
+    data = zlib.compress(pickled(message))
+    return struct.pack("<i", len(data)) + data

@@ -93,11 +93,13 @@ class RaftGroup:
         *,
         size: int,
         journal_bytes_max: int = 1 << 22,
+        keep_entries: int = 1000,
         core: NewConsensus = RaftCore,
     ) -> None:
         self._folder = folder
         self.core = core  # of members that are started from now on
         self._journal_bytes_max = journal_bytes_max
+        self._keep_entries = keep_entries
         self.names = tuple(NodeId(f"n{number}") for number in range(size))
         self._ports: dict[NodeId, int] = {}
         self.authority = Authority()
@@ -139,7 +141,7 @@ class RaftGroup:
         self._files[name] = DiskFiles(self._folder / name)
         self.running[name] = RaftMetadataLog(
             self._files[name],
-            RaftConfig(members=self.names),
+            RaftConfig(members=self.names, keep_entries=self._keep_entries),
             cluster="test",
             me=name,
             clock=SystemClock(),
