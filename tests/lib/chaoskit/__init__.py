@@ -1,0 +1,1 @@
+"""Chaos over real processes: who is broken when, how links are cut, and what clients saw."""
