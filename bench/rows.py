@@ -146,6 +146,15 @@ def _spark_log(case: str, path: str, times: float, peer: str = "kafka") -> Row:
     )
 
 
+def _cpu(case: str, peer: str = "kafka") -> Row:
+    return Row(
+        path="… CPU of all its processes, servers included, per million rows",
+        unit="s",
+        ours=(f"spark_log/{case}/ours_cpu",),
+        default=(f"spark_log/{case}/{peer}_cpu",),
+    )
+
+
 def _planning(files: int) -> tuple[Row, Row]:
     case = f"planning/{files}"
     return (
@@ -192,19 +201,29 @@ ROWS: Final[tuple[Row, ...]] = (
     _full_read(1),
     _full_read(20),
     _spark_log("batch", "Spark batch read of all records, 1 % hot (peer: its Kafka source)", 6),
+    _cpu("batch"),
     Row(
         path="Structured Streaming from earliest, AvailableNow, into nothing (peer: Kafka source)",
         unit="rows/s",
         ours=("spark_log/stream/ours",),
         default=("spark_log/stream/kafka",),
     ),
+    Row(
+        path="… payload",
+        unit="MiB/s",
+        ours=("spark_log/stream/ours_mib",),
+        default=("spark_log/stream/kafka_mib",),
+    ),
+    _cpu("stream"),
     _spark_log("ingest", "ingest into a new Delta table, AvailableNow (peer: Kafka source)", 3),
+    _cpu("ingest"),
     _spark_log(
         "append",
         "append of a stream to a Delta table (peer: delta-spark's writer)",
         2,
         "delta_spark",
     ),
+    _cpu("append", "delta_spark"),
     Row(
         path="acknowledged → returned by a unified query, warm session, p50 / p99",
         unit="s",

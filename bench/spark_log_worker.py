@@ -1,12 +1,14 @@
 """Spark's side of the measure ``spark_log``, one JVM: ``python -m bench.spark_log_worker JSON``.
 
 Reads, streams and appends of the same records by ours and by Spark's Kafka source, in turns, after
-one round that is not counted. Prints seconds by way.
+one round that is not counted. Prints seconds by way, and the CPU seconds of all processes of that
+way: driver, JVM, Python workers and the broker that it reads from.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 import headwater.reading as hw
+from bench.cpu import cpu_s
 from bench.payloads import batch_of
 from headwater.client import Client
 from spark_jobs.jobs import backfill, ingest
@@ -32,6 +35,8 @@ _SUM: Final = ("count(*)", "min(offset)", "max(offset)", "sum(length(value))")
 _PACED_ROWS: Final = 20  # records of a batch of the paced producer
 _SIZE: Final = 100
 _SKIPPED_S: Final = 8  # the first batches of a query compile its code
+_SKIPPED_QUERIES: Final = 10  # warm means: the JVM has compiled what a query of this kind runs
+_NARROW: Final = "partition,offset,value"
 
 Way = Callable[[Path], int]  # does the work in a fresh folder, returns how many records it did
 
@@ -50,23 +55,25 @@ class Worker:
 
     def run(self) -> dict[str, Any]:
         """Return seconds by way, and the ages of what freshness found."""
-        found: dict[str, list[float]] = {}
+        found: dict[str, list[dict[str, float]]] = {}
         ways = self._ways()
         for turn in range(_WARM_UPS + int(self._wanted["repeat"])):
             for name, way in ways.items():
                 folder = self._work / name
                 shutil.rmtree(folder, ignore_errors=True)
-                began = time.perf_counter()
+                pids = (os.getpid(), self._wanted["pids"]["kafka" if "kafka" in name else "ours"])
+                began, began_cpu_s = time.perf_counter(), cpu_s(pids)
                 done = way(folder)
-                took_s = time.perf_counter() - began
+                took_s, took_cpu_s = time.perf_counter() - began, cpu_s(pids) - began_cpu_s
                 assert done == self._wanted["rows"], f"{name}: {done} rows"
                 hw.release_all()
                 if turn >= _WARM_UPS:
-                    found.setdefault(name, []).append(took_s)
+                    one = {"seconds": took_s, "cpu_s": took_cpu_s}
+                    found.setdefault(name, []).append(one)
         fresh = {"query": self._fresh_query(), "curated": self._fresh_curated()}
         if self._kafka is not None:
             fresh["kafka"] = self._fresh_kafka()
-        return {"seconds": found, "ages_s": fresh}
+        return {"turns": found, "ages_s": fresh}
 
     def close(self) -> None:
         """End the session."""
@@ -99,7 +106,7 @@ class Worker:
         )
 
     def _ours_streaming(self) -> DataFrame:
-        rows: DataFrame = self._ours(self._spark.readStream).load()
+        rows: DataFrame = self._ours(self._spark.readStream).option("columns", _NARROW).load()
         return rows
 
     def _from_kafka(self, reader: Any, topic: str = "bench") -> Any:
@@ -165,7 +172,7 @@ class Worker:
         """Seconds from an acknowledgement until a unified query has returned the record."""
         ages = []
         with self._client.producer(self._stream) as producer:
-            for turn in range(int(self._wanted["queries"]) + 3):
+            for turn in range(_SKIPPED_QUERIES + int(self._wanted["queries"])):
                 result = producer.send(batch_of(_SIZE, 1)).result(timeout=60)
                 acked = time.perf_counter()
                 rows = hw.read(self._spark, self._stream, server=self._client)
@@ -173,7 +180,7 @@ class Worker:
                 age_s = time.perf_counter() - acked
                 assert newest == result.base_offset, f"{newest} is not {result.base_offset}"
                 hw.release_all()
-                if turn >= 3:
+                if turn >= _SKIPPED_QUERIES:
                     ages.append(age_s)
         return ages
 

@@ -2,8 +2,9 @@
 
 The same number of records of 100 random bytes on both sides. Ours lie 99 % in the table and 1 % in
 the log, as a stream's history does; Kafka's in a topic of two partitions. ``batch`` counts and sums
-everything, ``stream`` reads it with AvailableNow into nothing, ``ingest`` with AvailableNow into a
-new Delta table, ``append`` writes it to a Delta table by our appender and by delta-spark's writer.
+everything, ``stream`` reads partition, offset and value with AvailableNow into nothing (our source
+is told so by its option ``columns``), ``ingest`` with AvailableNow into a new Delta table,
+``append`` writes it to a Delta table by our appender and by delta-spark's writer.
 Freshness: from the acknowledgement until a unified query in a warm session has returned the record;
 and, at 1,000 records/s with a trigger of 1 s, until the commit of the table that holds it.
 """
@@ -69,6 +70,10 @@ def run(session: Session) -> None:
             "rows": rows,
             "repeat": session.repeat,
             "kafka": None if kafka is None else kafka.address,
+            "pids": {
+                "ours": broker.process.process.pid,
+                "kafka": 0 if kafka is None else kafka.child.process.pid,
+            },
             "conf": conf,
             "queries": max(10, int(_QUERIES * min(1.0, session.scale))),
             "paced_s": _PACED_S,
@@ -101,16 +106,20 @@ def _work(wanted: dict[str, Any], kafka: KafkaServer | None, log: Path) -> dict[
                 process.stdin.write("published\n")
                 process.stdin.flush()
         code = process.wait(_TIMEOUT_S)
-    if code != 0 or "seconds" not in found:
+    if code != 0 or "turns" not in found:
         raise BenchError(f"the worker ended with {code}: {log.read_text()[-1500:]}")
     return found
 
 
 def _record(session: Session, found: dict[str, Any], rows: int) -> None:
     add = session.recorder.add
-    for way, samples in found["seconds"].items():
-        for took_s in samples:
-            add(f"spark_log/{way}", rows / took_s, "rows/s", rows=rows, seconds=took_s)
+    for way, turns in found["turns"].items():
+        for one in turns:
+            add(f"spark_log/{way}", rows / one["seconds"], "rows/s", rows=rows, **one)
+            add(f"spark_log/{way}_cpu", one["cpu_s"] / rows * 1e6, "s")
+            if way.startswith("stream"):
+                mib = rows * _SIZE / 2**20
+                add(f"spark_log/{way}_mib", mib / one["seconds"], "MiB/s")
     for side, ages_s in found["ages_s"].items():
         for percent in (50, 99):
             value = float(np.percentile(ages_s, percent))
