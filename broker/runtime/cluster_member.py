@@ -27,7 +27,7 @@ from broker.core.metadata.commands import (
     WithdrawReplica,
     encode,
 )
-from broker.core.metadata.placement import place
+from broker.core.metadata.placement import hand_overs, place
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.replica import not_leader
@@ -182,13 +182,8 @@ class ClusterMember:
             return
         deadline_ms = self._clock.monotonic_ms() + _STOP_MS
         while self._clock.monotonic_ms() < deadline_ms:
-            state = self._metadata.state
-            if not any(
-                one.leader == self._setting.me and len(one.isr) > 1
-                for rows in state.partitions.values()
-                for one in rows
-            ):
-                return
+            if not hand_overs(self._metadata.state, self._setting.me):
+                return  # also when all are stopping: there is nobody to give anything to
             self._stopping.wait(0.05)
 
     def stop(self) -> None:

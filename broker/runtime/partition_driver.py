@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 import structlog
@@ -18,6 +17,7 @@ import structlog
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.acks import AckQueue
 from broker.core.isr import LagLimits
+from broker.core.leader import PartitionLeader
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import PartitionView
 from broker.core.retention import LocalRetention, plan_local_frees
@@ -40,6 +40,7 @@ from broker.model.stream import Stream
 from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
 from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup, RecordsWrite, Write
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.partition_counters import OnCommit, PartitionCounters, ignore_commit
 from broker.runtime.replica_shell import ReplicaLinks, ReplicaShell, not_leader
 from broker.runtime.retry_tables import RetryTables
 from broker.runtime.turn_queue import GROUP_BYTES_MAX, QUEUE_BYTES_MAX, OwnerCall, TurnQueue
@@ -51,24 +52,6 @@ __all__ = [
 ]  # fmt: skip
 
 _log = structlog.get_logger(__name__)
-
-OnCommit = Callable[[float, int], None]  # seconds and records of one group commit; quick
-
-
-def ignore_commit(seconds: float, records_count: int) -> None:
-    """Do nothing; the daemon counts commits instead."""
-
-
-@dataclass(slots=True)
-class PartitionCounters:
-    """What a partition has done since it was opened; plain numbers, read without a lock."""
-
-    appended_records: int = 0
-    appended_bytes: int = 0
-    duplicate_records: int = 0
-    refused_writes: int = 0
-    syncs: int = 0
-    freed_segments: int = 0
 
 
 class PartitionDriver:
@@ -179,9 +162,14 @@ class PartitionDriver:
         return self._shell is not None and self._shell.role == "leader"
 
     @property
+    def leader(self) -> PartitionLeader | None:
+        """The leading machine, to be looked at, while this replica leads."""
+        return None if self._shell is None else self._shell.leader
+
+    @property
     def newest_committed(self) -> Offset | None:
         """The high watermark of a leader that is sure of it, else None (KIP-207)."""
-        leader = None if self._shell is None else self._shell.leader
+        leader = self.leader
         if leader is None or leader.is_fenced(self._clock.monotonic_ms()):
             return None
         return leader.newest_committed

@@ -1,0 +1,24 @@
+"""What a partition counts, and whom it tells of its commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OnCommit = Callable[[float, int], None]  # seconds and records of one group commit; quick
+
+
+def ignore_commit(seconds: float, records_count: int) -> None:
+    """Do nothing; the daemon counts commits instead."""
+
+
+@dataclass(slots=True)
+class PartitionCounters:
+    """What a partition has done since it was opened; plain numbers, read without a lock."""
+
+    appended_records: int = 0
+    appended_bytes: int = 0
+    duplicate_records: int = 0
+    refused_writes: int = 0
+    syncs: int = 0
+    freed_segments: int = 0
