@@ -207,6 +207,13 @@ class NatsTransport:
         session.socket.write(data)
         return True
 
+    async def drain(self) -> None:
+        """Wait while the operating system takes no more of what was sent; not for a connection."""
+        session = self._session
+        if session is not None:
+            with contextlib.suppress(ConnectionResetError):
+                await session.socket.drain()
+
     # ------------------------------------------------------------------ the connection's loop
 
     async def _run(self) -> None:

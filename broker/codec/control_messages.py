@@ -52,30 +52,32 @@ _WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD)
 
 def encode(message: ControlMessage) -> bytes:
     """Return a message's bytes."""
-    partition: PartitionId | None = None
-    flag = False
-    fields: tuple[int, ...]
-    match message:
-        case Heartbeat(broker_epoch=epoch, sent_ms=sent, applied_index=applied):
-            kind, fields = _HEARTBEAT, (epoch, sent, applied)
-        case HeartbeatAnswer(broker_epoch=epoch, sent_ms=sent, granted=flag):
-            kind, fields = _HEARTBEAT_ANSWER, (epoch, sent)
-        case LeaderReport(partition_id=partition, broker_epoch=epoch, leader_epoch=leader):
-            kind, fields = _LEADER_REPORT, (epoch, leader)
-        case LogEndAsked(partition_id=partition, leader_epoch=leader):
-            kind, fields = _LOG_END_ASKED, (leader,)
-        case LogEndTold(partition_id=partition, last_epoch=leader, log_end=end):
-            kind, fields = _LOG_END_TOLD, (leader, end)
-        case NewestAsked(partition_id=partition, request_id=number):
-            kind, fields = _NEWEST_ASKED, (number,)
-        case NewestTold(partition_id=partition, request_id=number) as told:
-            flag = told.high_watermark is not None
-            kind = _NEWEST_TOLD
-            fields = (number, told.leader_epoch, told.log_start, told.high_watermark or 0)
+    kind, flag, fields = _fields_of(message)
     head = _HEAD.pack(VERSION, kind, flag, 0)
-    if partition is not None:
-        head += _PARTITION.pack(*pack_partition_id(partition))
+    if not isinstance(message, Heartbeat | HeartbeatAnswer):
+        head += _PARTITION.pack(*pack_partition_id(message.partition_id))
     return head + _FIELDS[kind].pack(*fields)
+
+
+def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
+    """Return a message's kind, its flag and its numbers."""
+    match m:
+        case Heartbeat():
+            return _HEARTBEAT, False, (m.broker_epoch, m.sent_ms, m.applied_index)
+        case HeartbeatAnswer():
+            return _HEARTBEAT_ANSWER, m.granted, (m.broker_epoch, m.sent_ms)
+        case LeaderReport():
+            return _LEADER_REPORT, False, (m.broker_epoch, m.leader_epoch)
+        case LogEndAsked():
+            return _LOG_END_ASKED, False, (m.leader_epoch,)
+        case LogEndTold():
+            return _LOG_END_TOLD, False, (m.last_epoch, m.log_end)
+        case NewestAsked():
+            return _NEWEST_ASKED, False, (m.request_id,)
+        case NewestTold():
+            known = m.high_watermark is not None
+            numbers = (m.request_id, m.leader_epoch, m.log_start, m.high_watermark or 0)
+            return _NEWEST_TOLD, known, numbers
 
 
 def decode(data: bytes) -> ControlMessage:

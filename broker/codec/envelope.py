@@ -33,10 +33,15 @@ _HAS_CRC: Final = 1  # the other flag bits are reserved, and ignored as Liftbrid
 
 
 class EnvelopeKind(IntEnum):
-    """What the payload is. Only these two meet clients; the rest is between Go servers."""
+    """What the payload is. The first two meet clients, the others are between replicas."""
 
     PUBLISH = 0
     ACK = 1
+    REPLICATION_REQUEST = 2
+    REPLICATION_RESPONSE = 3
+    EPOCH_OFFSET_REQUEST = 6
+    EPOCH_OFFSET_RESPONSE = 7
+    PARTITION_NOTIFICATION = 14
 
 
 class AckError(Enum):
@@ -78,8 +83,14 @@ class Ack:
     error: AckError = AckError.OK
 
 
-def encode(kind: int, payload: bytes, *, checksum: bool = False) -> bytes:
-    """Wrap a payload. Servers send no checksum; they verify the one that a client sends."""
+def encode(kind: int, payload: bytes, *, checksum: bool = False, extension: bytes = b"") -> bytes:
+    """Wrap a payload. Servers send no checksum; they verify the one that a client sends.
+
+    An ``extension`` makes the header longer; whoever does not know it passes over it.
+    """
+    if extension:
+        size = HEADER_SIZE + len(extension)
+        return b"".join((_HEADER.pack(MAGIC, VERSION, size, 0, kind), extension, payload))
     if checksum:
         head = _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_WITH_CRC, _HAS_CRC, kind)
         return head + _CRC.pack(crc32c(payload)) + payload
@@ -88,6 +99,22 @@ def encode(kind: int, payload: bytes, *, checksum: bool = False) -> bytes:
 
 def decode(frame: bytes, kind: int) -> bytes:
     """Unwrap a payload of this kind. Raises EnvelopeError for every other input, nothing else."""
+    return frame[_header_size(frame, kind) :]
+
+
+def decode_extended(frame: bytes, kind: int) -> tuple[memoryview, memoryview]:
+    """Return the header's extension, which may be empty, and the payload, as views.
+
+    Raises:
+        EnvelopeError: as :func:`decode`.
+    """
+    size = _header_size(frame, kind)
+    view = memoryview(frame)
+    return view[HEADER_SIZE:size], view[size:]
+
+
+def _header_size(frame: bytes, kind: int) -> int:
+    """Check everything about an envelope but its payload's meaning."""
     if len(frame) < HEADER_SIZE or not frame.startswith(MAGIC):
         raise EnvelopeError(f"not an envelope: {frame[:HEADER_SIZE].hex()}")
     _, version, header_size, flags, found = _HEADER.unpack_from(frame)
@@ -98,10 +125,10 @@ def decode(frame: bytes, kind: int) -> bytes:
         raise EnvelopeError(f"a header of {header_size} bytes in {len(frame)}")
     if found != kind:
         raise EnvelopeError(f"envelope type {found} where {kind} is expected")
-    payload = frame[header_size:]
     if flags & _HAS_CRC:
         if header_size != HEADER_SIZE_WITH_CRC:
             raise EnvelopeError(f"a checksum needs a header of 12 bytes, not {header_size}")
-        if crc32c(payload) != _CRC.unpack_from(frame, HEADER_SIZE)[0]:
+        checksum = crc32c(memoryview(frame)[header_size:])
+        if checksum != _CRC.unpack_from(frame, HEADER_SIZE)[0]:
             raise EnvelopeError("envelope checksum mismatch")
-    return payload
+    return int(header_size)

@@ -13,6 +13,7 @@ are used. Whatever is not exactly one message is a CorruptDataError.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -34,6 +35,7 @@ from broker.model.replica_messages import (
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
+    LogPrefix,
     NewDataNotice,
     Refusal,
     ReplicaMessage,
@@ -45,10 +47,15 @@ BatchMaker = Callable[[BatchHeader, memoryview], Any]
 _HEAD: Final = struct.Struct("<BBBBI16s")
 HEAD_SIZE: Final = 24
 assert _HEAD.size == HEAD_SIZE
-_NUMBER_MAX: Final = 1 << 62  # an epoch, offset or id beyond it was never counted up to
-_REFUSALS: Final[tuple[Refusal | None, ...]] = (
+NUMBER_MAX: Final = 1 << 62  # an epoch, offset or id beyond it was never counted up to
+REFUSALS: Final[tuple[Refusal | None, ...]] = (
     None, "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged",
+    "below_start",
 )  # fmt: skip
+
+EPOCHS_MAX: Final = 100_000
+_COUNT: Final = struct.Struct("<I")
+_EPOCH: Final = struct.Struct("<QQ")
 
 _EPOCH_END_REQUEST, _EPOCH_END_ANSWER, _FETCH_REQUEST, _FETCH_ANSWER, _NOTICE = range(1, 6)
 _FIELDS: Final = {  # how many numbers of 8 bytes
@@ -64,28 +71,34 @@ def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
     """Return a message as buffers to be sent one after the other; bodies are not copied."""
     refusal: Refusal | None = None
     batches: Sequence[Any] = ()
-    match message:
-        case EpochEndRequest(broker_epoch=broker, leader_epoch=leader, request_id=number) as m:
-            kind, fields = _EPOCH_END_REQUEST, (broker, leader, number, m.epoch)
-        case EpochEndAnswer(leader_epoch=leader, request_id=number) as m:
-            refusal = m.refusal
-            kind, fields = _EPOCH_END_ANSWER, (leader, number, m.epoch, m.known_epoch, m.end)
-        case FetchRequest(broker_epoch=broker, leader_epoch=leader, request_id=number) as m:
-            kind = _FETCH_REQUEST
-            fields = (
-                broker, leader, number, m.fetch_from, m.last_epoch, m.synced_end, m.wait_ms,
-            )  # fmt: skip
-        case FetchAnswer(leader_epoch=leader, request_id=number) as m:
-            refusal, batches = m.refusal, m.batches
-            kind = _FETCH_ANSWER
-            fields = (leader, number, m.start, m.high_watermark, m.log_end, len(batches))
-        case NewDataNotice(leader_epoch=leader):
-            kind, fields = _NOTICE, (leader,)
+    m = message
+    fields: tuple[int, ...]
+    if isinstance(m, FetchAnswer):
+        kind, refusal, batches = _FETCH_ANSWER, m.refusal, m.batches
+        fields = (
+            m.leader_epoch, m.request_id, m.start, m.high_watermark, m.log_end, len(batches),
+        )  # fmt: skip
+    elif isinstance(m, FetchRequest):
+        kind = _FETCH_REQUEST
+        fields = (
+            m.broker_epoch, m.leader_epoch, m.request_id, m.fetch_from, m.last_epoch,
+            m.synced_end, m.wait_ms,
+        )  # fmt: skip
+    elif isinstance(m, NewDataNotice):
+        kind, fields = _NOTICE, (m.leader_epoch,)
+    elif isinstance(m, EpochEndRequest):
+        kind, fields = _EPOCH_END_REQUEST, (m.broker_epoch, m.leader_epoch, m.request_id, m.epoch)
+    else:
+        kind, refusal = _EPOCH_END_ANSWER, m.refusal
+        fields = (m.leader_epoch, m.request_id, m.epoch, m.known_epoch, m.end)
     number, uuid_bytes = pack_partition_id(partition)
-    head = _HEAD.pack(VERSION, kind, _REFUSALS.index(refusal), 0, number, uuid_bytes)
+    head = _HEAD.pack(VERSION, kind, REFUSALS.index(refusal), 0, number, uuid_bytes)
     buffers: list[Any] = [head + _FIELDS[kind].pack(*fields)]
     for batch in batches:
         buffers += (encode_stored(batch.header), batch.body)
+    if isinstance(m, FetchAnswer) and m.prefix is not None:
+        assert m.refusal == "below_start", "only who has to begin anew needs what was before"
+        buffers.append(_encode_prefix(m.prefix))
     return buffers
 
 
@@ -104,15 +117,15 @@ def decode(
         raise EnvelopeError(f"{len(data)} bytes are no replica message")
     version, kind, refusal_number, zero, partition_number, uuid_bytes = _HEAD.unpack_from(data)
     layout = _FIELDS.get(kind)
-    if version != VERSION or zero or layout is None or refusal_number >= len(_REFUSALS):
+    if version != VERSION or zero or layout is None or refusal_number >= len(REFUSALS):
         raise EnvelopeError(f"not a replica message of version {VERSION}: {bytes(data[:4]).hex()}")
     at = HEAD_SIZE + layout.size
     if len(data) < at or (kind != _FETCH_ANSWER and len(data) != at):
         raise EnvelopeError(f"a replica message of kind {kind} has {len(data)} bytes")
     fields = layout.unpack_from(data, HEAD_SIZE)
-    if max(fields) > _NUMBER_MAX:
+    if max(fields) > NUMBER_MAX:
         raise EnvelopeError("a replica message's numbers are out of bounds")
-    refusal = _REFUSALS[refusal_number]
+    refusal = REFUSALS[refusal_number]
     if refusal is not None and kind not in (_EPOCH_END_ANSWER, _FETCH_ANSWER):
         raise EnvelopeError(f"a replica message of kind {kind} refuses nothing")
     message = _message(kind, fields, refusal, sender=sender, rest=data[at:], batch=batch)
@@ -130,6 +143,12 @@ def _message(
 ) -> ReplicaMessage:
     if kind == _FETCH_ANSWER:
         leader, request_id, start, high_watermark, log_end, count = fields
+        if refusal == "below_start":
+            return FetchAnswer(
+                leader_epoch=LeaderEpoch(leader), request_id=request_id, start=Offset(start),
+                high_watermark=Offset(high_watermark), log_end=Offset(log_end), refusal=refusal,
+                prefix=_decode_prefix(rest),
+            )  # fmt: skip
         return FetchAnswer(
             leader_epoch=LeaderEpoch(leader), request_id=request_id, start=Offset(start),
             high_watermark=Offset(high_watermark), log_end=Offset(log_end),
@@ -155,6 +174,28 @@ def _message(
             known_epoch=LeaderEpoch(known_epoch), end=Offset(end), refusal=refusal,
         )  # fmt: skip
     return NewDataNotice(leader_epoch=LeaderEpoch(fields[0]))
+
+
+def _encode_prefix(prefix: LogPrefix) -> bytes:
+    epochs = b"".join(_EPOCH.pack(*one) for one in prefix.epochs)
+    return _COUNT.pack(len(prefix.epochs)) + epochs + prefix.producers
+
+
+def _decode_prefix(data: memoryview) -> LogPrefix:
+    if len(data) < _COUNT.size:
+        raise EnvelopeError("a log's prefix is cut off")
+    (count,) = _COUNT.unpack_from(data)
+    end = _COUNT.size + count * _EPOCH.size
+    if count > EPOCHS_MAX or end > len(data):
+        raise EnvelopeError(f"{len(data)} bytes cannot hold {count} epochs")
+    epochs = tuple(_EPOCH.iter_unpack(data[_COUNT.size : end]))
+    grows = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(epochs))
+    if not grows or any(max(one) > NUMBER_MAX for one in epochs):
+        raise EnvelopeError("the epochs of a log's prefix are out of order")
+    return LogPrefix(
+        epochs=tuple((LeaderEpoch(epoch), Offset(start)) for epoch, start in epochs),
+        producers=bytes(data[end:]),
+    )
 
 
 def decode_batches(data: memoryview, count: int, batch: BatchMaker) -> tuple[Any, ...]:

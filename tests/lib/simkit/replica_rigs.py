@@ -5,18 +5,22 @@ A rig starts and stops them one by one; each has an inbox of what was delivered 
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from broker.adapters.peer_identity import Address, PeerTls
 from broker.adapters.peer_link import PeerLink
+from broker.adapters.replica_nats import NatsReplicaTransport
 from broker.adapters.replica_peer import PeerReplicaTransport
 from broker.cluster_ports import ReplicaAddress, ReplicaTransport
 from broker.codec.checksum import crc32c
 from broker.codec.record_batch import BatchHeader
+from broker.config import NatsConfig
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import (
     NO_PRODUCER,
@@ -30,6 +34,8 @@ from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchAnswer, FetchRequest, ReplicaMessage
 from broker.ports import StoredBatch
 from headwater.cluster_certificates import make_certificates
+from headwater.embedded import LOOPBACK, free_port
+from simkit.natsproc import NatsProcess
 
 A, B, C = BROKERS = (BrokerId("a"), BrokerId("b"), BrokerId("c"))
 CLUSTER: Final = "test"
@@ -168,3 +174,53 @@ class PeerRig:
         """End those that run."""
         for broker in list(self.links):
             self.stop(broker)
+
+
+class NatsRig:
+    """NATS subjects, with a real nats-server."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the server and all three."""
+        self.monitor_port = free_port()
+        self.nats = NatsProcess(folder, settings=f'http: "{LOOPBACK}:{self.monitor_port}"').start()
+        self.transports: dict[BrokerId, ReplicaTransport] = {}
+        self.inboxes: dict[BrokerId, Inbox] = {}
+        self.crashes: list[BaseException] = []
+        for name in BROKERS:
+            self.start(name)
+
+    def start(self, broker: BrokerId) -> None:
+        """Start a broker, with an empty inbox."""
+        transport = self.transports[broker] = NatsReplicaTransport(
+            NatsConfig(url=self.nats.url),
+            cluster=CLUSTER,
+            me=broker,
+            brokers=BROKERS,
+            on_crash=self.crashes.append,
+        )
+        inbox = self.inboxes[broker] = queue.Queue()
+        transport.start(lambda sender, partition, m: inbox.put((sender, partition, m)))
+
+    def stop(self, broker: BrokerId) -> None:
+        """End a broker's transport."""
+        self.transports.pop(broker).close()
+
+    def connections_count(self, one: BrokerId, other: BrokerId) -> int:
+        """Ask the server: the two have no other connections than those to it."""
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.monitor_port}/connz") as answer:
+            connections = json.load(answer)["connections"]
+        names = {f"headwater.{CLUSTER}.{broker}.replication" for broker in (one, other)}
+        return sum(connection["name"] in names for connection in connections)
+
+    def malformed_count(self, broker: BrokerId) -> int:
+        """Count messages that did not decode."""
+        transport = self.transports[broker]
+        assert isinstance(transport, NatsReplicaTransport)
+        return transport.refused["malformed"]
+
+    def close(self) -> None:
+        """End those that run, and the server; nothing may have crashed."""
+        for broker in list(self.transports):
+            self.stop(broker)
+        self.nats.stop()
+        assert self.crashes == []
