@@ -35,6 +35,7 @@ from crashkit.reads import (
 )
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker
+from crashkit.running import CampaignError
 from headwater import embedded
 from headwater.client import Client
 
@@ -46,10 +47,6 @@ _DRAIN_S: Final = 90.0
 _FLUSH_MS: Final = 60_000
 _RESTART_KILLS_MAX: Final = 3
 Say = Callable[[str], None]
-
-
-class CampaignError(Exception):
-    """The broker ended by itself, did not recover, or stopped answering."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

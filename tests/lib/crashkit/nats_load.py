@@ -20,7 +20,7 @@ from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker, TestRecord
 
 _RETRY_AFTER_S = 0.6
-_POLL_S = 0.005
+_POLL_S = (0.005, 0.05)  # at least, at most; half the time between two records
 _READ_BYTES = 256 * 1024
 
 
@@ -61,6 +61,7 @@ class NatsLoad:
         self._ending = threading.Event()
         self._buffer = b""
         self._next_s = 0.0
+        self._poll_s = min(max(0.5 / config.records_per_s, _POLL_S[0]), _POLL_S[1])
         self.failure: str | None = None
         self.absences = 0
         self._thread = threading.Thread(target=self._run, name=maker.producer, daemon=True)
@@ -115,7 +116,7 @@ class NatsLoad:
                 link.sendall(out)
                 if time.monotonic() > vanish_s:
                     return
-            readable, _, _ = select.select([link], [], [], _POLL_S)
+            readable, _, _ = select.select([link], [], [], self._poll_s)
             if readable:
                 data = link.recv(_READ_BYTES)
                 if not data:

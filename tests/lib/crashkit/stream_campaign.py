@@ -1,57 +1,51 @@
 """The streaming campaign: a query over both tiers is killed again and again, and all it needs.
 
-Records arrive, segments ship and are freed, the table is optimised; a streaming query from earliest
-copies the stream into a table of its own. Each round kills something at a chosen moment: the query
-(driver and JVM, or the Python workers of its tasks), the broker, or the object store for a while.
-At the end the copy has to be the acknowledged sequence: each record once, in order.
+Records arrive, segments ship and are freed, the table is optimised and vacuumed. Queries follow one
+another; each copies the stream from earliest, so that the table, the hand-over and the log are met
+again and again. Each round kills something at a chosen moment. When a query has had its share, the
+load rests until the copy has everything, and the copy has to be the acknowledged sequence: each
+record once, in order, over all batches.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
-
-import deltalake
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any, Final
 
 from broker.errors import HeadwaterError
-from crashkit.campaign import CampaignError
-from crashkit.moments import FileWatch, Moment
+from checkkit.anomalies import Verdict
+from checkkit.checker import check_reading
+from crashkit import copies, stream_faults
+from crashkit.moments import FileWatch
 from crashkit.nats_load import NatsLoad, NatsLoadConfig
 from crashkit.processes import BrokerProcess
 from crashkit.query_process import QueryProcess
-from crashkit.reads import COLUMNS, read_through_broker, rows_of
+from crashkit.reads import read_through_broker
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker
+from crashkit.running import CampaignError, count
+from crashkit.stream_query import StreamQuery
+from crashkit.tier_watch import PHASES, TierWatch
+from crashkit.upkeep import Upkeep
 from headwater import embedded
 from headwater.client import Client
-from simkit.history import PartReading, Reading, Row, Verdict
-from simkit.history_checker import check_reading
 from simkit.tcp_proxy import TcpProxy
 
 STREAM: Final = "crash"
 PARTITIONS: Final = 2
-_CREATE, _MOVED_TO, _OPEN = 0x100, 0x80, 0x20
 _BATCH_TIMEOUT_S: Final = 300.0
-_CATCH_UP_S: Final = 240.0
+_DRAIN_S: Final = 90.0
 _FLUSH_MS: Final = 60_000
-
-# What Spark and the sink do to files, in the order of one batch.
-MOMENTS: Final = (
-    Moment.of("offsets written", _CREATE | _MOVED_TO, r".*/checkpoint/offsets/\d+"),
-    Moment.of("task writes a file", _CREATE, r".*/copy/.*\.parquet"),
-    Moment.of("sink commit", _CREATE | _MOVED_TO, r".*/copy/_delta_log/\d{20}\.json"),
-    Moment.of("commit written", _CREATE | _MOVED_TO, r".*/checkpoint/commits/\d+"),
-    Moment.of("checkpoint read", _OPEN, r".*/checkpoint/(offsets|commits)/\d+"),
-)
+_MOMENT_S: Final = 4.0
+_PRIME_S: Final = 300.0  # a JVM that writes its archive takes its time on a busy machine
+_COLD_BATCHES: Final = 12  # about so many of a query are to lie in the table when it begins
+_SHOWN_FROM: Final = 60  # rounds from which on every kind has to be met in every phase
 Say = Callable[[str], None]
 
 
@@ -62,330 +56,352 @@ class StreamCampaignConfig:
     rounds: int
     seed: int
     folder: Path
-    records_per_s: int = 50  # of each of the four publishers
-    records_per_trigger: int = 5000
-    sink: str = "delta"  # "delta": Spark's own sink; "ingest": the job
+    archive: Path  # the JVM's prepared classes, kept from run to run
+    sink: str = "files"  # who copies: "files", "delta": a sink of Spark's; "ingest": the job
+    queries: int = 1  # one after the other, each from earliest
+    records_per_s: int = 15  # of each of the four publishers
+    history_records: int = 15_000  # there before the first query
 
 
 @dataclass(slots=True)
 class StreamTally:
     """What a campaign has seen."""
 
-    kills: dict[str, int] = field(default_factory=dict)
-    moments: dict[str, int] = field(default_factory=dict)
-    places: dict[str, int] = field(default_factory=dict)
-    optimised: int = 0
-    audits: int = 0
+    kills: list[dict[str, Any]] = field(default_factory=list)
+    queries: list[dict[str, Any]] = field(default_factory=list)
+    not_there: int = 0  # a process that was to be killed was not
+    ended: dict[str, int] = field(default_factory=dict)  # a job ended by itself, typed
+    failures: dict[str, int] = field(default_factory=dict)  # of queries, by what they said
+    moved: int = 0  # batches whose records went cold between plan and commit
 
-    @property
-    def kills_count(self) -> int:
-        """All kills."""
-        return sum(self.kills.values())
+    def of(self, word: str) -> dict[str, int]:
+        """Count the kills by what was killed, the moment, or the phase."""
+        counts: dict[str, int] = {}
+        for one in self.kills:
+            count(counts, one[word])
+        return dict(sorted(counts.items()))
+
+    def missed(self) -> list[str]:
+        """Return which kinds were not killed in which phase."""
+        seen = {(one["what"], one["phase"]) for one in self.kills}
+        wanted = [(kind, phase) for kind in stream_faults.SHARES for phase in PHASES]
+        return [f"{kind} {phase}" for kind, phase in wanted if (kind, phase) not in seen]
 
 
 class StreamCampaign:
     """One run, from empty directories to the last audit."""
 
     def __init__(self, config: StreamCampaignConfig, say: Say) -> None:
-        self._config = config
-        self._say = say
+        self._config, self._say = config, say
         self._random = random.Random(config.seed)
-        self.recorder = Recorder()
-        self.tally = StreamTally()
-        self.verdict = Verdict()
+        self.recorder, self.tally, self.verdict = Recorder(), StreamTally(), Verdict()
         self.rows_count = 0
         folder = config.folder
         folder.mkdir(parents=True, exist_ok=True)
         self._nats = embedded.start_nats(folder / "nats")
         self._moto = embedded.start_moto(folder / "moto", bucket="crash")
         # Everybody reaches the store through a proxy, so that it can vanish for a while.
-        self._proxy = TcpProxy(int(self._moto.address.rpartition(":")[2]))
-        environment = embedded.moto_environment(f"http://127.0.0.1:{self._proxy.port}")
-        self._environment = environment
+        self._store = TcpProxy(int(self._moto.address.rpartition(":")[2]))
+        environment = embedded.moto_environment(f"http://127.0.0.1:{self._store.port}")
+        os.environ.update(environment)  # the upkeep of the table goes there, too
         self.broker = BrokerProcess(
-            folder / "broker",
-            nats_url=self._nats.address,
-            lake="s3://crash/lake",
+            folder / "broker", nats_url=self._nats.address, lake="s3://crash/lake",
             environment=environment,
-        )
+        )  # fmt: skip
         self.client = Client(self.broker.url)
-        self._copy, self._checkpoint = folder / "copy", folder / "checkpoint"
-        self.query = QueryProcess(folder, self._command(), environment)
+        self._process = QueryProcess(folder / "query.log", environment)
+        self._faults = stream_faults.Faults(
+            self._process, self.broker, self._store, self._random, start_query=self._start_query
+        )
+        self._deck = stream_faults.Deck(config.rounds, self._random)
+        self._query: StreamQuery | None = None
+        self._watch: TierWatch | None = None
+        self._upkeep: Upkeep | None = None
         self._loads: list[NatsLoad] = []
 
-    def run(self) -> Verdict:
-        """Run every round and the last audit; return what was found.
+    @property
+    def failures(self) -> list[str]:
+        """What a long enough run was to show, and did not."""
+        missed = self.tally.missed() if self._config.rounds >= _SHOWN_FROM else []
+        return [f"never met: {one}" for one in missed]
+
+    @property
+    def upkeep(self) -> Upkeep | None:
+        """Who looks after the table; None before the stream is there."""
+        return self._upkeep
+
+    def run(self) -> None:
+        """Run every query with its kills and its audit.
 
         Raises:
             CampaignError: something ended by itself, or does not go on.
         """
+        config = self._config
         try:
             self.broker.start()
             self.broker.wait_ready()
             self._create_stream()
-            self._start_load()
             self._begin_cold()
-            self.query.start()
-            self._wait_for_batch(timeout_s=_BATCH_TIMEOUT_S)
-            while self.tally.kills_count < self._config.rounds:
-                self._round()
-            self.audit()
+            self._prime()
+            self._start_load()
+            for number in range(config.queries):
+                last = config.rounds * (number + 1) // config.queries
+                self._copy_once(number, kills_until=last)
         finally:
             self.close()
-        return self.verdict
 
     def close(self) -> None:
         """End everything that was started. Blocks."""
         for load in self._loads:
             load.stop()
         self._loads.clear()
-        self.query.stop()
+        if self._upkeep is not None:
+            self._upkeep.stop()
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if self._process.exit_code is None:
+            self._process.stop()
         self.client.close()
         if self.broker.exit_code is None:
             with suppress(AssertionError):
                 self.broker.kill()
-        self._proxy.close()
+        self._store.close()
         self._moto.stop()
         self._nats.stop()
 
     # ------------------------------------------------------------------ setting up
 
-    def _command(self) -> list[str]:
-        config = self._config
-        if config.sink == "ingest":
-            return [
-                sys.executable, "-m", "headwater.cli.main", "job", "ingest",
-                "--server", self.broker.url, "--stream", STREAM, "--table", str(self._copy),
-                "--format", "raw", "--checkpoint", str(self._checkpoint), "--trigger", "100ms",
-                "--max-records-per-trigger", str(config.records_per_trigger),
-                "--master", "local[2,4]",
-            ]  # fmt: skip
-        wanted = {
-            "server": self.broker.url,
-            "stream": STREAM,
-            "table": str(self._copy),
-            "checkpoint": str(self._checkpoint),
-            "records_per_trigger": config.records_per_trigger,
-        }
-        program = Path(__file__).with_name("stream_driver.py")
-        return [sys.executable, str(program), json.dumps(wanted)]
-
     def _create_stream(self) -> None:
         dice = self._random
-        self.client.create_stream(
+        stream = self.client.create_stream(
             STREAM,
             subject="crash.in",
             partitions=PARTITIONS,
             puback=True,
-            segment_bytes_max=dice.choice([128 * 1024, 512 * 1024]),
-            segment_age_ms_max=dice.choice([1500, 4000]),
+            segment_bytes_max=dice.choice([256 * 1024, 1024 * 1024]),
+            segment_age_ms_max=dice.choice([6000, 12_000]),
             local_retention_bytes=dice.choice([0, 64 * 1024]),
             dedup_window_ms=60_000,
         )
+        uri = f"s3://crash/lake/{stream.namespace}/{stream.table_name}"
+        self._upkeep = Upkeep(self.broker.url, STREAM, uri, seed=f"{self._config.seed}/upkeep")
+        self._watch = TierWatch(self.broker.url, STREAM)
 
-    def _start_load(self) -> None:
-        seed = self._config.seed
+    def _loads_of(self, name: str, windows: tuple[int, ...], rate: int) -> list[NatsLoad]:
+        loads = []
         for number in range(PARTITIONS):
             subject = "crash.in" if number == 0 else f"crash.in.{number}"
-            for window in (1, 64):
-                name = f"nats{number}w{window}"
-                maker = RecordMaker(name, subject, seed=f"{seed}/{name}", large_bytes_max=8192)
+            for window in windows:
+                who = f"{name}{number}w{window}"
+                seed = f"{self._config.seed}/{who}"
+                maker = RecordMaker(who, subject, seed=seed, large_bytes_max=8192)
                 config = NatsLoadConfig(
                     port=self._nats.port, partition=number, subject=subject, window=window,
-                    records_per_s=self._config.records_per_s,
+                    records_per_s=rate,
                 )  # fmt: skip
-                self._loads.append(NatsLoad(config, maker, self.recorder, seed=f"{seed}/{name}/l"))
-        for load in self._loads:
+                loads.append(NatsLoad(config, maker, self.recorder, seed=f"{seed}/l"))
+        for load in loads:
             load.start()
+        return loads
 
     def _begin_cold(self) -> None:
-        """Let the query find a history that is in the table, not in the log."""
-        deadline_s = time.monotonic() + 60
-        while self.recorder.acked_count < 2000:
-            self._complain(deadline_s, "2,000 records to be acknowledged")
+        """Let the first query find a history that is in the table, not in the log."""
+        self._loads = self._loads_of("early", (512,), 1000)
+        deadline_s = time.monotonic() + 180
+        while self.recorder.acked_count < self._config.history_records:
+            self._complain(deadline_s, "the history to be acknowledged")
             time.sleep(0.05)
+        self._drain()
+        for load in self._loads:
+            load.stop()
         self.client.tier_flush(STREAM, timeout_ms=_FLUSH_MS)
+        assert self._upkeep is not None
+        self._upkeep.start()
+
+    def _start_load(self) -> None:
+        self._loads = self._loads_of("nats", (1, 64), self._config.records_per_s)
+
+    # ------------------------------------------------------------------ one query
+
+    def _copy_once(self, number: int, *, kills_until: int) -> None:
+        """Run a query from earliest under kills, let it catch up, and judge what it wrote."""
+        began_s, kills_before = time.monotonic(), len(self.tally.kills)
+        self._forget_leases()
+        history = self.client.describe(STREAM).records_count
+        limit = max(500, history // _COLD_BATCHES)
+        query = self._query = self._made(f"query-{number}", limit)
+        assert self._watch is not None
+        self._watch.follow(query.checkpoint)
+        self._start_query()
+        self._wait_for_batch()
+        while len(self.tally.kills) < kills_until:
+            self._round(query)
+        rows = self._audit(query)
+        self.rows_count += rows
+        batches = query.checkpoint.committed()
+        self._process.kill()
+        for text, times in query.failures_in(self._process.log_path).items():
+            self.tally.failures[text] = self.tally.failures.get(text, 0) + times
+        self.tally.moved = self._watch.moved_count
+        kills = len(self.tally.kills) - kills_before
+        seconds = round(time.monotonic() - began_s, 1)
+        self.tally.queries.append(
+            {"history": history, "rows": rows, "batches": batches, "kills": kills,
+             "seconds": seconds}
+        )  # fmt: skip
+        self._say(
+            f"query {number}: {kills} kills, {rows} rows in {batches} batches, {seconds:.0f} s: "
+            + ("exact" if self.verdict.ok else str(self.verdict))
+        )
+        if not self.verdict.ok:
+            raise CampaignError("the copy is not the stream")
+
+    def _made(self, name: str, records_per_trigger: int) -> StreamQuery:
+        return StreamQuery(
+            self._config.folder / name,
+            sink=self._config.sink,
+            server=self.broker.url,
+            stream=STREAM,
+            records_per_trigger=records_per_trigger,
+        )
+
+    def _prime(self) -> None:
+        """Let one driver leave behind what makes the others start quickly, unless one has."""
+        if not self._config.archive.exists():
+            self._config.archive.parent.mkdir(exist_ok=True)
+            self._query = self._made("query-first", 500)
+            self._process.start(
+                self._query.command(self._config.archive, make=True), self._query.go()
+            )
+            self._wait_for_batch()
+            self._wait_for_batch()
+            self._process.stop(patience_s=_PRIME_S)  # the JVM writes it at its end
+            self._query = None
+
+    def _forget_leases(self) -> None:
+        """Drop what dead queries hold, or the log would keep all of it and nothing were cold."""
+        with suppress(HeadwaterError):
+            for one in self.client.leases(STREAM):
+                self.client.drop_lease(one.lease_id)
+
+    def _start_query(self) -> None:
+        assert self._query is not None
+        self._process.start(self._query.command(self._config.archive), self._query.go())
 
     # ------------------------------------------------------------------ one round
 
-    def _round(self) -> None:
-        acked = self.recorder.acked_count
-        time.sleep(self._random.uniform(0, 1.5))
-        if self._random.random() < 0.1:
-            self._optimise()
-        moment = self._wait_for_moment()
-        place = self._place()
-        what = self._random.choices(
-            ["driver", "workers", "broker", "store", "broker frozen"], [30, 25, 25, 10, 10]
-        )[0]
-        getattr(self, f"_break_{what.replace(' ', '_')}")()
-        tally = self.tally
-        for counts, name in ((tally.kills, what), (tally.moments, moment), (tally.places, place)):
-            counts[name] = counts.get(name, 0) + 1
+    def _round(self, query: StreamQuery) -> None:
+        assert self._watch is not None
+        began_s = time.monotonic()
+        time.sleep(self._random.uniform(0, 1.0))
+        moment = self._wait_for_moment(query)
+        phase = self._watch.phase()
+        what = self._deck.draw(phase)
+        if not self._faults.strike(what):
+            self.tally.not_there += 1
+            self._deck.put_back(what, phase)
+            self._wait_for_batch()
+            return
         if self._random.random() < 0.8:
-            self._wait_for_batch(timeout_s=_BATCH_TIMEOUT_S)
+            self._wait_for_batch()
+        if query.has_spares:
+            self._process.keep_spare(query.command(self._config.archive))
+        number, seconds = len(self.tally.kills) + 1, round(time.monotonic() - began_s, 1)
+        acked, batches = self.recorder.acked_count, query.checkpoint.committed()
+        self.tally.kills.append(
+            {"what": what, "moment": moment, "phase": phase, "seconds": seconds,
+             "acked": acked, "batches": batches}
+        )  # fmt: skip
         self._say(
-            f"kill {tally.kills_count:3d}: {what} at {moment}, {place}; acked "
-            f"{self.recorder.acked_count} (+{self.recorder.acked_count - acked}), "
-            f"batches {self._batches_done()}"
+            f"kill {number:3d}: {what} at {moment}, {phase}; {seconds:.1f} s, "
+            f"acked {acked}, batches {batches}"
         )
 
-    def _wait_for_moment(self) -> str:
+    def _wait_for_moment(self, query: StreamQuery) -> str:
         if self._random.random() < 0.2:
             time.sleep(self._random.uniform(0, 1.0))
             return "any time"
-        moment = self._random.choice(MOMENTS)
-        with FileWatch(self._checkpoint, self._copy) as watch:
-            came = watch.wait(moment, 5.0)
+        moment = self._random.choice(stream_faults.MOMENTS)
+        with FileWatch(query.folder) as watch:
+            came = watch.wait(moment, _MOMENT_S)
         if self._random.random() < 0.5:
             time.sleep(self._random.uniform(0, 0.1))
         return moment.name if came else "any time"
 
-    def _break_driver(self) -> None:
-        self.query.kill()
-        time.sleep(self._random.choice([0.0, 0.0, self._random.uniform(0, 2.0)]))
-        self.query.start()
-
-    def _break_workers(self) -> None:
-        self.query.kill_workers()
-
-    def _break_broker(self) -> None:
-        self.broker.kill()
-        time.sleep(self._random.choice([0.0, self._random.uniform(0, 2.0)]))
-        self.broker.start()
-        self.broker.wait_ready()
-
-    def _break_broker_frozen(self) -> None:
-        self.broker.pause()
-        time.sleep(self._random.uniform(0.2, 2.0))
-        self.broker.resume()
-
-    def _break_store(self) -> None:
-        self._proxy.refuse(True)
-        self._proxy.cut()
-        time.sleep(self._random.uniform(0.2, 3.0))
-        self._proxy.refuse(False)
-
-    def _optimise(self) -> None:
-        """Rewrite the stream's table into fewer files while everybody reads and appends."""
-        with suppress(deltalake.exceptions.DeltaError, OSError):
-            stream = self.client.stream(STREAM)
-            table = deltalake.DeltaTable(
-                f"s3://crash/lake/{stream.namespace}/{stream.table_name}",
-                storage_options=self._environment,
-            )
-            table.optimize.compact()
-            self.tally.optimised += 1
-
-    def _place(self) -> str:
-        """Tell in which tier the query reads: where its newest batch ends, against the tiers."""
-        planned = self._planned()
-        if planned is None:
-            return "before the first batch"
-        try:
-            where = {one.partition: one for one in self.client.tier_status(STREAM)}
-        except HeadwaterError:  # only a word for the tally
-            return "broker down"
-        behind = [end < where[number].cold.end for number, end in planned.items()]
-        if all(behind):
-            return "query in the cold tier"
-        return "query at the hand-over" if any(behind) else "query in the hot tier"
-
-    def _planned(self) -> dict[int, int] | None:
-        names = _numbers(self._checkpoint / "offsets")
-        if not names:
-            return None
-        lines = (self._checkpoint / "offsets" / str(names[-1])).read_text().splitlines()
-        try:
-            body = json.loads(lines[-1])
-        except (ValueError, IndexError):
-            return None
-        return {int(number): int(end) for number, end in body.get("p", {}).items()} or None
-
-    def _batches_done(self) -> int:
-        names = _numbers(self._checkpoint / "commits")
-        return names[-1] + 1 if names else 0
-
-    def _wait_for_batch(self, *, timeout_s: float) -> None:
+    def _wait_for_batch(self) -> None:
         """Block until one more batch is committed than was."""
-        before = self._batches_done()
-        deadline_s = time.monotonic() + timeout_s
-        while self._batches_done() <= before:
+        assert self._query is not None
+        before = self._query.checkpoint.committed()
+        deadline_s = time.monotonic() + _BATCH_TIMEOUT_S
+        while self._query.checkpoint.committed() <= before:
             self._complain(deadline_s, "the query to commit a batch")
             time.sleep(0.05)
 
     def _complain(self, deadline_s: float, what: str) -> None:
-        for load in self._loads:
-            if load.failure is not None:
-                raise CampaignError(load.failure)
-        if self.query.exit_code is not None:
-            raise CampaignError(f"the query ended by itself:\n{self.query.log_tail()}")
+        for failure in [load.failure for load in self._loads] + [
+            self._upkeep.failure if self._upkeep is not None else None
+        ]:
+            if failure is not None:
+                raise CampaignError(failure)
+        code = self._process.exit_code
+        if self._query is not None and code is not None:
+            reason = self._query.may_end(code, self._process.log_tail(3))
+            if reason is None:
+                raise CampaignError(f"the query ended with {code}:\n{self._process.log_tail()}")
+            count(self.tally.ended, reason)
+            self._start_query()
         if time.monotonic() > deadline_s:
-            raise CampaignError(f"waited too long for {what}:\n{self.query.log_tail()}")
+            raise CampaignError(f"waited too long for {what}:\n{self._process.log_tail()}")
 
     # ------------------------------------------------------------------ the audit
 
-    def audit(self) -> None:
-        """Drain the load, let the query catch up, and judge its copy and the stream itself."""
+    def _drain(self) -> None:
+        """Send nothing new, and wait until every record that wants an answer has one."""
         for load in self._loads:
             load.pause()
-        deadline_s = time.monotonic() + 90
+        deadline_s = time.monotonic() + _DRAIN_S
         while any(load.unanswered for load in self._loads):
             self._complain(deadline_s, "every record to be answered")
             time.sleep(0.05)
-        ends = {
-            part.partition: int(part.high_watermark)
-            for part in self.client.describe(STREAM).partitions
-        }
-        deadline_s = time.monotonic() + _CATCH_UP_S
-        while self._copied_count() < sum(ends.values()):
-            self._complain(deadline_s, "the query to copy everything")
-            time.sleep(0.2)
+
+    def _audit(self, query: StreamQuery) -> int:
+        """Let the query catch up with a stream at rest; judge its copy, and the stream itself."""
+        assert self._upkeep is not None
+        self._drain()
         began_ns = time.monotonic_ns()
-        copied = self._read_copy()
-        parts = [
-            PartReading(
-                partition=number, start=0, cold_end=0, hot_end=end, cold_rows=[],
-                hot_rows=copied.get(number, []),
-            )
-            for number, end in ends.items()
-        ]  # fmt: skip
-        reading = replace(Reading.of("copy", began_ns, parts), sorted_by_offset=False)
+        ends = {
+            int(one.partition): int(one.high_watermark)
+            for one in self.client.describe(STREAM).partitions
+        }
+        deadline_s = time.monotonic() + _BATCH_TIMEOUT_S
+        while query.checkpoint.ends(query.checkpoint.committed() - 1) != ends:
+            self._complain(deadline_s, "the query to copy everything")
+            time.sleep(0.1)
+        copied = query.read()
+        self._upkeep.pause()
         with self.recorder.history() as history:
-            self.verdict.add(check_reading(history, reading))
+            self.verdict.add(copies.judge_copy(history, copied, ends, began_ns=began_ns))
             self.verdict.add(check_reading(history, read_through_broker(self.client, STREAM)))
-        self.rows_count = sum(len(rows) for rows in copied.values())
-        self.tally.audits += 1
+        self._upkeep.resume()
+        for load in self._loads:
+            load.resume()
+        return sum(map(len, copied.values()))
 
-    def _copied_count(self) -> int:
-        table = self._open_copy()
-        if table is None:
-            return 0
-        added = pa.table(table.get_add_actions(flatten=True))
-        return sum(added.column("num_records").to_pylist())
-
-    def _open_copy(self) -> deltalake.DeltaTable | None:
-        with suppress(deltalake.exceptions.TableNotFoundError):
-            return deltalake.DeltaTable(str(self._copy))
-        return None
-
-    def _read_copy(self) -> dict[int, list[Row]]:
-        """Return the copy's rows; inside each file the offsets of a partition have to ascend."""
-        table = self._open_copy()
-        assert table is not None, "the copy was never created"
-        found: dict[int, list[Row]] = {}
-        for uri in table.file_uris():
-            newest: dict[int, int] = {}
-            for batch in pq.ParquetFile(uri).iter_batches(columns=list(COLUMNS)):
-                for number, row in rows_of(batch):
-                    if row.offset <= newest.get(number, -1):
-                        raise CampaignError(f"{uri}: offset {row.offset} is out of order")
-                    newest[number] = row.offset
-                    found.setdefault(number, []).append(row)
-        return found
-
-
-def _numbers(folder: Path) -> list[int]:
-    with suppress(OSError):
-        return sorted(int(one.name) for one in folder.iterdir() if one.name.isdigit())
-    return []
+    def facts(self) -> dict[str, Any]:
+        """Return the raw numbers of the run."""
+        tally, upkeep = self.tally, self._upkeep
+        return {
+            "rounds": self._config.rounds,
+            "sink": self._config.sink,
+            "kills_count": len(tally.kills),
+            "acked": self.recorder.acked_count,
+            "sent": self.recorder.sent_count,
+            "rows_copied": self.rows_count,
+            "by_what": tally.of("what"),
+            "by_phase": tally.of("phase"),
+            "by_moment": tally.of("moment"),
+            "upkeep": upkeep.done if upkeep is not None else {},
+            "upkeep_failed": upkeep.failed if upkeep is not None else {},
+            **asdict(tally),
+        }

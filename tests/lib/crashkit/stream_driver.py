@@ -1,27 +1,67 @@
-"""A streaming query as its own process: a stream into a Delta table by Spark's own sink, for ever.
+"""A streaming query as its own process: a stream copied by one of Spark's own sinks, for ever.
 
-Run as ``python -m crashkit.stream_driver JSON``. A query that fails (the broker is gone, the store
-does not answer) is started again from its checkpoint in the same JVM; SIGTERM ends it cleanly.
+Run as ``stream_driver.py JSON``; a line of JSON on standard input says which query, and may come
+much later, to a driver that was started before it was needed. A query that fails (the broker is
+gone, its planner was killed) is started again from its checkpoint in the same JVM; SIGTERM ends it
+cleanly. Two sinks: Spark's files, in a session that starts as quickly as one can, or a Delta table,
+in a session of ours.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 COLUMNS = "partition,offset,timestamp,key,value,headers,subject,leader_epoch"
+MASTER = "local[2,4]"  # four attempts a task: a worker that is killed is Spark's to replace
 _AGAIN_S = 0.3
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing"
+
+
+def jvm_options(archive: str, *, make: bool) -> str:
+    """Return what makes a JVM start with little CPU: one compiler, and classes loaded before."""
+    use = "ArchiveClassesAtExit" if make else "SharedArchiveFile"
+    return (
+        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:disable -XX:{use}={archive}"
+    )
+
+
+def lean_settings(java_options: str) -> dict[str, str]:
+    """Return the settings of a session whose driver is killed every few seconds."""
+    from spark_jobs.session import LOG4J
+
+    log4j = f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"
+    return {
+        "spark.driver.extraJavaOptions": f"{java_options} {log4j}",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        # Interpreting a projection costs less than compiling it for a handful of batches.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # The default one starts a process for each file that it looks at.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            f"{_MANAGER}.FileSystemBasedCheckpointFileManager"
+        ),
+    }
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM. One line of JSON on stdout for each batch and each failure."""
+    """Run until SIGTERM. One line of JSON on stdout for each start and each failure."""
     from pyspark.errors import PySparkException
-
-    from spark_jobs.session import build_session
 
     wanted: dict[str, Any] = json.loads(arguments[0])
     ending = threading.Event()
@@ -30,21 +70,17 @@ def main(arguments: list[str]) -> int:
         ending.set()
 
     signal.signal(signal.SIGTERM, end)
-    # Four attempts a task: a worker that is killed is Spark's to replace.
-    spark = build_session("crash stream", "local[2,4]", conf={"spark.sql.shuffle.partitions": "2"})
-    rows = (
-        spark.readStream.format("headwater")
-        .option("server", wanted["server"])
-        .option("subscribe", wanted["stream"])
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", str(wanted["records_per_trigger"]))
-        .option("columns", COLUMNS)
-        .load()
-    )
+    spark = _session(wanted)
+    _stream(spark, wanted, records_per_trigger=1).load()  # finds the source, which takes a while
+    line = sys.stdin.readline()
+    if not line.strip():
+        return 0
+    wanted |= json.loads(line)
+    rows = _stream(spark, wanted, wanted["records_per_trigger"]).load()
     writer = (
-        rows.writeStream.format("delta")
+        rows.writeStream.format("delta" if wanted["sink"] == "delta" else "parquet")
         .option("checkpointLocation", wanted["checkpoint"])
-        .option("path", wanted["table"])
+        .option("path", wanted["copy"])
         .trigger(processingTime="100 milliseconds")
     )
     while not ending.is_set():
@@ -56,10 +92,39 @@ def main(arguments: list[str]) -> int:
             if ending.is_set():
                 query.stop()
         except PySparkException as error:
-            _say(event="failed", error=str(error)[:2000])
+            _say(event="failed", error=str(error)[:4000])
             ending.wait(_AGAIN_S)
     spark.stop()
     return 0
+
+
+def _stream(
+    spark: SparkSession, wanted: dict[str, Any], records_per_trigger: int
+) -> DataStreamReader:
+    return (
+        spark.readStream.format("headwater")
+        .option("server", wanted["server"])
+        .option("subscribe", wanted["stream"])
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", str(records_per_trigger))
+        .option("columns", COLUMNS)
+    )
+
+
+def _session(wanted: dict[str, Any]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    java_options = jvm_options(wanted["archive"], make=wanted["make_archive"])
+    if wanted["sink"] == "delta":
+        from spark_jobs.session import build_session
+
+        return build_session("crash stream", MASTER, conf=lean_settings(java_options))
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        os.environ[name] = sys.executable
+    builder = SparkSession.builder.appName("crash stream").master(MASTER)
+    for name, value in lean_settings(java_options).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def _say(**facts: object) -> None:
