@@ -90,6 +90,15 @@ class ProducerTable:
         ]
         return json.dumps({"v": _STATE_VERSION, "producers": rows}).encode()
 
+    def below(self, end: Offset, *, batches_max: int) -> ProducerTable:
+        """Return what is known of records below ``end``: each producer's newest batches there."""
+        found = ProducerTable()
+        for producer, batches in self._batches.items():
+            kept = [one for one in batches if one.base_offset < end][-batches_max:]
+            for one in kept:
+                found.add(producer, one.base_sequence, one.records_count, one.base_offset)
+        return found
+
     @classmethod
     def from_state(cls, state: bytes) -> ProducerTable:
         """Rebuild from :meth:`to_state`; raises MetadataCorruptError for anything else."""

@@ -7,6 +7,7 @@ watermark.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from broker.model.epochs import EpochStart, LeaderEpoch
@@ -23,6 +24,11 @@ class EpochHistory:
     def latest(self) -> LeaderEpoch:
         """The newest epoch; 0 when the log has none yet."""
         return self.starts[-1].leader_epoch if self.starts else LeaderEpoch(0)
+
+    @classmethod
+    def of(cls, starts: Iterable[tuple[LeaderEpoch, Offset]]) -> EpochHistory:
+        """Return the history with these epochs and where they start."""
+        return cls(tuple(EpochStart(epoch, start) for epoch, start in starts))
 
     def begun(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> EpochHistory:
         """Return the history after ``leader_epoch`` began at ``start_offset``, the log's end."""

@@ -15,7 +15,9 @@ from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 
 # Why a leader does not answer a request with what it asked for.
-Refusal = Literal["not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged"]
+Refusal = Literal[
+    "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged", "below_start"
+]
 
 
 class BatchFacts(Protocol):
@@ -80,8 +82,20 @@ class FetchRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogPrefix:
+    """What a follower has to know of records that are in the table and no log any more."""
+
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...]  # who wrote them, and from where on
+    producers: bytes  # the newest batches of each producer among them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchAnswer:
-    """Batches from ``start`` on, and how far the leader is."""
+    """Batches from ``start`` on, and how far the leader is.
+
+    Refused with ``below_start``, ``start`` is where the leader's log begins and ``prefix`` what
+    was before: the follower has to begin anew there.
+    """
 
     leader_epoch: LeaderEpoch
     request_id: int
@@ -90,6 +104,7 @@ class FetchAnswer:
     log_end: Offset
     batches: Sequence[Any] = ()  # of CarriedBatch
     refusal: Refusal | None = None
+    prefix: LogPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import PartitionView, view_of
 from broker.errors import HeadwaterError
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
@@ -146,16 +147,18 @@ class HostedPartitions:
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
         config, setting = stream.config, self._setting
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
-        log = PartitionLog.open(
-            self._files,
-            _folder(stream.uuid, number),
-            partition_id,
-            LogConfig(
-                segment_bytes_max=config.segment_bytes_max,
-                segment_age_ms_max=config.segment_age_ms_max,
-                index_interval_bytes=config.index_interval_bytes,
-            ),
+        folder = _folder(stream.uuid, number)
+        log_config = LogConfig(
+            segment_bytes_max=config.segment_bytes_max,
+            segment_age_ms_max=config.segment_age_ms_max,
+            index_interval_bytes=config.index_interval_bytes,
         )
+
+        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
+            PartitionLog.replace(self._files, folder, partition_id, start=start, epochs=epochs)
+            return PartitionLog.open(self._files, folder, partition_id, log_config)
+
+        log = PartitionLog.open(self._files, folder, partition_id, log_config)
         driver = PartitionDriver(
             log=log,
             stream=stream,
@@ -167,6 +170,7 @@ class HostedPartitions:
             clock=setting.clock,
             scheduler=setting.scheduler,
             record_cold_end=lambda n, end: setting.record_cold_end(stream.uuid, n, end),
+            begin_log=begin_log,
             on_sealed=setting.on_sealed,
             on_commit=setting.on_commit,
             limits=setting.limits,

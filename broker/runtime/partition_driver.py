@@ -31,11 +31,12 @@ from broker.errors import (
     SegmentCorruptError,
     ShuttingDownError,
 )
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from broker.model.replica_messages import ReplicaMessage
+from broker.model.replica_messages import LogPrefix, ReplicaMessage
 from broker.model.stream import Stream
 from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
 from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup, RecordsWrite, Write
@@ -52,6 +53,8 @@ __all__ = [
 ]  # fmt: skip
 
 _log = structlog.get_logger(__name__)
+
+BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
 
 
 class PartitionDriver:
@@ -70,6 +73,7 @@ class PartitionDriver:
         clock: Clock,
         scheduler: CommitScheduler,
         record_cold_end: Callable[[int, Offset], None],
+        begin_log: BeginLog,
         on_sealed: Callable[[Stream], None],
         on_commit: OnCommit = ignore_commit,
         limits: LagLimits | None = None,
@@ -87,6 +91,7 @@ class PartitionDriver:
         self._clock = clock
         self._links = links
         self._record_cold_end = record_cold_end
+        self._begin_log = begin_log
         self._on_sealed = on_sealed
         self._on_commit = on_commit
         config = stream.config
@@ -546,6 +551,18 @@ class PartitionDriver:
             self._shell.wake_readers(closing=False)
         for answer in self._acks.abandon():
             answer.abandon(error)
+
+    def producers_before(self, start: Offset) -> bytes:
+        """See ``ReplicaOwner``."""
+        return self._retries.before(start)
+
+    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
+        """See ``ReplicaOwner``: readers of the old log find it closed, and look again."""
+        self._log.close()
+        self._log = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        self._retries.begin_at(self._log, prefix.producers)
+        self._watch_segments()
+        return self._log
 
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
         """See ``ReplicaOwner``."""

@@ -29,7 +29,7 @@ from broker.errors import (
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
-from broker.model.replica_messages import FetchAnswer, ReplicaMessage
+from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, ReplicaMessage
 from broker.model.stream import StreamConfig
 from broker.ports import Clock, StoredBatch
 from broker.storage.partition_log import PartitionLog
@@ -113,6 +113,12 @@ class ReplicaOwner(Protocol):
 
     def fail(self, error: HeadwaterError) -> None:
         """Take no more writes."""
+
+    def producers_before(self, start: Offset) -> bytes:
+        """Return the producers of records below ``start``."""
+
+    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
+        """Put an empty log at ``start`` in the place of the present one; return it."""
 
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
         """Call ``function`` in a turn that is not sooner than this."""
@@ -271,6 +277,8 @@ class ReplicaShell:
                 self._append_stored(batches)
             case does.TruncateLog(end):
                 self._truncate(end)
+            case does.ResetLog(start, prefix):
+                self._reset(start, prefix)
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
@@ -297,8 +305,8 @@ class ReplicaShell:
                 if request.fetch_from < log_end
                 else []
             )
-        except OffsetOutOfRangeError as error:
-            _log.warning("follower_below_log_start", partition=self._name, reason=error.message)
+        except OffsetOutOfRangeError:
+            self._links.send(effect.to, self._below_start(request))
             return
         except CorruptDataError as error:
             self._owner.fail(error)
@@ -312,6 +320,35 @@ class ReplicaShell:
             batches=batches,
         )
         self._links.send(effect.to, answer)
+
+    def _below_start(self, request: FetchRequest) -> FetchAnswer:
+        """Tell a follower to begin where this log does: what it lacks is in the table."""
+        log = self._log
+        start = log.log_start
+        epochs = log.epochs.truncated(start).starts
+        return FetchAnswer(
+            leader_epoch=request.leader_epoch,
+            request_id=request.request_id,
+            start=start,
+            high_watermark=self.high_watermark,
+            log_end=log.log_end,
+            refusal="below_start",
+            prefix=LogPrefix(
+                epochs=tuple((one.leader_epoch, one.start_offset) for one in epochs),
+                producers=self._owner.producers_before(start),
+            ),
+        )
+
+    def _reset(self, start: Offset, prefix: LogPrefix) -> None:
+        """Begin anew; a full disk is asked again, by the follower's next fetch."""
+        follower = self._replica.follower
+        if follower is None or follower.phase != "truncating":
+            return
+        _log.warning(
+            "log_begins_anew", partition=self._name, log_end=self._log.log_end, start=start
+        )
+        self._log = self._owner.replace_log(start, prefix)
+        self._do(self._replica.truncated(self._now_ms()))
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write what was fetched, in runs that recovery can tell from rot; then sync."""

@@ -7,6 +7,7 @@ taken, from the log, when a replica begins to lead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from broker.core.dedup import MessageIdWindow, ProducerTable
 from broker.model.ids import NO_PRODUCER
@@ -15,6 +16,8 @@ from broker.model.stream import StreamConfig
 from broker.ports import StoredBatch
 from broker.runtime.dedup_recovery import rebuild_producers, rebuild_window
 from broker.storage.partition_log import PartitionLog
+
+_BATCHES_SENT: Final = 8  # of each producer: what it may still retry, of records in the table
 
 
 class RetryTables:
@@ -54,6 +57,19 @@ class RetryTables:
                     header.base_offset,
                 )
         return size
+
+    def before(self, start: Offset) -> bytes:
+        """Return the producers of records below ``start``, for a log that begins there."""
+        return self.producers.below(start, batches_max=_BATCHES_SENT).to_state()
+
+    def begin_at(self, log: PartitionLog, producers: bytes) -> None:
+        """Take over what another log knew; ``log`` is empty and keeps it from now on.
+
+        Raises:
+            MetadataCorruptError: that is no producer state.
+        """
+        self.producers = ProducerTable.from_state(producers)
+        log.write_producer_state(producers)
 
     def oldest_id_offset(self, now_us: int) -> Offset | None:
         """Return the lowest offset that a message id in the window stands for."""

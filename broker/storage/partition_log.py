@@ -109,6 +109,37 @@ class PartitionLog:
                 raise DiskFullError(f"no room to open {folder}: {cause}", path=folder) from cause
             raise LogFailedError(f"{folder} cannot be opened: {cause}", path=folder) from cause
 
+    @staticmethod
+    def replace(
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        *,
+        start: Offset,
+        epochs: EpochHistory,
+    ) -> None:
+        """Put an empty log that begins at ``start`` in the place of the one in ``folder``.
+
+        ``epochs`` are those of the records before it. A crash may leave no log at all, never one
+        without its epochs. Nobody may have the log open.
+
+        Raises:
+            DiskFullError: there is no room for the new one; the old one is gone.
+            LogFailedError: the disk failed.
+        """
+        place = LogFolder(files, folder, partition_id)
+        try:
+            files.remove_folder(folder)
+            files.make_folder(folder)
+            place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
+            place.sync()
+            place.create_segment(start)
+            place.sync()
+        except OSError as cause:
+            if is_full(cause):
+                raise DiskFullError(f"no room to replace {folder}: {cause}", path=folder) from cause
+            raise LogFailedError(f"{folder} cannot be replaced: {cause}", path=folder) from cause
+
     # ------------------------------------------------------------------ facts, any thread
 
     @property

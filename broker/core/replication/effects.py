@@ -14,7 +14,7 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
-from broker.model.replica_messages import FetchRequest, ReplicaMessage
+from broker.model.replica_messages import FetchRequest, LogPrefix, ReplicaMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,17 @@ class TruncateLog:
     end: Offset
 
 
+@dataclass(frozen=True, slots=True)
+class ResetLog:
+    """Begin anew with an empty log at ``start``, durably; then report ``LogTruncated``.
+
+    All that this log holds is below the leader's log start: committed, and in the table.
+    """
+
+    start: Offset
+    prefix: LogPrefix
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeIsr:
     """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered``, or nothing if unknown."""
@@ -128,6 +139,7 @@ Effect = (
     | SendRecords
     | AppendStored
     | TruncateLog
+    | ResetLog
     | ProposeIsr
     | ProposeLeadership
     | ReportLeader

@@ -22,6 +22,7 @@ from broker.core.replication.effects import (
     LogFacts,
     ReportLeader,
     ReportLostRecords,
+    ResetLog,
     Send,
     TruncateLog,
 )
@@ -222,6 +223,12 @@ class PartitionFollower:
             # Never after a whole alignment; if it happens, the log is aligned once more.
             self._ask_epoch = self._facts.epochs.latest
             yield from self._ask(now_ms)
+            return
+        if answer.refusal == "below_start" and answer.prefix is not None:
+            if answer.start > self._facts.log_end:
+                self._heard_ms = now_ms
+                self.phase, self._fetch_after_truncation = "truncating", True
+                yield ResetLog(answer.start, answer.prefix)
             return
         if answer.refusal is not None:
             self._ask_again_soon(now_ms)
