@@ -101,7 +101,8 @@ class LocalStore:
                     if name.startswith(".") or not key.startswith(prefix) or key <= start_after:
                         continue
                     with suppress(FileNotFoundError):
-                        found.append(ObjectInfo(key, (Path(path) / name).stat().st_size))
+                        size = os.stat(f"{path}/{name}").st_size  # noqa: PTH116  (Path costs twice)
+                        found.append(ObjectInfo(key, size))
         except OSError as cause:
             raise _translated(cause, prefix) from cause
         return iter(sorted(found, key=lambda info: info.key))
