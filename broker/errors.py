@@ -5,14 +5,14 @@
     │    InvalidStreamError · UnknownStreamError · StreamExistsError · UnknownPartitionError
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
     │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
-    │    InvalidAssignmentError · FeatureLevelError
+    │    InvalidAssignmentError · FeatureLevelError · TruncatedError
     ├─ FencedError           the caller must refresh what it knows, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
     │    FilesReplacedError · StaleWatermarkError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
-    │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError
+    │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
@@ -118,6 +118,14 @@ class FeatureLevelError(InvalidRequestError):
     """
 
 
+class TruncatedError(InvalidRequestError):
+    """Records that this reader was given are no longer in the log; it must choose where to go on.
+
+    Only after an unclean election, or when it reads what is not committed. Facts: partition,
+    offset and leader_epoch of the reader's position, end: how far the log now goes along with it.
+    """
+
+
 class FencedError(HeadwaterError):
     """The sender acts on an old epoch: it must refresh what it knows, then retry."""
 
@@ -126,7 +134,7 @@ class FencedError(HeadwaterError):
 
 
 class NotLeaderError(FencedError):
-    """This broker does not lead the partition."""
+    """This broker does not lead the partition. Facts: leader and its Flight address, if known."""
 
 
 class StaleLeaderEpochError(FencedError):
@@ -195,6 +203,10 @@ class ShuttingDownError(UnavailableError):
 
 class NotEnoughReplicasError(UnavailableError):
     """Fewer replicas are in sync than a commit needs; nothing was stored. Facts: isr, min_isr."""
+
+
+class NoAnswerError(UnavailableError):
+    """A broker cannot be reached, or stays mute; what it did is not known. Facts: address."""
 
 
 class CorruptDataError(HeadwaterError):

@@ -16,7 +16,7 @@ from broker.codec.record_batch import BatchHeader, PreparedBatch
 from broker.errors import HeadwaterError
 from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import LeaseId, PartitionId
+from broker.model.ids import BrokerId, LeaseId, PartitionId
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AppendResult
 from broker.model.stream import Stream, StreamConfig
@@ -335,6 +335,35 @@ class PartitionHandle(PartitionReader, Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerPlace:
+    """Where one broker of the cluster is."""
+
+    broker: BrokerId
+    flight: str | None  # its Flight address, if it told one
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPlace:
+    """Where one partition is, as far as this broker knows."""
+
+    partition: int
+    leader: BrokerId | None  # None: nobody leads now
+    leader_epoch: LeaderEpoch
+    replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStanding:
+    """What a partition's leader says of it."""
+
+    log_start: Offset
+    high_watermark: Offset
+    leader_epoch: LeaderEpoch
+
+
 class BrokerApi(Protocol):
     """What network services may ask of the broker. Blocking; any thread."""
 
@@ -355,7 +384,27 @@ class BrokerApi(Protocol):
         """Return all streams by name."""
 
     def partition(self, name: str, partition: int) -> PartitionHandle:
-        """Return a partition; raises UnknownStreamError, UnknownPartitionError, NotLeaderError."""
+        """Return the replica that is here; it takes writes only if this broker leads.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError; NotLeaderError: no replica is here.
+        """
+
+    def brokers(self) -> list[BrokerPlace]:
+        """Return the brokers of the cluster, by name."""
+
+    def places(self, name: str) -> list[PartitionPlace]:
+        """Return who leads and who holds each partition of a stream, by number."""
+
+    def standing(self, name: str, partition: int) -> PartitionStanding:
+        """Return what is committed now, as the partition's leader knows it, wherever that is.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError; NotLeaderError: nobody can say now.
+        """
+
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """Return the first offset of a partition that is in the table; None: none is."""
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Hold everything of the stream, in both tiers, from now until the lease ends."""

@@ -7,7 +7,7 @@ and the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pyarrow import flight
@@ -21,6 +21,7 @@ from broker.errors import (
     InvalidConfigError,
     InvalidRequestError,
     LogFailedError,
+    NotLeaderError,
     UnavailableError,
 )
 
@@ -35,6 +36,16 @@ FLIGHT_KINDS: Final[Mapping[type[HeadwaterError], type[flight.FlightError]]] = {
     CorruptDataError: flight.FlightInternalError,
     InvalidConfigError: flight.FlightInternalError,
 }
+
+
+def with_address(
+    error: HeadwaterError, addresses: Callable[[], Mapping[str, str | None]]
+) -> HeadwaterError:
+    """Return a NotLeaderError that names a leader with the leader's address, if it is known."""
+    leader = error.facts.get("leader")
+    if not isinstance(error, NotLeaderError) or leader is None or "address" in error.facts:
+        return error
+    return NotLeaderError(error.message, **error.facts, address=addresses().get(leader))
 
 
 def to_flight(error: HeadwaterError) -> flight.FlightError:

@@ -54,15 +54,15 @@ def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
         )
 
 
-def earliest(api: BrokerApi, stream: Stream, partition: int, handle: PartitionHandle) -> Offset:
-    """Return the first offset of the partition in either tier."""
-    log_start = handle.log_start
+def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) -> Offset:
+    """Return the first offset of the partition in either tier; the local log begins as given."""
     if log_start == 0:
         return log_start  # nothing was ever freed: no need to ask the tier
     for status in api.tier_status(stream.name):
-        if status.partition == partition and len(status.cold):
-            return min(status.cold.start, log_start)
-    return log_start
+        if status.partition == partition:
+            return min(status.cold.start, log_start) if len(status.cold) else log_start
+    table_start = api.table_start(stream.name, partition)  # its leader ships it: on another broker
+    return log_start if table_start is None else min(table_start, log_start)
 
 
 def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
@@ -76,7 +76,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     stream = api.stream(request.stream)
     check_incarnation(stream, request.stream_uuid)
     handle = api.partition(request.stream, request.partition)
-    first = earliest(api, stream, request.partition, handle)
+    first = earliest(api, stream, request.partition, handle.log_start)
     high_watermark = handle.high_watermark
     start = _start(api, request, stream, handle, first)
     end = request.end

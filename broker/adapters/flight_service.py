@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ import structlog
 from pyarrow import flight
 
 from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_errors import to_flight
+from broker.adapters.flight_errors import to_flight, with_address
 from broker.adapters.flight_reads import (
     RowRange,
     check_incarnation,
@@ -43,9 +43,10 @@ from broker.errors import (
 )
 from broker.model.ids import LeaseId
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import BrokerApi, Clock, PartitionHandle, TierStatus
+from broker.ports import BrokerApi, Clock, TierStatus
 
 _READINGS_MAX: Final = 10_000  # each takes microseconds, a commit takes a disk's time
+_READING_MS_MAX: Final = 10_000
 
 _log = structlog.get_logger(__name__)
 
@@ -99,25 +100,11 @@ def _border(
 
     @functools.wraps(method)
     def call(self: _Server, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _flight_errors(method.__name__):
+        with self.errors(method.__name__):
             self.check_open()
             return method(self, *args, **kwargs)
 
     return call
-
-
-@contextmanager
-def _flight_errors(call: str) -> Iterator[None]:
-    """Translate errors at the service's border."""
-    try:
-        yield
-    except HeadwaterError as error:
-        raise to_flight(error) from error
-    except flight.FlightError:
-        raise
-    except Exception as bug:
-        _log.exception("flight_call_crashed", call=call)
-        raise flight.FlightInternalError(f"internal error in {call}, see the broker's log") from bug
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -145,6 +132,28 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Raise ShuttingDownError once the service closes."""
         if self._closing:
             raise ShuttingDownError("the broker is closing")
+
+    @contextmanager
+    def errors(self, call: str) -> Iterator[None]:
+        """Translate errors at the service's border."""
+        try:
+            yield
+        except HeadwaterError as error:
+            raise to_flight(self._explained(error)) from error
+        except flight.FlightError:
+            raise
+        except Exception as bug:
+            _log.exception("flight_call_crashed", call=call)
+            raise flight.FlightInternalError(
+                f"internal error in {call}, see the broker's log"
+            ) from bug
+
+    def _explained(self, error: HeadwaterError) -> HeadwaterError:
+        """Return the error, with the leader's address where it names a leader."""
+        return with_address(error, self._addresses)
+
+    def _addresses(self) -> dict[str, str | None]:
+        return {str(one.broker): one.flight for one in self._api.brokers()}
 
     def close(self, *, timeout_ms: int) -> bool:
         """End all calls and stop; return whether that took less than ``timeout_ms``.
@@ -196,6 +205,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 writer,
                 clock=self._clock,
                 config=self._config,
+                explain=self._explained,
             )
             with self._registered(put):
                 put.run(_chunks(reader))
@@ -223,7 +233,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             return bool(context.is_cancelled())
 
         idle_check_ms = self._config.idle_check_ms
-        with _flight_errors("do_get"), self._place():
+        with self.errors("do_get"), self._place():
             for rows, mark in read_rows(
                 self._api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop
             ):
@@ -259,7 +269,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _info(self, stream: Stream, partition: int | None) -> Any:
         numbers = range(stream.config.partitions) if partition is None else [partition]
-        positions = [self._position(stream, number) for number in numbers]
+        positions = self._positions(stream, numbers)
         path = StreamPath(stream=stream.name, partition=partition)
         endpoints = [
             flight.FlightEndpoint(_ticket_of(stream, position), [], app_metadata=_json(position))
@@ -284,17 +294,28 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             app_metadata=_json(about),
         )
 
-    def _position(self, stream: Stream, partition: int) -> dict[str, Any]:
-        handle = self._api.partition(stream.name, partition)
-        return {
-            "stream_uuid": stream.uuid,
-            "partition": partition,
-            "subject": stream.config.partition_subject(partition),
-            "start": earliest(self._api, stream, partition, handle),
-            "log_start": handle.log_start,
-            "high_watermark": handle.high_watermark,
-            "leader_epoch": handle.leader_epoch,
-        }
+    def _positions(self, stream: Stream, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return what the leaders say of these partitions, and where the leaders are."""
+        places = self._api.places(stream.name)
+        addresses = self._addresses()
+        found: list[dict[str, Any]] = []
+        for number in numbers:
+            standing = self._api.standing(stream.name, number)
+            leader = places[number].leader
+            found.append(
+                {
+                    "stream_uuid": stream.uuid,
+                    "partition": number,
+                    "subject": stream.config.partition_subject(number),
+                    "start": earliest(self._api, stream, number, standing.log_start),
+                    "log_start": standing.log_start,
+                    "high_watermark": standing.high_watermark,
+                    "leader_epoch": standing.leader_epoch,
+                    "leader": leader,
+                    "flight": None if leader is None else addresses.get(leader),
+                }
+            )
+        return found
 
     # ------------------------------------------------------------------ actions
 
@@ -320,8 +341,23 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             {
                 "cluster": self._api.cluster,
                 "stream": _stream_dict(stream),
-                "partitions": [self._position(stream, number) for number in numbers],
+                "partitions": self._positions(stream, numbers),
             }
+        ]
+
+    def _action_brokers(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(one) for one in self._api.brokers()]
+
+    def _action_locate(self, name: str) -> list[dict[str, Any]]:
+        stream = self._api.stream(name)
+        addresses = self._addresses()
+        return [
+            {
+                "stream_uuid": stream.uuid,
+                "flight": None if place.leader is None else addresses.get(place.leader),
+                **dataclasses.asdict(place),
+            }
+            for place in self._api.places(name)
         ]
 
     def _action_list_streams(self) -> list[dict[str, Any]]:
@@ -349,13 +385,19 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
         streams = [self._api.stream(name) for name in names]
-        handles = [
-            [self._api.partition(stream.name, number) for number in range(stream.config.partitions)]
-            for stream in streams
-        ]
+
+        def look() -> list[list[int]]:
+            return [
+                [
+                    int(self._api.standing(stream.name, number).high_watermark)
+                    for number in range(stream.config.partitions)
+                ]
+                for stream in streams
+            ]
+
         return [
             {"name": stream.name, "stream_uuid": stream.uuid, "high_watermarks": found}
-            for stream, found in zip(streams, _at_one_moment(handles), strict=True)
+            for stream, found in zip(streams, _at_one_moment(look, self._clock), strict=True)
         ]
 
     def _action_tier_status(self, name: str) -> list[dict[str, Any]]:
@@ -382,21 +424,25 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
         yield chunk.data, None if metadata is None else bytes(metadata)
 
 
-def _at_one_moment(handles: list[list[PartitionHandle]]) -> list[list[int]]:
+def _at_one_moment(look: Callable[[], list[list[int]]], clock: Clock) -> list[list[int]]:
     """Return all high watermarks as they were at one moment, by reading them twice.
 
     They only grow, so where two readings are equal, every one of them held between the two.
+    Readings of other brokers take longer, so time bounds them, too.
 
     Raises:
         OverloadedError: commits were quicker than the readings, every time.
     """
     before: list[list[int]] = []
+    deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
     for _ in range(_READINGS_MAX):
-        found = [[int(handle.high_watermark) for handle in stream] for stream in handles]
+        found = look()
         if found == before:
             return found
         before = found
-    raise OverloadedError(f"the log did not stand still between {_READINGS_MAX} readings")
+        if clock.monotonic_ms() > deadline_ms:
+            break
+    raise OverloadedError("the log did not stand still between two readings, time after time")
 
 
 def _ticket_of(stream: Stream, position: dict[str, Any]) -> Any:

@@ -61,7 +61,9 @@ class PutStream:
         *,
         clock: Clock,
         config: FlightConfig,
+        explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
     ) -> None:
+        self._explain = explain  # to its client
         self._preparer = Preparer(schema, codec=stream_config.compression)
         self._handle = handle
         self._stream_config = stream_config
@@ -151,7 +153,7 @@ class PutStream:
                 f"the batch was not durable within {self._config.commit_timeout_ms} ms",
                 timeout_ms=self._config.commit_timeout_ms,
             )
-        self._write(encode_ack(outcome))
+        self._answer(outcome)
 
     def _wait_for_room(self, size: int) -> None:
         with self._room:
@@ -223,9 +225,14 @@ class PutStream:
                 early[came] = (size, outcome)
             while place in early:
                 size, answer = early.pop(place)
-                self._write(encode_ack(answer))
+                self._answer(answer)
                 self._make_room(size)
                 place += 1
+
+    def _answer(self, outcome: _Outcome) -> None:
+        if isinstance(outcome, HeadwaterError):
+            outcome = self._explain(outcome)
+        self._write(encode_ack(outcome))
 
     def _write(self, frame: bytes) -> None:
         """Send a frame; once the client has gone, outcomes are drained without being sent."""

@@ -95,6 +95,17 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"name": _name, "positions": _flag},
         {"positions": True},
     ),
+    "brokers": ActionSpec(
+        "Tell the cluster's brokers. {} -> {broker, flight, alive} each.",
+        {},
+        {},
+    ),
+    "locate": ActionSpec(
+        "Tell where a stream's partitions are. {name} -> {stream_uuid, partition, leader, flight, "
+        "leader_epoch, replicas, isr} each; flight is the leader's address.",
+        {"name": _name},
+        {},
+    ),
     "list_streams": ActionSpec("List the streams. {} -> one result per stream.", {}, {}),
     "delete_stream": ActionSpec(
         "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",

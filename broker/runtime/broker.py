@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -46,14 +45,17 @@ from broker.errors import (
 )
 from broker.model.control_messages import NewestTold
 from broker.model.cut import Cut, Lease, PartitionCut
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import (
+    BrokerPlace,
     Clock,
     Files,
     HeldLease,
+    PartitionPlace,
+    PartitionStanding,
     RemoteLog,
     TableState,
     TierCatalog,
@@ -61,6 +63,7 @@ from broker.ports import (
     TierStatus,
 )
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
 from broker.runtime.partition_driver import OnCommit, PartitionDriver, ignore_commit
 from broker.runtime.replica_shell import AloneLinks, ReplicaLinks, not_leader
@@ -260,6 +263,14 @@ class Broker:
 
     def partition(self, name: str, partition: int) -> PartitionDriver:
         """See ``BrokerApi.partition``: the replica that is here, whoever leads."""
+        stream = self._with_partition(name, partition)
+        driver = self._hosted.of_stream(stream.uuid).get(partition)
+        if driver is None:
+            partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+            raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
+        return driver
+
+    def _with_partition(self, name: str, partition: int) -> Stream:
         stream = self.stream(name)
         if not 0 <= partition < stream.config.partitions:
             raise UnknownPartitionError(
@@ -269,11 +280,19 @@ class Broker:
                 partition=partition,
                 partitions_count=stream.config.partitions,
             )
-        driver = self._hosted.of_stream(stream.uuid).get(partition)
-        if driver is None:
-            partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
-            raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
-        return driver
+        return stream
+
+    def brokers(self) -> list[BrokerPlace]:
+        """See ``BrokerApi.brokers``."""
+        return brokers_in(self._metadata.state)
+
+    def places(self, name: str) -> list[PartitionPlace]:
+        """See ``BrokerApi.places``."""
+        return places_in(self._metadata.state, self.stream(name).uuid)
+
+    def standing(self, name: str, partition: int) -> PartitionStanding:
+        """See ``BrokerApi.standing``."""
+        return self._standing(self._with_partition(name, partition), partition)
 
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica, for metrics."""
@@ -365,7 +384,7 @@ class Broker:
         return self._remote.table_state(stream)
 
     def _partition_cut(self, stream: Stream, number: int, table: TableState) -> PartitionCut:
-        position = self._position(stream, number)
+        position = self._standing(stream, number)
         recorded = self._recorded_cold_end(stream.uuid, number)
         cold = table.ranges.get(number)
         start = cold.start if cold is not None else position.log_start
@@ -404,17 +423,17 @@ class Broker:
             leader_epoch=position.leader_epoch,
         )
 
-    def _position(self, stream: Stream, number: int) -> _Position:
+    def _standing(self, stream: Stream, number: int) -> PartitionStanding:
         """Return what is committed, as its leader knows it."""
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         driver = self._hosted.find(partition_id)
         if driver is not None and driver.leads:
             newest = driver.high_watermark if driver.failure else driver.newest_committed
             if newest is not None:
-                return _Position(driver.log_start, newest, driver.leader_epoch)
+                return PartitionStanding(driver.log_start, newest, driver.leader_epoch)
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
         assert told.high_watermark is not None, "a leader that does not know is not an answer"
-        return _Position(told.log_start, told.high_watermark, told.leader_epoch)
+        return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)
 
     # ------------------------------------------------------------------ the cold tier
 
@@ -427,6 +446,11 @@ class Broker:
     def tier_status(self, name: str) -> list[TierStatus]:
         """See ``BrokerApi.tier_status``."""
         return self._tier().status(self.stream(name))
+
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """See ``BrokerApi.table_start``; asks the table itself, for others may feed it."""
+        found = self._table_state(self.stream(name)).ranges.get(partition)
+        return found.start if found else None
 
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """See ``BrokerApi.tier_flush``."""
@@ -497,15 +521,6 @@ class Broker:
             if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
         ]
         return min(floors, default=Offset(2**63 - 1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """What a partition's leader says of it."""
-
-    log_start: Offset
-    high_watermark: Offset
-    leader_epoch: LeaderEpoch
 
 
 class Alone:

@@ -39,6 +39,7 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import (
     NO_PRODUCER,
+    BrokerId,
     LeaseId,
     PartitionId,
     PartitionNumber,
@@ -48,9 +49,18 @@ from broker.model.ids import (
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AppendResult
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import HeldLease, RecordsOutcome, StoredBatch, TierStatus
+from broker.ports import (
+    BrokerPlace,
+    HeldLease,
+    PartitionPlace,
+    PartitionStanding,
+    RecordsOutcome,
+    StoredBatch,
+    TierStatus,
+)
 
 _EPOCH = LeaderEpoch(1)
+_BROKER = BrokerId("memory")
 
 
 class FakeClock:
@@ -470,6 +480,33 @@ class MemoryBroker:
             )
             for number, partition in enumerate(self._partitions[name])
         ]
+
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """Return where the cold part begins, if there is one."""
+        return Offset(0) if self._partitions[name][partition].log_start else None
+
+    def brokers(self) -> list[BrokerPlace]:
+        """Return this one."""
+        return [BrokerPlace(broker=_BROKER, flight=None, alive=True)]
+
+    def places(self, name: str) -> list[PartitionPlace]:
+        """Return that everything is here."""
+        self.stream(name)
+        return [
+            PartitionPlace(
+                partition=number,
+                leader=_BROKER,
+                leader_epoch=partition.leader_epoch,
+                replicas=(_BROKER,),
+                isr=(_BROKER,),
+            )
+            for number, partition in enumerate(self._partitions[name])
+        ]
+
+    def standing(self, name: str, partition: int) -> PartitionStanding:
+        """Return what is committed."""
+        found = self.partition(name, partition)
+        return PartitionStanding(found.log_start, found.high_watermark, found.leader_epoch)
 
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """Make everything that is committed cold."""

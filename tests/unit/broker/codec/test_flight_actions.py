@@ -13,6 +13,8 @@ from broker.errors import InvalidRequestError
 GOOD: dict[str, dict[str, Any]] = {
     "create_stream": {"name": "s", "config": {"subject": "s"}},
     "describe_stream": {"name": "s", "positions": False},
+    "brokers": {},
+    "locate": {"name": "s"},
     "list_streams": {},
     "delete_stream": {"name": "s", "stream_uuid": None},
     "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
