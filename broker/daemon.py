@@ -37,6 +37,7 @@ from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.identity import claim_directory
 from broker.runtime.nats_ingest import NatsIngest
+from broker.runtime.operations import ClusterOperations
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from broker.samples import BrokerSamples
 from tiering.config import TieringConfig
@@ -161,7 +162,12 @@ class _Daemon:
             tiering.start()
             self._undo.append(tiering.stop)
         await self._start_ingest(broker, samples, in_cluster=node is not None)
-        flight = FlightService(broker, clock, _flight_service_config(config.flight))
+        flight = FlightService(
+            broker,
+            clock,
+            _flight_service_config(config.flight),
+            operations=_operations(config, broker, metadata, clock),
+        )
         flight.start()
         self._undo.append(flight.close)
         if node is not None:
@@ -301,6 +307,24 @@ class _IngestBridge:
     def stop(self) -> None:
         """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""
         asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
+
+
+def _operations(
+    config: BrokerConfig,
+    broker: Broker,
+    metadata: LocalMetadataLog | RaftMetadataLog,
+    clock: SystemClock,
+) -> ClusterOperations:
+    raft = metadata if isinstance(metadata, RaftMetadataLog) else None
+    return ClusterOperations(
+        cluster=config.node.cluster,
+        me=BrokerId(config.node.id),
+        metadata=metadata,
+        broker=broker,
+        clock=clock,
+        controllers=tuple(config.cluster.members()),
+        controller=None if raft is None else lambda: raft.leader,
+    )
 
 
 def _cluster_options(node: ClusterNode) -> dict[str, Any]:

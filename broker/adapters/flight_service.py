@@ -22,6 +22,7 @@ from pyarrow import flight
 
 from broker.adapters.flight_config import FlightConfig
 from broker.adapters.flight_errors import to_flight, with_address
+from broker.adapters.flight_operations import operate
 from broker.adapters.flight_reads import (
     RowRange,
     check_incarnation,
@@ -32,6 +33,7 @@ from broker.adapters.flight_reads import (
 from broker.adapters.flight_sockets import sever_connections
 from broker.adapters.flight_writes import PutStream
 from broker.codec.flight_actions import ACTIONS, decode_body
+from broker.codec.flight_operations import OPERATIONS
 from broker.codec.flight_protocol import ReadRequest, StreamPath
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
@@ -43,6 +45,7 @@ from broker.errors import (
 )
 from broker.model.ids import LeaseId
 from broker.model.stream import Stream, StreamConfig
+from broker.operator_ports import OperatorApi
 from broker.ports import BrokerApi, Clock, TierStatus
 
 _READINGS_MAX: Final = 10_000  # each takes microseconds, a commit takes a disk's time
@@ -57,10 +60,18 @@ _R = TypeVar("_R")
 class FlightService:
     """The service's life: start, port, close. Calls come in on gRPC's threads from then on."""
 
-    def __init__(self, api: BrokerApi, clock: Clock, config: FlightConfig) -> None:
+    def __init__(
+        self,
+        api: BrokerApi,
+        clock: Clock,
+        config: FlightConfig,
+        *,
+        operations: OperatorApi | None = None,
+    ) -> None:
         self._api = api
         self._clock = clock
         self._config = config
+        self._operations = operations
         self._server: _Server | None = None
 
     def start(self) -> None:
@@ -72,7 +83,7 @@ class FlightService:
         assert self._server is None, "started twice"
         where = f"{self._config.host}:{self._config.port}"
         try:
-            self._server = _Server(self._api, self._clock, self._config)
+            self._server = _Server(self._api, self._clock, self._config, self._operations)
         except (pa.ArrowException, OSError) as cause:
             raise InvalidConfigError(
                 f"Flight cannot serve on {where}: the address is taken or not ours, or a "
@@ -110,7 +121,9 @@ def _border(
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """What pyarrow calls, one method per Flight call."""
 
-    def __init__(self, api: BrokerApi, clock: Clock, config: FlightConfig) -> None:
+    def __init__(
+        self, api: BrokerApi, clock: Clock, config: FlightConfig, operations: OperatorApi | None
+    ) -> None:
         tls = config.tls_cert is not None
         super().__init__(
             f"{'grpc+tls' if tls else 'grpc'}://{config.host}:{config.port}",
@@ -119,6 +132,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
             root_certificates=config.tls_client_ca,
         )
         self._api = api
+        self._operations = operations
         self._clock = clock
         self._config = config
         self._closing = False
@@ -327,7 +341,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def do_action(self, _context: Any, action: Any) -> Any:
         """Run one action and return its results."""
         values = decode_body(action.type, action.body.to_pybytes())
-        results = getattr(self, f"_action_{action.type}")(**values)
+        if action.type in OPERATIONS:
+            results = operate(self._operations, action.type, values)
+        else:
+            results = getattr(self, f"_action_{action.type}")(**values)
         return iter([_json(result) for result in results])
 
     def _action_create_stream(self, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:

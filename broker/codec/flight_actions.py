@@ -7,10 +7,10 @@ One table (:data:`ACTIONS`) is both the validator of the server and the help tex
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
+from broker.codec.flight_operations import OPERATIONS, ActionSpec
 from broker.codec.flight_protocol import (
     parse_object,
     refuse_unknown,
@@ -26,17 +26,6 @@ LEASE_TTL_MS_MAX: Final = 24 * 3_600_000
 FLUSH_TIMEOUT_MS_MAX: Final = 3_600_000
 _OWNER_BYTES_MAX: Final = 256
 _NAMES_MAX: Final = 1000
-
-_Check = Callable[[object], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionSpec:
-    """One action: what it does, and how each field of its body is checked."""
-
-    help: str
-    fields: Mapping[str, _Check]
-    defaults: Mapping[str, Any]
 
 
 def _config(value: object) -> dict[str, Any]:
@@ -147,6 +136,7 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"name": _name, "timeout_ms": _timeout_ms},
         {},
     ),
+    **OPERATIONS,
 }
 
 

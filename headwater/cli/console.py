@@ -78,6 +78,19 @@ def table(
     _OUT.print(built)
 
 
+def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Show many columns on stdout without frames, each line whole however wide it is.
+
+    What a person looks at in a narrow terminal, and what grep and awk cut.
+    """
+    body = [[" ".join(_text(value).split()) for value in row] for row in rows]
+    heads = [name.upper() for name in names]
+    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+    for cells in (heads, *body):
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        line("  ".join(padded).rstrip())
+
+
 def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None:
     """Show names with their values on stdout, one per line."""
     built = Table.grid(padding=(0, 2))
@@ -105,10 +118,14 @@ def is_terminal() -> bool:
 
 
 def _cell(value: Any) -> str:
+    return escape(_text(value))
+
+
+def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(str(value))
+    return str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -27,9 +27,10 @@ from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports import HeldLease, TierStatus
-from headwater.client.address import Address, resolve_address
+from headwater.client.address import Addresses, resolve_addresses
+from headwater.client.brokers import Brokers
 from headwater.client.fetch import Fetch
-from headwater.client.flight_connection import Connection
+from headwater.client.leader_route import LeaderRoute
 from headwater.client.producer import Producer
 
 _LEASE_TTL_MS: int = 60_000
@@ -78,8 +79,9 @@ class StreamHighWatermarks:
 class Client:
     """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
 
-    Without ``url`` the address is HEADWATER_SERVER's, else grpc://127.0.0.1:7410. Connects with
-    the first call. For TLS against a private authority give its ``tls_ca_file``; for mutual TLS
+    A cluster is known by the addresses of some of its brokers, with commas between them: any that
+    answers will do, and the others are learned. Without ``url`` HEADWATER_SERVER says where, else
+    it is grpc://127.0.0.1:7410. Connects with the first call. For TLS against a private authority give its ``tls_ca_file``; for mutual TLS
     also a certificate and its key (PEM files).
 
     Raises:
@@ -94,19 +96,20 @@ class Client:
         tls_cert_file: str | os.PathLike[str] | None = None,
         tls_key_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._address = resolve_address(
-            url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+        self._brokers = Brokers(
+            resolve_addresses(
+                url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+            )
         )
-        self._connection = Connection(self._address)
 
     @property
-    def address(self) -> Address:
-        """The broker's address, as resolved."""
-        return self._address
+    def address(self) -> Addresses:
+        """The addresses that were given, as resolved."""
+        return self._brokers.addresses
 
     def close(self) -> None:
-        """Close the connection; running reads end with an error."""
-        self._connection.close()
+        """Close the connections; running reads end with an error."""
+        self._brokers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +142,7 @@ class Client:
 
     def streams(self) -> list[Stream]:
         """Return all streams by name."""
-        return [_stream(values) for values in self._connection.action("list_streams", {})]
+        return [_stream(values) for values in self._brokers.action("list_streams", {})]
 
     def describe(self, name: str) -> StreamDescription:
         """Return a stream with the positions of its partitions; raises UnknownStreamError."""
@@ -194,9 +197,10 @@ class Client:
             UnknownStreamError, UnknownPartitionError (with the first batch).
         """
         uuid = stream_uuid or self.stream(stream).uuid
+        path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid)
         return Producer(
-            lambda: Connection(self._address),
-            StreamPath(stream=stream, partition=partition, stream_uuid=uuid),
+            LeaderRoute(self._brokers, path),
+            path,
             window_batches=window_batches,
             retry_ms_max=retry_ms_max,
             producer_id=producer_id,
@@ -237,7 +241,7 @@ class Client:
             stream_uuid=None if stream_uuid is None else StreamUuid(stream_uuid),
             batch_bytes_max=batch_bytes_max,
         )
-        return Fetch(self._connection, request)
+        return Fetch(self._brokers.connection(self._brokers.known()[0]), request)
 
     # ------------------------------------------------------------------ leases and cuts
 
@@ -254,13 +258,13 @@ class Client:
 
     def drop_lease(self, lease_id: LeaseId) -> None:
         """End a lease; one that has ended is fine."""
-        self._connection.action("drop_lease", {"lease_id": lease_id})
+        self._brokers.action("drop_lease", {"lease_id": lease_id})
 
     def leases(self, name: str) -> list[HeldLease]:
         """Return the leases on a stream that have not ended, the oldest first."""
         return [
             HeldLease(**{**values, "lease_id": LeaseId(values["lease_id"])})
-            for values in self._connection.action("list_leases", {"name": name})
+            for values in self._brokers.action("list_leases", {"name": name})
         ]
 
     def cut(self, name: str, ttl_ms: int = _LEASE_TTL_MS, owner: str | None = None) -> Cut:
@@ -277,7 +281,7 @@ class Client:
         """
         if not names:
             return {}
-        results = self._connection.action("high_watermarks", {"names": list(names)})
+        results = self._brokers.action("high_watermarks", {"names": list(names)})
         return {
             one["name"]: StreamHighWatermarks(
                 stream_uuid=StreamUuid(one["stream_uuid"]),
@@ -291,17 +295,23 @@ class Client:
     def tier_status(self, name: str) -> list[TierStatus]:
         """Return how far each partition's tiering is."""
         return [
-            _status(values) for values in self._connection.action("tier_status", {"name": name})
+            _status(values) for values in self._brokers.action("tier_status", {"name": name})
         ]
 
     def tier_flush(self, name: str, *, timeout_ms: int = 300_000) -> list[TierStatus]:
         """Ship every committed record into the table now; return when it is there."""
         values = {"name": name, "timeout_ms": timeout_ms}
-        results = self._connection.action("tier_flush", values, timeout_ms=timeout_ms + 10_000)
+        results = self._brokers.action("tier_flush", values, timeout_ms=timeout_ms + 10_000)
         return [_status(result) for result in results]
 
+    def call(
+        self, action: str, values: Mapping[str, Any], *, timeout_ms: int = 30_000
+    ) -> list[dict[str, Any]]:
+        """Run a Flight action as it is; the operators' calls are built on it."""
+        return self._brokers.action(action, values, timeout_ms=timeout_ms)
+
     def _one(self, action: str, values: dict[str, Any], *, timeout_ms: int = 30_000) -> Any:
-        results = self._connection.action(action, values, timeout_ms=timeout_ms)
+        results = self._brokers.action(action, values, timeout_ms=timeout_ms)
         if len(results) != 1:
             raise EnvelopeError(f"{action} gave {len(results)} results, not one")
         return results[0]

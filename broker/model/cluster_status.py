@@ -1,0 +1,231 @@
+"""What an operator is told of a cluster: brokers, partitions, replicas; and what an action did.
+
+One broker tells what the metadata says (:class:`ClusterStatus`), each tells of its own replicas
+(:class:`ReplicaStatus`). Values only; ``to_dict`` is what goes over the wire and what ``--json``
+prints, ``from_dict`` refuses anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self, get_type_hints
+
+from broker.errors import EnvelopeError
+from broker.model.ids import BrokerId
+
+PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
+STATUS_NAMES: Final[Mapping[str, str]] = {
+    "online": "Online",
+    "election": "Election",
+    "candidate_found": "CandidateFound",
+    "offline": "Offline",
+}
+
+
+class _Wire:
+    """JSON both ways, for flat dataclasses whose nested fields say how they are built."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`to_dict`; a field that a newer broker added is passed over.
+
+        Raises:
+            EnvelopeError: a field is missing, or is not what it should be.
+        """
+        hints = get_type_hints(cls)
+        try:
+            found = {
+                one.name: _built(hints[one.name], values[one.name])
+                for one in dataclasses.fields(cls)  # type: ignore[arg-type]
+            }
+        except (KeyError, TypeError, AttributeError, ValueError) as cause:
+            raise EnvelopeError(f"not a {cls.__name__}: {cause!r}") from cause
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossStatus(_Wire):
+    """An unclean election of the past: what was given up, and by whom."""
+
+    leader_epoch: int
+    leader: str
+    log_end: int
+    known_end: int
+    given_up: tuple[str, ...]
+    operator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus(_Wire):
+    """A registered broker."""
+
+    broker: str
+    epoch: int
+    addresses: dict[str, str]
+    fenced: bool
+    stopping: bool
+    controller: bool  # it is in office, as far as the teller knows
+    leads: int  # partitions
+    replicas: int
+    features_max: int
+
+    @property
+    def state(self) -> str:
+        """One word for people."""
+        return "fenced" if self.fenced else "stopping" if self.stopping else "alive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionInfo(_Wire):
+    """A partition, as the metadata has it."""
+
+    stream: str
+    stream_uuid: str
+    partition: int
+    status: str  # of PartitionStatus
+    leader: str | None
+    candidate: str | None
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[str, ...]  # in order of preference
+    isr: tuple[str, ...]
+    eligible: tuple[str, ...]
+    min_isr: int
+    target: tuple[str, ...]  # of the move in progress, if any
+    last_known_leader: str | None
+    cold_end: int
+    losses: tuple[LossStatus, ...]
+
+    @property
+    def name(self) -> str:
+        """``stream/partition``."""
+        return f"{self.stream}/{self.partition}"
+
+    @property
+    def under_replicated(self) -> bool:
+        """Whether a replica is not in sync."""
+        return not set(self.replicas) <= set(self.isr)
+
+    @property
+    def below_min_isr(self) -> bool:
+        """Whether nothing is committed, because too few are in sync."""
+        return len(self.isr) < self.min_isr
+
+    @property
+    def offline(self) -> bool:
+        """Whether nobody leads and nobody can."""
+        return self.status == "offline"
+
+    @property
+    def preferred(self) -> str | None:
+        """Who should lead."""
+        return self.replicas[0] if self.replicas else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus(_Wire):
+    """The cluster, as the metadata has it."""
+
+    cluster: str
+    told_by: str
+    alone: bool  # a broker that is its own cluster
+    confirmed: bool  # a majority of the controllers confirmed that nothing newer was decided
+    controller: str | None
+    controllers: tuple[str, ...]
+    feature_level: int
+    brokers: tuple[BrokerStatus, ...]
+    partitions: tuple[PartitionInfo, ...]
+
+    @property
+    def offline(self) -> list[PartitionInfo]:
+        """Partitions without a leader: offline, or in an election."""
+        return [one for one in self.partitions if one.status != "online"]
+
+    @property
+    def under_replicated(self) -> list[PartitionInfo]:
+        """Partitions with a replica that is not in sync."""
+        return [one for one in self.partitions if one.under_replicated]
+
+    def partition(self, stream: str, partition: int) -> PartitionInfo | None:
+        """Return a partition, if there is one of that name."""
+        for one in self.partitions:
+            if one.stream == stream and one.partition == partition:
+                return one
+        return None
+
+    def broker(self, broker: str) -> BrokerStatus | None:
+        """Return a broker, if it is registered."""
+        return next((one for one in self.brokers if one.broker == broker), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerStatus(_Wire):
+    """A follower, as its leader last heard of it."""
+
+    broker: str
+    synced_end: int | None  # None: not heard in this epoch
+    lag_records: int | None
+    silent_ms: int | None  # since it was last heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus(_Wire):
+    """A replica, as its own broker sees it."""
+
+    broker: str
+    stream: str
+    partition: int
+    role: str
+    leader_epoch: int
+    last_epoch: int  # of the last record
+    log_start: int
+    high_watermark: int
+    log_end: int
+    synced_end: int
+    failure: str | None
+    followers: tuple[FollowerStatus, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed(_Wire):
+    """What an operator's command did: a partition's new epochs, or why it was refused."""
+
+    stream: str
+    partition: int
+    to: str  # the broker, or the brokers with commas, that it is about
+    changed: bool  # False: it was so already
+    refused: str | None = None  # only where other parts of the same command may have succeeded
+
+
+_NESTED: Final = (LossStatus, BrokerStatus, PartitionInfo, FollowerStatus)
+
+
+def _built(hint: Any, value: Any) -> Any:
+    """Return a JSON value as a field's type wants it; raises TypeError for another kind."""
+    text = str(hint)
+    if text.startswith("tuple"):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"a list was expected, not {value!r}")
+        kind = next((one for one in _NESTED if one.__name__ in text), None)
+        return tuple(_built(str, one) if kind is None else kind.from_dict(one) for one in value)
+    if text.startswith("dict"):
+        return {_built(str, name): _built(str, one) for name, one in dict(value).items()}
+    if value is None and "None" in text:
+        return None
+    wanted = bool if hint is bool else int if "int" in text else str
+    if type(value) is not wanted:
+        raise TypeError(f"{wanted.__name__} was expected, not {value!r}")
+    return value
+
+
+def broker_ids(names: tuple[str, ...]) -> tuple[BrokerId, ...]:
+    """Return names as the ids that commands take."""
+    return tuple(BrokerId(one) for one in names)

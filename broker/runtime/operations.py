@@ -1,0 +1,402 @@
+"""What operators ask of a broker: how the cluster stands, and changes on purpose.
+
+Every broker answers for the whole cluster from the metadata that it has applied, after a barrier
+where one can be had, and for its own replicas. A change is an ordinary command with the epochs that
+it was decided on; one that lost a race is looked at again. Implements ``OperatorApi``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import structlog
+
+from broker.core.metadata.commands import (
+    Command,
+    ElectUnclean,
+    NameCandidate,
+    ReassignReplicas,
+    RemoveBroker,
+    encode,
+)
+from broker.core.metadata.placement import balance
+from broker.core.metadata.state import MetadataState, PartitionState
+from broker.errors import (
+    FencedError,
+    HeadwaterError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    StaleBrokerEpochError,
+    StaleLeaderEpochError,
+    StalePartitionEpochError,
+    UnavailableError,
+    UnknownBrokerError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.cluster_status import (
+    BrokerStatus,
+    ClusterStatus,
+    FollowerStatus,
+    LossStatus,
+    PartitionInfo,
+    Proposed,
+    ReplicaStatus,
+)
+from broker.model.epochs import PartitionEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports import Clock
+from broker.runtime.partition_driver import PartitionDriver
+
+_log = structlog.get_logger(__name__)
+
+_ATTEMPTS: Final = 5  # at a change that somebody else's change overtook
+_BARRIER_MS: Final = 5_000
+_STALE: Final = (StaleBrokerEpochError, StaleLeaderEpochError, StalePartitionEpochError)
+
+
+class OperatedMetadata(Protocol):
+    """The metadata log, as operators need it."""
+
+    @property
+    def state(self) -> MetadataState:
+        """What is applied here."""
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """See ``MetadataLog.propose``."""
+
+    def barrier(self, *, timeout_ms: int = ...) -> int:
+        """See ``MetadataLog.barrier``."""
+
+
+class OperatedBroker(Protocol):
+    """The broker whose replicas are told of."""
+
+    def drivers(self) -> list[PartitionDriver]:
+        """Return every open replica."""
+
+
+class ClusterOperations:
+    """Implements ``OperatorApi``. Blocking; any thread."""
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        me: BrokerId,
+        metadata: OperatedMetadata,
+        broker: OperatedBroker,
+        clock: Clock,
+        controllers: Sequence[str] = (),
+        controller: Callable[[], str | None] | None = None,
+    ) -> None:
+        """Without ``controllers`` this broker is its own cluster, and its own controller."""
+        self._cluster = cluster
+        self._me = me
+        self._metadata = metadata
+        self._broker = broker
+        self._clock = clock
+        self._controllers = tuple(controllers)
+        self._controller = controller or (lambda: me)
+
+    # ------------------------------------------------------------------ looking
+
+    def status(self, *, confirm_ms: int = 1_000) -> ClusterStatus:
+        """See ``OperatorApi.status``."""
+        try:
+            self._metadata.barrier(timeout_ms=confirm_ms)
+        except UnavailableError:
+            confirmed = False
+        else:
+            confirmed = True
+        state = self._metadata.state
+        controller = self._controller()
+        return ClusterStatus(
+            cluster=self._cluster,
+            told_by=self._me,
+            alone=not self._controllers,
+            confirmed=confirmed,
+            controller=controller,
+            controllers=self._controllers,
+            feature_level=state.feature_level,
+            brokers=tuple(_brokers(state, controller)),
+            partitions=tuple(_partitions(state)),
+        )
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """See ``OperatorApi.replicas``."""
+        found = [self._replica(driver) for driver in self._broker.drivers()]
+        return sorted(found, key=lambda one: (one.stream, one.partition))
+
+    def _replica(self, driver: PartitionDriver) -> ReplicaStatus:
+        last_epoch, synced_end = driver.synced_position
+        view = driver.view
+        role = "failed" if driver.failure else "none" if view is None else view.role_of(self._me)
+        return ReplicaStatus(
+            broker=self._me,
+            stream=driver.stream.name,
+            partition=driver.partition_id.number,
+            role=role,
+            leader_epoch=driver.leader_epoch,
+            last_epoch=last_epoch,
+            log_start=driver.log_start,
+            high_watermark=driver.high_watermark,
+            log_end=driver.log_end,
+            synced_end=synced_end,
+            failure=None if driver.failure is None else driver.failure.message,
+            followers=tuple(followers_of(driver, self._clock.monotonic_ms())),
+        )
+
+    # ------------------------------------------------------------------ changing
+
+    def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
+        """See ``OperatorApi.move``."""
+        wanted = tuple(BrokerId(one) for one in target)
+
+        def plan(state: MetadataState) -> ReassignReplicas | None:
+            stream, one = _find(state, name, partition)
+            if (one.target or one.replicas) == wanted:
+                return None
+            return ReassignReplicas(
+                stream_uuid=stream.uuid,
+                partition=partition,
+                partition_epoch=one.partition_epoch,
+                target=wanted,
+            )
+
+        changed = self._change(plan)
+        return Proposed(stream=name, partition=partition, to=",".join(wanted), changed=changed)
+
+    def transfer_leader(self, name: str, partition: int, to: str) -> Proposed:
+        """See ``OperatorApi.transfer_leader``."""
+
+        def plan(state: MetadataState) -> NameCandidate | None:
+            stream, one = _find(state, name, partition)
+            registered = state.brokers.get(BrokerId(to))
+            if registered is None:
+                raise _unknown_broker(state, to)
+            if to == one.leader:
+                return None
+            if to not in one.isr:
+                raise IneligibleReplicaError(
+                    f"{to} is not in sync with {name}/{partition}: ISR {', '.join(one.isr)}",
+                    broker=to,
+                )
+            return NameCandidate(
+                stream_uuid=stream.uuid,
+                partition=partition,
+                leader_epoch=one.leader_epoch,
+                partition_epoch=one.partition_epoch,
+                candidate=BrokerId(to),
+                candidate_epoch=registered.epoch,
+            )
+
+        return Proposed(stream=name, partition=partition, to=to, changed=self._change(plan))
+
+    def balance(self) -> list[Proposed]:
+        """See ``OperatorApi.balance``."""
+        self._metadata.barrier(timeout_ms=_BARRIER_MS)
+        state = self._metadata.state
+        names = {stream.uuid: name for name, stream in state.streams.items()}
+        done: list[Proposed] = []
+        for command in balance(state):
+            refused = None
+            try:
+                self._propose(command)
+            except (FencedError, InvalidRequestError) as error:  # it changed meanwhile
+                refused = error.message
+            done.append(
+                Proposed(
+                    stream=names.get(command.stream_uuid, command.stream_uuid),
+                    partition=command.partition,
+                    to=command.candidate,
+                    changed=refused is None,
+                    refused=refused,
+                )
+            )
+        return done
+
+    def elect_unclean(
+        self,
+        name: str,
+        partition: int,
+        *,
+        broker: str,
+        partition_epoch: int,
+        known_end: int,
+        operator: str,
+        accept_data_loss: bool,
+    ) -> Proposed:
+        """See ``OperatorApi.elect_unclean``: of the partition as the operator saw it."""
+        if broker != self._me:
+            raise InvalidRequestError(
+                f"{broker} itself has to be asked to lead: only it knows how far its log reaches",
+                broker=broker,
+            )
+        self._metadata.barrier(timeout_ms=_BARRIER_MS)
+        state = self._metadata.state
+        stream, one = _find(state, name, partition)
+        driver = next(
+            (
+                driver
+                for driver in self._broker.drivers()
+                if driver.stream.uuid == stream.uuid and driver.partition_id.number == partition
+            ),
+            None,
+        )
+        if driver is None or driver.failure is not None:
+            raise IneligibleReplicaError(
+                f"{broker} holds no readable replica of {name}/{partition}", broker=broker
+            )
+        _, end = driver.synced_position
+        self._propose(
+            ElectUnclean(
+                stream_uuid=stream.uuid,
+                partition=partition,
+                partition_epoch=PartitionEpoch(partition_epoch),
+                broker=self._me,
+                broker_epoch=state.brokers[self._me].epoch,
+                log_end=end,
+                known_end=Offset(max(known_end, end, one.cold_end)),
+                operator=operator,
+                accept_data_loss=accept_data_loss,
+            )
+        )
+        _log.warning(
+            "unclean_election", stream=name, partition=partition, log_end=end, operator=operator
+        )
+        return Proposed(stream=name, partition=partition, to=broker, changed=True)
+
+    def remove_broker(self, broker: str) -> None:
+        """See ``OperatorApi.remove_broker``."""
+
+        def plan(state: MetadataState) -> RemoveBroker:
+            registered = state.brokers.get(BrokerId(broker))
+            if registered is None:
+                raise _unknown_broker(state, broker)
+            return RemoveBroker(broker=BrokerId(broker), broker_epoch=registered.epoch)
+
+        self._change(plan)
+
+    def _change(self, plan: Callable[[MetadataState], Command | None]) -> bool:
+        """Propose what ``plan`` wants of the newest state; tell whether that was anything."""
+        refused: HeadwaterError | None = None
+        for _ in range(_ATTEMPTS):
+            self._metadata.barrier(timeout_ms=_BARRIER_MS)
+            command = plan(self._metadata.state)
+            if command is None:
+                return False
+            try:
+                self._propose(command)
+            except _STALE as error:
+                refused = error
+            else:
+                return True
+        assert refused is not None, "it was tried"
+        raise refused
+
+    def _propose(self, command: Command) -> Mapping[str, Any]:
+        reply = self._metadata.propose(encode(command))
+        _log.info("operator_changed", command=type(command).__name__)
+        return reply
+
+
+def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatus]:
+    """Yield how far each follower is, where this replica leads; any thread."""
+    leader = driver.leader
+    if leader is None:
+        return
+    log_end = driver.log_end
+    for broker, progress in sorted(dict(leader.progress()).items()):
+        end = progress.synced_end
+        yield FollowerStatus(
+            broker=broker,
+            synced_end=end,
+            lag_records=None if end is None else max(0, log_end - end),
+            silent_ms=None if end is None else max(0, now_ms - progress.heard_ms),
+        )
+
+
+def _brokers(state: MetadataState, controller: str | None) -> Iterator[BrokerStatus]:
+    leads: Counter[BrokerId | None] = Counter()
+    holds: Counter[BrokerId] = Counter()
+    for rows in state.partitions.values():
+        for row in rows:
+            leads[row.leader] += 1
+            holds.update(row.replicas)
+    for name, one in sorted(state.brokers.items()):
+        yield BrokerStatus(
+            broker=name,
+            epoch=one.epoch,
+            addresses=dict(one.addresses),
+            fenced=one.fenced,
+            stopping=one.stopping,
+            controller=name == controller,
+            leads=leads[name],
+            replicas=holds[name],
+            features_max=one.features_max,
+        )
+
+
+def _partitions(state: MetadataState) -> Iterator[PartitionInfo]:
+    for name in sorted(state.streams):
+        stream = state.streams[name]
+        for number, one in enumerate(state.partitions.get(stream.uuid, ())):
+            yield _partition(stream, number, one)
+
+
+def _partition(stream: Stream, number: int, one: PartitionState) -> PartitionInfo:
+    return PartitionInfo(
+        stream=stream.name,
+        stream_uuid=stream.uuid,
+        partition=number,
+        status=one.status,
+        leader=one.leader,
+        candidate=one.candidate,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.partition_epoch,
+        replicas=one.replicas,
+        isr=one.isr,
+        eligible=one.eligible,
+        min_isr=one.min_isr,
+        target=one.target,
+        last_known_leader=one.last_known_leader,
+        cold_end=one.cold_end,
+        losses=tuple(
+            LossStatus(
+                leader_epoch=loss.leader_epoch,
+                leader=loss.leader,
+                log_end=loss.log_end,
+                known_end=loss.known_end,
+                given_up=loss.given_up,
+                operator=loss.operator,
+            )
+            for loss in one.losses
+        ),
+    )
+
+
+def _find(state: MetadataState, name: str, partition: int) -> tuple[Stream, PartitionState]:
+    stream = state.streams.get(name)
+    if stream is None:
+        raise UnknownStreamError(f"no stream is named {name!r}", stream=name)
+    rows = state.partitions[stream.uuid]
+    if not 0 <= partition < len(rows):
+        raise UnknownPartitionError(
+            f"stream {name!r} has partitions 0 to {len(rows) - 1}, not {partition}",
+            stream=name,
+            partition=partition,
+            partitions_count=len(rows),
+        )
+    return stream, rows[partition]
+
+
+def _unknown_broker(state: MetadataState, broker: str) -> UnknownBrokerError:
+    known = ", ".join(sorted(state.brokers))
+    return UnknownBrokerError(
+        f"no broker {broker!r} has ever registered; there are {known}", broker=broker
+    )

@@ -1,0 +1,374 @@
+"""``headwater cluster``: how a cluster stands, and changes to it on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from broker.errors import (
+    CommitTimeoutError,
+    InvalidRequestError,
+    UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.cluster_status import STATUS_NAMES
+from headwater.cli import cluster_view as view
+from headwater.cli import console
+from headwater.cli.cluster_certs import certs
+from headwater.cli.discovery import connect, find_server
+from headwater.cli.options import JsonOption, ServerOption, StreamArgument, duration_option
+
+if TYPE_CHECKING:
+    from broker.model.cluster_status import ClusterStatus, PartitionInfo
+    from headwater.client.operations import Operations
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="See how the brokers of a cluster stand; move partitions and leaders.",
+    rich_markup_mode="rich",
+)
+app.command()(certs)
+
+_POLL_S: Final = 0.2
+
+PartitionArgument = Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")]
+OptionalStream = Annotated[
+    str | None, typer.Argument(metavar="[STREAM]", help="One stream; without it, all of them.")
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Return once it is done, or at once.")
+]
+TimeoutOption = Annotated[
+    int, duration_option("--timeout", help="Stop waiting after this long; the work goes on.")
+]
+ToBrokerOption = Annotated[str, typer.Option("--to", metavar="BROKER", help="The new leader.")]
+
+
+@app.command()
+def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
+    """Show the brokers, the controller in office, and every partition that is in trouble.
+
+    [bold]Examples[/bold]
+
+      headwater cluster status
+      headwater cluster status --json | jq .under_replicated_partitions
+    """
+    with _operations(server) as operations:
+        found = operations.status()
+        replicas = _replicas(operations, found)
+    if json:
+        console.json_line(view.status_json(found, replicas))
+        return
+    for warning in view.warnings(found):
+        console.note(f"[yellow]{console.plain(warning)}[/yellow]")
+    console.say(console.plain(view.headline(found)))
+    if not found.alone:
+        console.columns(view.BROKER_COLUMNS, map(view.broker_row, found.brokers))
+    console.say(console.plain(view.health(found)))
+    troubled = [one for one in found.partitions if any(True for _ in view.notes(one))]
+    if troubled:
+        rows = (view.partition_row(one, replicas) for one in troubled)
+        console.columns(view.PARTITION_COLUMNS, rows)
+
+
+@app.command()
+def brokers(*, server: ServerOption = None, json: JsonOption = False) -> None:
+    """List the brokers: alive, stopping or fenced, what they lead and hold, their addresses.
+
+    [bold]Examples[/bold]
+
+      headwater cluster brokers
+      headwater cluster brokers --json | jq -r 'select(.fenced) | .broker'
+    """
+    with _operations(server) as operations:
+        found = operations.status()
+    if json:
+        for one in found.brokers:
+            console.json_line({**one.to_dict(), "state": one.state})
+        return
+    console.columns(view.BROKER_COLUMNS, map(view.broker_row, found.brokers))
+
+
+@app.command()
+def partitions(
+    stream: OptionalStream = None, *, server: ServerOption = None, json: JsonOption = False
+) -> None:
+    """List the partitions: status, leader and its epoch, replicas, ISR, what is behind.
+
+    A status is Online, Election, CandidateFound or Offline.
+
+    [bold]Examples[/bold]
+
+      headwater cluster partitions
+      headwater cluster partitions orders --json | jq '{partition, leader, isr}'
+    """
+    with _operations(server) as operations:
+        found = operations.status()
+        replicas = _replicas(operations, found)
+    shown = [one for one in found.partitions if stream in (None, one.stream)]
+    if stream is not None and not shown:
+        raise UnknownStreamError(f"no stream is named {stream!r}", stream=stream)
+    if json:
+        for one in shown:
+            console.json_line(view.partition_json(one, replicas))
+        return
+    if not shown:
+        console.note("No streams yet. Make one: headwater stream create NAME")
+        return
+    console.columns(view.PARTITION_COLUMNS, (view.partition_row(one, replicas) for one in shown))
+
+
+@app.command()
+def move(
+    stream: StreamArgument,
+    partition: PartitionArgument,
+    *,
+    to: Annotated[
+        str, typer.Option("--to", metavar="BROKER,…", help="The replicas, preferred leader first.")
+    ],
+    wait: WaitOption = True,
+    timeout: TimeoutOption = "1h",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Move a partition to other brokers, under load; the old ones leave once the new have all.
+
+    [bold]Examples[/bold]
+
+      headwater cluster move orders 0 --to broker-1,broker-2,broker-4
+      headwater cluster move orders 0 --to broker-1 --no-wait
+    """
+    target = tuple(filter(None, (name.strip() for name in to.split(","))))
+    with _operations(server) as operations:
+        done = operations.move(stream, partition, target)
+        if not done.changed:
+            console.note(f"{console.plain(stream)}/{partition} is there, or on its way.")
+        if wait:
+            _wait_moved(operations, stream, partition, target, timeout)
+    if wait:
+        console.say(console.plain(f"{stream}/{partition} is on {', '.join(target)}."))
+    else:
+        console.note("`headwater cluster partitions` shows how far it is.")
+
+
+@app.command("transfer-leader")
+def transfer_leader(
+    stream: StreamArgument,
+    partition: PartitionArgument,
+    *,
+    to: ToBrokerOption,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = "30s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Let another in-sync replica of a partition lead. Publishers follow; nothing is lost.
+
+    [bold]Example[/bold]
+
+      headwater cluster transfer-leader orders 0 --to broker-2
+    """
+    with _operations(server) as operations:
+        operations.transfer_leader(stream, partition, to)
+        if wait:
+            _wait_led(operations, stream, partition, to, timeout)
+    if wait:
+        console.say(console.plain(f"{to} leads {stream}/{partition}."))
+
+
+@app.command()
+def balance(
+    *,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = "30s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give leadership back to each partition's preferred leader, the first of its replicas.
+
+    After a failure leaders gather where they found room. Replicas that are not in sync wait.
+
+    [bold]Example[/bold]
+
+      headwater cluster balance
+    """
+    with _operations(server) as operations:
+        done = operations.balance()
+        for one in done if wait else ():
+            if one.changed:
+                _wait_led(operations, one.stream, one.partition, one.to, timeout)
+    if json:
+        for one in done:
+            console.json_line(one.to_dict())
+        return
+    if not done:
+        console.say("Every partition is led by its preferred leader, or by who can.")
+        return
+    console.columns(
+        ("partition", "leader", "refused"),
+        ((f"{one.stream}/{one.partition}", one.to, one.refused) for one in done),
+    )
+
+
+@app.command("unclean-elect")
+def unclean_elect(
+    stream: StreamArgument,
+    partition: PartitionArgument,
+    *,
+    broker: Annotated[str, typer.Option("--broker", metavar="BROKER", help="Who is to lead.")],
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="You have read what is lost, and accept it.")
+    ] = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = "30s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Let a replica lead that may lack acknowledged records, when nobody who has them returns.
+
+    Shows what would be lost. Does it only with --accept-data-loss; then the loss is recorded.
+
+    [bold]Examples[/bold]
+
+      headwater cluster unclean-elect orders 0 --broker broker-2
+      headwater cluster unclean-elect orders 0 --broker broker-2 --accept-data-loss
+    """
+    from headwater.client.client import default_owner
+    from headwater.client.operations import known_broker
+
+    with _operations(server) as operations:
+        found = operations.status()
+        one = _partition(found, stream, partition)
+        chosen = known_broker(found, broker)
+        replicas = _replicas(operations, found)
+        for line in view.what_would_be_lost(one, broker, replicas):
+            console.note(console.plain(line))
+        if not accept_data_loss:
+            raise InvalidRequestError(
+                "nothing was changed; --accept-data-loss gives these records up"
+            )
+        operations.elect_unclean(
+            stream,
+            partition,
+            broker=chosen,
+            partition_epoch=one.partition_epoch,
+            known_end=replicas.known_end(one),
+            operator=default_owner(),
+            accept_data_loss=True,
+        )
+        if wait:
+            _wait_led(operations, stream, partition, broker, timeout)
+    console.say(
+        console.plain(f"{broker} leads {stream}/{partition}; the loss is recorded.")
+        if wait
+        else "The election is under way; the loss is recorded."
+    )
+
+
+@app.command("remove-broker")
+def remove_broker(
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Its id.")],
+    *,
+    server: ServerOption = None,
+) -> None:
+    """Forget a broker that has been stopped for good and holds no replica any more.
+
+    [bold]Example[/bold]
+
+      headwater cluster remove-broker broker-4
+    """
+    with _operations(server) as operations:
+        operations.remove_broker(broker)
+    console.say(f"The cluster has forgotten [bold]{console.plain(broker)}[/bold].")
+
+
+@contextmanager
+def _operations(server: str | None) -> Iterator[Operations]:
+    from headwater.client.operations import Operations
+
+    with connect(find_server(server)) as client:
+        yield Operations(client)
+
+
+def _replicas(operations: Operations, found: ClusterStatus) -> view.Replicas:
+    alive = [one for one in found.brokers if not one.fenced or not found.confirmed]
+    return view.Replicas(operations.replicas(alive))
+
+
+def _partition(found: ClusterStatus, stream: str, partition: int) -> PartitionInfo:
+    one = found.partition(stream, partition)
+    if one is not None:
+        return one
+    count = sum(other.stream == stream for other in found.partitions)
+    if not count:
+        raise UnknownStreamError(f"no stream is named {stream!r}", stream=stream)
+    raise UnknownPartitionError(
+        f"stream {stream!r} has partitions 0 to {count - 1}, not {partition}",
+        stream=stream,
+        partition=partition,
+        partitions_count=count,
+    )
+
+
+def _wait_led(
+    operations: Operations, stream: str, partition: int, broker: str, timeout_ms: int
+) -> None:
+    def led(one: PartitionInfo) -> bool:
+        return one.leader == broker
+
+    _wait(operations, stream, partition, led, timeout_ms)
+
+
+def _wait_moved(
+    operations: Operations, stream: str, partition: int, target: tuple[str, ...], timeout_ms: int
+) -> None:
+    """Wait until the replicas are the wanted ones, and show who is in sync meanwhile."""
+    said = ""
+    with console.progress(total=len(target), what="replicas in sync") as progress:
+        (task,) = progress.task_ids
+
+        def moved(one: PartitionInfo) -> bool:
+            nonlocal said
+            ready = [name for name in target if name in one.isr]
+            progress.update(task, completed=len(ready), rate="")
+            text = f"in sync: {', '.join(ready) or 'none yet'}"
+            if progress.disable and text != said:
+                console.note(console.plain(text))
+            said = text
+            return one.replicas == target and not one.target and one.status == "online"
+
+        _wait(operations, stream, partition, moved, timeout_ms)
+
+
+def _wait(
+    operations: Operations,
+    stream: str,
+    partition: int,
+    done: Callable[[PartitionInfo], bool],
+    timeout_ms: int,
+) -> None:
+    """Look at the partition until it is as wanted; who answers may change meanwhile.
+
+    Raises:
+        CommitTimeoutError: it is not so in time; the work goes on.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    while True:
+        try:
+            one = _partition(operations.status(), stream, partition)
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if done(one):
+                return
+            if time.monotonic() > deadline:
+                shown = STATUS_NAMES.get(one.status, one.status)
+                raise CommitTimeoutError(
+                    f"{one.name} is {shown} with leader {one.leader}, "
+                    f"ISR {' '.join(one.isr)} after {timeout_ms / 1000:.0f} s; the work goes on, "
+                    "`headwater cluster partitions` shows how far it is"
+                )
+        time.sleep(_POLL_S)
