@@ -14,15 +14,22 @@ can hold is cut into parts, each with its whole header; only a single batch is e
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from broker.codec import envelope
 from broker.codec.envelope import EnvelopeKind
-from broker.codec.record_batch import BODY_BYTES_MAX, encode_stored
-from broker.codec.replica_messages import NUMBER_MAX, REFUSALS, BatchMaker, decode_batches
+from broker.codec.record_batch import BODY_BYTES_MAX
+from broker.codec.replica_messages import (
+    NUMBER_MAX,
+    REFUSALS,
+    BatchMaker,
+    decode_tail,
+    encode_tail,
+)
 from broker.codec.segment_format import pack_partition_id, unpack_partition_id
 from broker.errors import EnvelopeError, RecordTooLargeError
 from broker.model.epochs import LeaderEpoch
@@ -68,15 +75,7 @@ def fitting(answer: FetchAnswer, payload_bytes_max: int) -> FetchAnswer:
         count += 1
     if count == len(answer.batches):
         return answer
-    return FetchAnswer(
-        leader_epoch=answer.leader_epoch,
-        request_id=answer.request_id,
-        start=answer.start,
-        high_watermark=answer.high_watermark,
-        log_end=answer.log_end,
-        batches=answer.batches[:count],
-        refusal=answer.refusal,
-    )
+    return dataclasses.replace(answer, batches=answer.batches[:count])
 
 
 def encode(
@@ -87,10 +86,7 @@ def encode(
     Raises:
         RecordTooLargeError: a server that takes so little would need too many.
     """
-    buffers: list[Any] = []
-    for batch in answer.batches:
-        buffers += (encode_stored(batch.header), batch.body)
-    whole = memoryview(b"".join(buffers))
+    whole = memoryview(b"".join(encode_tail(answer)))
     room = payload_bytes_max - _OVERHEAD
     parts = max(1, -(-len(whole) // max(1, room)))
     if room <= 0 or parts > _PARTS_MAX:
@@ -171,15 +167,8 @@ def assembled(parts: Sequence[AnswerPart], batch: BatchMaker) -> FetchAnswer:
     if len(data) != first.whole_size:
         raise EnvelopeError("the parts of an answer do not add up")
     answer = first.answer
-    return FetchAnswer(
-        leader_epoch=answer.leader_epoch,
-        request_id=answer.request_id,
-        start=answer.start,
-        high_watermark=answer.high_watermark,
-        log_end=answer.log_end,
-        batches=decode_batches(data, first.batches_count, batch),
-        refusal=answer.refusal,
-    )
+    batches, prefix = decode_tail(data, first.batches_count, answer.refusal, batch)
+    return dataclasses.replace(answer, batches=batches, prefix=prefix)
 
 
 class AnswerAssembler:

@@ -4,6 +4,9 @@
     | version | kind | refusal | zero | partition | stream uuid ...                 little-endian
     24
     | fields, 8 bytes each, by kind | batches: header, body, header, body ...
+                                    | or: epochs u32 | (epoch u64, start u64) ... | producers
+
+Only an answer of refusal "below start" has a prefix.
 
 A stored batch travels as the bytes that it has on disk, and is checked as a read from disk checks
 it. All is 8-byte aligned, so that Arrow can read a body where it arrived. No request names its
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker.codec.record_batch import (
@@ -70,13 +73,13 @@ _FIELDS: Final = {  # how many numbers of 8 bytes
 def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
     """Return a message as buffers to be sent one after the other; bodies are not copied."""
     refusal: Refusal | None = None
-    batches: Sequence[Any] = ()
+    tail: list[Any] = []
     m = message
     fields: tuple[int, ...]
     if isinstance(m, FetchAnswer):
-        kind, refusal, batches = _FETCH_ANSWER, m.refusal, m.batches
+        kind, refusal, tail = _FETCH_ANSWER, m.refusal, encode_tail(m)
         fields = (
-            m.leader_epoch, m.request_id, m.start, m.high_watermark, m.log_end, len(batches),
+            m.leader_epoch, m.request_id, m.start, m.high_watermark, m.log_end, len(m.batches),
         )  # fmt: skip
     elif isinstance(m, FetchRequest):
         kind = _FETCH_REQUEST
@@ -93,12 +96,18 @@ def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
         fields = (m.leader_epoch, m.request_id, m.epoch, m.known_epoch, m.end)
     number, uuid_bytes = pack_partition_id(partition)
     head = _HEAD.pack(VERSION, kind, REFUSALS.index(refusal), 0, number, uuid_bytes)
-    buffers: list[Any] = [head + _FIELDS[kind].pack(*fields)]
-    for batch in batches:
+    return [head + _FIELDS[kind].pack(*fields), *tail]
+
+
+def encode_tail(answer: FetchAnswer) -> list[Any]:
+    """Return what an answer has behind its fields: batches or a prefix, as buffers."""
+    if answer.prefix is not None:
+        assert answer.refusal == "below_start", "only who has to begin anew needs what was before"
+        assert not answer.batches, "a prefix stands for records that are in no log"
+        return [_encode_prefix(answer.prefix)]
+    buffers: list[Any] = []
+    for batch in answer.batches:
         buffers += (encode_stored(batch.header), batch.body)
-    if isinstance(m, FetchAnswer) and m.prefix is not None:
-        assert m.refusal == "below_start", "only who has to begin anew needs what was before"
-        buffers.append(_encode_prefix(m.prefix))
     return buffers
 
 
@@ -143,16 +152,11 @@ def _message(
 ) -> ReplicaMessage:
     if kind == _FETCH_ANSWER:
         leader, request_id, start, high_watermark, log_end, count = fields
-        if refusal == "below_start":
-            return FetchAnswer(
-                leader_epoch=LeaderEpoch(leader), request_id=request_id, start=Offset(start),
-                high_watermark=Offset(high_watermark), log_end=Offset(log_end), refusal=refusal,
-                prefix=_decode_prefix(rest),
-            )  # fmt: skip
+        batches, prefix = decode_tail(rest, count, refusal, batch)
         return FetchAnswer(
             leader_epoch=LeaderEpoch(leader), request_id=request_id, start=Offset(start),
-            high_watermark=Offset(high_watermark), log_end=Offset(log_end),
-            batches=decode_batches(rest, count, batch), refusal=refusal,
+            high_watermark=Offset(high_watermark), log_end=Offset(log_end), batches=batches,
+            refusal=refusal, prefix=prefix,
         )  # fmt: skip
     if kind == _FETCH_REQUEST:
         broker, leader, request_id, fetch_from, last_epoch, synced_end, wait_ms = fields
@@ -198,13 +202,24 @@ def _decode_prefix(data: memoryview) -> LogPrefix:
     )
 
 
-def decode_batches(data: memoryview, count: int, batch: BatchMaker) -> tuple[Any, ...]:
-    """Parse ``count`` stored batches that are all of ``data``.
+def decode_tail(
+    data: memoryview, count: int, refusal: Refusal | None, batch: BatchMaker
+) -> tuple[tuple[Any, ...], LogPrefix | None]:
+    """Parse what an answer of ``count`` batches has behind its fields.
 
     Raises:
-        EnvelopeError: they do not add up.
-        BatchCorruptError: one is damaged.
+        EnvelopeError: it does not add up.
+        BatchCorruptError: a batch is damaged.
     """
+    if refusal != "below_start":
+        return _decode_batches(data, count, batch), None
+    if count:
+        raise EnvelopeError("an answer about what is below a log has batches")
+    return (), _decode_prefix(data)
+
+
+def _decode_batches(data: memoryview, count: int, batch: BatchMaker) -> tuple[Any, ...]:
+    """Parse ``count`` stored batches that are all of ``data``."""
     if count * HEADER_SIZE > len(data):
         raise EnvelopeError(f"{len(data)} bytes cannot hold {count} batches")
     found = []
