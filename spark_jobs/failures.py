@@ -12,10 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from broker.errors import HeadwaterError, from_wire, to_wire
+from broker.errors import HeadwaterError, UnavailableError, from_wire, to_wire
 
 _MARK: Final = "headwater-error: "
 _LINE: Final = re.compile(rf"{_MARK}(\{{.*\}})")
+# How Spark words the loss of a planner, a worker or an executor. The first: the cause is the end of
+# a socket's data, which has no message of its own.
+_LOST: Final = re.compile(
+    r"terminated with exception:\s+(null\s+)?SQLSTATE|EOFException|Connection reset|Broken pipe"
+    r"|Connection refused|Python worker (exited|failed to connect)|ExecutorLostFailure"
+)
+_RAISED: Final = "Traceback (most recent call last)"  # by Python code: somebody must look
 
 _Error = TypeVar("_Error", bound=HeadwaterError)
 
@@ -40,6 +47,18 @@ def typed(error: BaseException) -> HeadwaterError | None:
     return None
 
 
+def lost_process(error: BaseException) -> UnavailableError | None:
+    """Return what to raise when Spark lost one of its processes, None when it did not."""
+    text = str(error)
+    found = None if _RAISED in text else _LOST.search(text)
+    if found is None:
+        return None
+    return UnavailableError(
+        f"Spark lost a process of its own ({found.group().strip()}); nothing is wrong with the "
+        "request"
+    )
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise our typed error for a Spark action in this block that failed because of it."""
@@ -48,7 +67,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        ours = typed(error)
+        ours = typed(error) or lost_process(error)
         if ours is None:
             raise
         raise ours from error

@@ -24,7 +24,7 @@ from broker.errors import (
 )
 from spark_jobs.clients import client_of
 from spark_jobs.decode.pins import Pins
-from spark_jobs.failures import typed
+from spark_jobs.failures import lost_process, typed
 from spark_jobs.jobs import ingest_setup
 from spark_jobs.jobs.ingest_batches import Batches, rejects_ahead, rejects_of, starting_offsets
 from spark_jobs.jobs.job import Facts, Report, Stop, parser, run_job
@@ -247,6 +247,7 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
             ours = StaleWatermarkError(
                 "another run uses the same checkpoint; the table is as that run left it"
             )
+        ours = ours or lost_process(error)
         if ours is None:
             raise
         raise ours from error
