@@ -16,13 +16,11 @@ LOST = (
     f"{FAILED}null SQLSTATE: XXKST\n=== Streaming Query ===",
     f"{FAILED}Connection reset SQLSTATE: XXKST",
     f"{FAILED}Broken pipe SQLSTATE: XXKST",
-    f"{FAILED}Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, most recent: "
-    + "Lost task 0.3: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+    f"{FAILED}Job aborted due to stage failure: Lost task 0.3: Python worker exited unexpectedly",
     "Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)",
 )
 DEFECTS = (
-    f"{FAILED}[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed\n"
-    + "Traceback (most recent call last):\n  File x\nBrokenPipeError: Broken pipe",
+    f"{FAILED}Error\nTraceback (most recent call last):\n  File x\nBrokenPipeError: Broken pipe",
     f"{FAILED}[UNRESOLVED_COLUMN] a column cannot be resolved SQLSTATE: 42703",
 )
 
