@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -100,6 +100,12 @@ class Membership(Protocol):
     def register(self) -> BrokerEpoch:
         """Register this process; return its broker epoch. Blocks."""
 
+    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
+        """Take damaged replicas out of ISR and eligible; return those that others stand in for.
+
+        Blocks until the metadata shows it.
+        """
+
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
         """Return what a replica here uses to reach the others."""
 
@@ -179,6 +185,12 @@ class Broker:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
         self._hosted.registered(self._membership.register())
         self.reconcile()
+        given_up = self._membership.give_up(self._hosted.damaged())
+        if given_up:
+            # Under a new broker epoch: what this process told leaders is of the logs that were.
+            self._hosted.set_aside(given_up)
+            self._hosted.registered(self._membership.register())
+            self.reconcile()
         self._ticker.start()
 
     def open_listeners(self) -> None:
@@ -535,6 +547,10 @@ class Alone:
         """See ``Membership.register``."""
         reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
         return BrokerEpoch(reply["broker_epoch"])
+
+    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:  # noqa: ARG002
+        """See ``Membership.give_up``: nobody else has a copy."""
+        return []
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
         """See ``Membership.make_links``."""

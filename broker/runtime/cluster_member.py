@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
@@ -229,6 +229,24 @@ class ClusterMember:
             self._control.start(self._control_message)
             self._replicas.start(self._replica_message)
             return self._broker_epoch
+
+    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
+        """See ``Membership.give_up``."""
+        return [one for one in damaged if self._give_up(one)]
+
+    def _give_up(self, partition_id: PartitionId) -> bool:
+        deadline_ms = self._clock.monotonic_ms() + _STOP_MS
+        while self._clock.monotonic_ms() < deadline_ms:
+            rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
+            one = rows[partition_id.number]
+            if self._setting.me not in (*one.isr, *one.eligible, one.leader):
+                return bool(one.isr or one.eligible)
+            if {*one.isr, *one.eligible} <= {self._setting.me}:
+                break
+            self.withdraw(partition_id)
+            self._stopping.wait(0.1)
+        _log.error("damaged_replica_kept", partition=str(partition_id), reason="it is the last")
+        return False
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """See ``Membership.resolve``: the cluster's defaults, as far as there are brokers."""

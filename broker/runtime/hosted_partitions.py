@@ -7,8 +7,9 @@ that opens or removes a partition's log, on one node as in a cluster.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -30,6 +31,8 @@ from broker.runtime.turn_queue import OwnerCall
 from broker.storage.partition_log import LogConfig, PartitionLog
 
 _log = structlog.get_logger(__name__)
+
+_ASIDE: Final = "damaged"
 
 RecordColdEnd = Callable[[StreamUuid, int, Offset], None]
 MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
@@ -132,7 +135,10 @@ class HostedPartitions:
                 driver.learn_cold_end(row.cold_end)
                 begun.append((driver, driver.take_view(self._view(state, driver))))
         for driver, call in begun:
-            driver.view_taken(call)
+            try:
+                driver.view_taken(call)
+            except HeadwaterError as error:  # it has failed, and says so itself
+                _log.error("view_not_taken", partition=str(driver.partition_id), reason=str(error))
         self._streams.update(streams)
         gone = self._close_gone(state)
         changed = [one for uuid in {*streams, *gone} if (one := self._newly_led(uuid)) is not None]
@@ -222,6 +228,30 @@ class HostedPartitions:
         with self._lock:
             for driver in self.all():
                 driver.close()
+
+    # ------------------------------------------------------------------ damage
+
+    def damaged(self) -> list[PartitionId]:
+        """Return the replicas whose logs were found damaged when they were opened."""
+        return [one.partition_id for one in self.all() if one.is_damaged]
+
+    def set_aside(self, partition_ids: Sequence[PartitionId]) -> None:
+        """Close everything and move these logs away, for whoever wants to look at them.
+
+        The next :meth:`reconcile` opens all again, those empty.
+        """
+        with self._lock:
+            self.close()
+            for one in partition_ids:
+                aside = f"{_ASIDE}/{one.stream_uuid}-{one.number}-{self._broker_epoch}"
+                self._files.make_folder(_ASIDE)
+                self._files.replace(_folder(one.stream_uuid, one.number), aside)
+                self._files.sync_folder(_ASIDE)
+                self._files.sync_folder(f"streams/{one.stream_uuid}")
+                _log.error("damaged_log_set_aside", partition=str(one), folder=aside)
+            self._drivers.clear()
+            self._led.clear()
+            self._state = MetadataState()
 
     # ------------------------------------------------------------------ who leads
 

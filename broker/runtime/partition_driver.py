@@ -125,7 +125,10 @@ class PartitionDriver:
                 limits=limits,
                 timing=timing,
             )
-            self._retries.follow_log(log)
+            try:
+                self._retries.follow_log(log)
+            except CorruptDataError as error:  # below what opening the log looks at
+                self.failure, self._shell = error, None
         self._watch_segments()
 
     # ------------------------------------------------------------------ what readers ask
@@ -170,6 +173,11 @@ class PartitionDriver:
     def leader(self) -> PartitionLeader | None:
         """The leading machine, to be looked at, while this replica leads."""
         return None if self._shell is None else self._shell.leader
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the log was found damaged when it was opened."""
+        return self._shell is None
 
     @property
     def newest_committed(self) -> Offset | None:

@@ -358,7 +358,7 @@ class ReplicaShell:
                 if first:
                     self._sync()
                 part = batches[first : first + len(run)]
-                self._log.append_stored(part)
+                self._log.append_stored(part, now_us=self._clock.now_us())
                 self._owner.copied(part)
                 first += len(run)
         except DiskFullError as error:
