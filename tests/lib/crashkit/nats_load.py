@@ -22,6 +22,7 @@ from crashkit.records import RecordMaker, TestRecord
 _RETRY_AFTER_S = 0.6
 _POLL_S = (0.005, 0.05)  # at least, at most; half the time between two records
 _READ_BYTES = 256 * 1024
+_UNAVAILABLE = 503  # of a PubAck: somebody else leads, or soon will
 
 
 @dataclass(slots=True)
@@ -200,7 +201,7 @@ class NatsLoad:
                 duplicate=answer.get("duplicate", False),
             )
             self._waiting.pop(name, None)
-        elif not error.get("retriable"):
+        elif not error.get("retriable") and error.get("code") != _UNAVAILABLE:
             self._recorder.refuse(name, str(error))
             self._waiting.pop(name, None)
             self.failure = f"{name} was refused: {error}"
