@@ -16,7 +16,7 @@ _TIMEOUT_S = 10.0
 
 def refused_needs() -> dict[Need, str]:
     """Return what stories need and this machine does not permit, with the reason."""
-    refused = {}
+    refused = {Need.CLIENT_LINKS: "brokers tell clients their own ports, not a proxy's"}
     if why := small_disks_refused():
         refused[Need.SMALL_DISKS] = why
     return refused

@@ -205,7 +205,8 @@ class ProxyMesh:
             assert task is not None
             self._tasks.add(task)
             try:
-                await self._carry(self._links[pair], reader, writer)
+                with suppress(asyncio.CancelledError):  # the mesh is closing
+                    await self._carry(self._links[pair], reader, writer)
             finally:
                 self._tasks.discard(task)
                 writer.transport.abort()

@@ -41,6 +41,7 @@ class Need(Enum):
     """What a machine may not permit; see permits.py."""
 
     SMALL_DISKS = "a small disk for each broker"
+    CLIENT_LINKS = "links between clients and brokers that can be cut"
 
 
 class Evidence(Enum):
@@ -171,7 +172,8 @@ _NETWORK: Final = (
            *_cut_off("f2", "all"), _wait(1_500)),
     _story("slow the leader's links", Step(Do.SLOW, "leader", "others", 150),
            Step(Do.SLOW, "others", "leader", 150), _wait(_DOWN_MS)),
-    _story("cut the publishers off", *_cut_off("clients", "leader"), _wait(1_000)),
+    _story("cut the publishers off", *_cut_off("clients", "leader"), _wait(1_000),
+           needs=(Need.CLIENT_LINKS,)),
     _story("restart nats-server", Step(Do.NATS, ms=500), _wait(500)),
     _story(
         "restart nats-server while the leader dies",

@@ -78,6 +78,7 @@ def test_a_story_is_well_formed(story: Story) -> None:
             assert Step(Do.KILL, step.who) in story.steps[:place]
     fills = any(step.do is Do.FILL for step in story.steps)
     assert fills == (Need.SMALL_DISKS in story.needs)
+    assert ("clients" in named) == (Need.CLIENT_LINKS in story.needs)
 
 
 def test_every_kind_of_fault_and_evidence_occurs() -> None:

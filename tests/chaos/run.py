@@ -1,0 +1,107 @@
+"""``make chaos MINUTES=30``: break a cluster of real processes, and judge what it acknowledged.
+
+Prints one line a story and ``chaos: N stories, A acked, 0 lost, 0 doubled, 0 diverged, seed S`` at
+the end. Exits with 1 on any violation, and when a story was never reached; the directories are kept
+then. ``--seed`` repeats the plan; ``--plan`` only prints it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one campaign; return 0 when every promise held and every story was reached."""
+    from chaoskit.campaign import ChaosCampaign, ChaosConfig, errors_of_a_run
+    from chaoskit.stories import STORIES
+
+    options = _parse(arguments)
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    chosen = tuple(one for one in STORIES if not options.only or options.only in one.name)
+    if options.plan:
+        return _print_plan(options, seed)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="headwater-chaos-"))
+    print(f"chaos: seed {seed}, files in {folder}", flush=True)
+    config = ChaosConfig(
+        minutes=options.minutes,
+        seed=seed,
+        folder=folder,
+        brokers=options.brokers,
+        partitions=options.partitions,
+        records_per_s=options.records_per_s,
+        stories=chosen,
+    )
+    began_s, stopped = time.monotonic(), None
+    campaign = ChaosCampaign(config, lambda text: print(text, flush=True))
+    try:
+        campaign.run()
+    except errors_of_a_run() as error:
+        stopped = f"{type(error).__name__}: {error}"
+    finally:
+        campaign.close()
+    tally, verdict = campaign.tally, campaign.verdict
+    for name in campaign.schedule.names():
+        stalls = tally.stalls_s.get(name, [])
+        worst = f", at most {max(stalls):.2f} s without acks" if stalls else ""
+        print(f"  {tally.reached[name]:3d} of {tally.told[name]:3d} reached: {name}{worst}")
+    unreached = tally.unreached(campaign.schedule)
+    good = verdict.ok and stopped is None and not unreached
+    if not good:
+        print(f"chaos: FAILED {stopped or ''}\n  {verdict}\n  files are kept in {folder}")
+        (folder / "violations.txt").write_text(f"seed {seed}\n{stopped}\n{verdict}\n")
+    print(
+        f"chaos: {sum(tally.told.values())} stories, {campaign.recorder.acked_count} acked, "
+        f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.diverged} diverged, "
+        f"{len(unreached)} never reached, {time.monotonic() - began_s:.0f} s, seed {seed}",
+        flush=True,
+    )
+    if good and not options.keep and options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if good else 1
+
+
+def _print_plan(options: argparse.Namespace, seed: int) -> int:
+    from chaoskit.permits import namespaces_refused, refused_needs
+    from chaoskit.schedule import plan
+
+    made = plan(
+        seed,
+        minutes=options.minutes,
+        brokers=options.brokers,
+        partitions=options.partitions,
+        refused=refused_needs(),
+    )
+    print(f"network namespaces: {namespaces_refused() or 'permitted (proxies are used)'}")
+    for number, entry in enumerate(made.entries, 1):
+        print(f"{number:4d} partition {entry.partition}: {entry.story.name}")
+    for name, why in made.skipped.items():
+        print(f"skipped: {name}: {why}")
+    print(f"about {made.estimated_ms / 60_000:.1f} minutes, seed {seed}")
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5, help="each story is told in any case")
+    parser.add_argument("--brokers", type=int, choices=[3, 5], default=5)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--records-per-s", type=int, default=100, help="of each NATS publisher")
+    parser.add_argument("--seed", type=int, help="repeat the plan of an earlier run")
+    parser.add_argument("--only", metavar="TEXT", help="stories with this in their name")
+    parser.add_argument("--plan", action="store_true", help="print what would be done")
+    parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--keep", action="store_true", help="keep the files also when all is good")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

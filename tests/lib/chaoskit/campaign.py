@@ -1,0 +1,216 @@
+"""A chaos run over real processes: load, stories, then every replica apart, and the judge.
+
+Publishers over NATS and Flight and a follower of each partition run all the time. At the end the
+load stops, everything is answered, and the unified read, the table and each broker's own disk are
+read and judged with the history, as the simulator's runs are.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker.errors import HeadwaterError
+from chaoskit.cluster import ChaosError
+from chaoskit.follow_load import FollowLoad
+from chaoskit.permits import refused_needs
+from chaoskit.process_cluster import ProcessCluster
+from chaoskit.recorder import ChaosRecorder
+from chaoskit.runner import ChaosRunner, Tally
+from chaoskit.schedule import Schedule, plan
+from chaoskit.stories import STORIES, Need, Story
+from checkkit.anomalies import Verdict
+from checkkit.readings import Reading
+from crashkit.flight_load import FlightLoad, FlightLoadConfig
+from crashkit.nats_load import NatsLoad, NatsLoadConfig
+from crashkit.reads import final_table, read_plain_delta, read_unified, verify_fully
+from crashkit.records import RecordMaker
+from headwater.client import Client
+
+STREAM: Final = "chaos"
+_SMALL_DISK_BYTES: Final = 256 * 1024 * 1024
+_DRAIN_S: Final = 90.0
+_FLUSH_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosConfig:
+    """What to run."""
+
+    minutes: float
+    seed: int
+    folder: Path
+    brokers: int = 3
+    partitions: int = 2
+    records_per_s: int = 100  # of each NATS publisher
+    session_ms: int = 1_500
+    stories: tuple[Story, ...] = STORIES
+    small_disks: bool = True  # where the machine permits them
+
+
+class ChaosCampaign:
+    """One run, from empty directories to the verdict. Call :meth:`close` afterwards."""
+
+    def __init__(self, config: ChaosConfig, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
+        self.recorder = ChaosRecorder()
+        self.verdict = Verdict()
+        self.tally = Tally()
+        refused = refused_needs()
+        if not config.small_disks:
+            refused.setdefault(Need.SMALL_DISKS, "not wanted in this run")
+        self.schedule: Schedule = plan(
+            config.seed,
+            minutes=config.minutes,
+            brokers=config.brokers,
+            partitions=config.partitions,
+            refused=refused,
+            stories=config.stories,
+        )
+        self.cluster = ProcessCluster(
+            config.folder,
+            count=config.brokers,
+            stream=STREAM,
+            settings={
+                "lake": {"check_interval_ms": 200},
+                "cluster": {"session_ms": config.session_ms},
+            },
+            small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
+        )
+        self._loads: list[NatsLoad | FlightLoad] = []
+        self._followers: list[FollowLoad] = []
+
+    def run(self) -> Verdict:
+        """Start, break, heal, read and judge.
+
+        Raises:
+            ChaosError: the cluster did not become whole again, or stopped acknowledging.
+        """
+        self.cluster.start_all()
+        self._create_stream()
+        self._start_load()
+        runner = ChaosRunner(
+            self.cluster, self.schedule, progress=lambda: self.recorder.acked_count, say=self._say
+        )
+        self.tally = runner.tally
+        runner.run()
+        self._complain()
+        finals = self._read_everything()
+        self.verdict = self.recorder.judge(finals)
+        return self.verdict
+
+    def close(self) -> None:
+        """End everything that was started. Blocks."""
+        self._stop_load()
+        self.cluster.close()
+
+    # ------------------------------------------------------------------ load
+
+    def _create_stream(self) -> None:
+        dice = random.Random(self._config.seed)
+        with Client(self.cluster.url) as client:
+            client.create_stream(
+                STREAM,
+                subject="chaos.in",
+                partitions=self._config.partitions,
+                puback=True,
+                segment_bytes_max=dice.choice([64 * 1024, 256 * 1024]),
+                segment_age_ms_max=dice.choice([1000, 3000]),
+                local_retention_bytes=dice.choice([0, 256 * 1024, 1024 * 1024]),
+                dedup_window_ms=300_000,
+            )
+
+    def _start_load(self) -> None:
+        config = self._config
+        for number in range(config.partitions):
+            subject = "chaos.in" if number == 0 else f"chaos.in.{number}"
+            for kind, window in (("nats", 1), ("nats", 64), ("flight", 0)):
+                name = f"{kind}{number}w{window}"
+                seed = f"{config.seed}/{name}"
+                maker = RecordMaker(name, subject, seed=seed, large_bytes_max=8192)
+                if kind == "nats":
+                    nats = NatsLoadConfig(
+                        port=self.cluster.nats.port,
+                        partition=number,
+                        subject=subject,
+                        window=window,
+                        records_per_s=config.records_per_s,
+                    )
+                    self._loads.append(NatsLoad(nats, maker, self.recorder, seed=seed))
+                else:
+                    flight = FlightLoadConfig(
+                        url=self.cluster.url,
+                        stream=STREAM,
+                        partition=number,
+                        batches_per_s=30,
+                        batch_records_max=20,
+                    )
+                    self._loads.append(FlightLoad(flight, maker, self.recorder, seed=seed))
+            self._followers.append(FollowLoad(self.cluster.url, STREAM, number, self.recorder))
+        for load in (*self._loads, *self._followers):
+            load.start()
+
+    def _stop_load(self) -> None:
+        for load in (*self._loads, *self._followers):
+            load.stop()
+        self._loads.clear()
+        self._followers.clear()
+
+    def _complain(self) -> None:
+        for load in (*self._loads, *self._followers):
+            if load.failure is not None:
+                raise ChaosError(load.failure)
+
+    def _drain(self) -> None:
+        for load in self._loads:
+            load.pause()
+        deadline_s = time.monotonic() + _DRAIN_S
+        while left := sum(load.unanswered for load in self._loads):
+            self._complain()
+            if time.monotonic() > deadline_s:
+                raise ChaosError(f"{left} unanswered {_DRAIN_S:.0f} s after everything was healed")
+            time.sleep(0.05)
+
+    # ------------------------------------------------------------------ the end
+
+    def _read_everything(self) -> list[Reading]:
+        """Read both tiers, the table, and, with all brokers stopped, each replica's disk."""
+        self._drain()
+        with Client(self.cluster.url) as client:
+            ends = {
+                one.partition: int(one.high_watermark) for one in client.describe(STREAM).partitions
+            }
+            for follower, end in zip(self._followers, ends.values(), strict=True):
+                if follower.wait_for(end, _DRAIN_S):
+                    number = self._followers.index(follower)
+                    self.recorder.follow_to_the_end(follower.name, number)
+                else:
+                    raise ChaosError(f"{follower.name} is at {follower.position} of {end}")
+            verify_fully(client, STREAM)
+            finals = [read_unified(client, STREAM)[0]]
+            client.tier_flush(STREAM, timeout_ms=_FLUSH_MS)
+            finals += self._read_shipped(client)
+            proved = verify_fully(client, STREAM)
+        self._say(f"verified: {proved.records_count} records against the ledger and the logs")
+        self._stop_load()
+        return [*finals, *self.cluster.final_reads()]
+
+    def _read_shipped(self, client: Client) -> list[Reading]:
+        began_ns = time.monotonic_ns()
+        unified, certificate = read_unified(client, STREAM)
+        if certificate.table_version is None:
+            raise ChaosError("there is no table after a flush")
+        stream = client.stream(STREAM)
+        uri = f"{self.cluster.lake_uri}/{stream.namespace}/{stream.table_name}"
+        rows = read_plain_delta(uri, certificate.table_version, {})
+        cold_ends = {number: part.cold_end for number, part in unified.parts.items()}
+        return [unified, final_table(rows, cold_ends, began_ns)]
+
+
+def errors_of_a_run() -> tuple[type[Exception], ...]:
+    """Return what a run may end with that is the system's fault, not the harness's."""
+    return (ChaosError, HeadwaterError)
