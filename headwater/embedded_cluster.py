@@ -186,6 +186,16 @@ def plan_cluster(
     )
 
 
+def read_plan(folder: Path) -> dict[str, BrokerPorts]:
+    """Return where each broker of a folder's cluster listens, by id; empty: there is none.
+
+    Raises:
+        InvalidConfigError: its plan is not readable.
+    """
+    path = folder / _PLAN
+    return _read_plan(path) if path.exists() else {}
+
+
 def _read_plan(path: Path) -> dict[str, BrokerPorts]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))

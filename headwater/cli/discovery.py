@@ -1,8 +1,8 @@
 """Which server a command talks to, decided the same way everywhere.
 
 Order: ``--server`` (or HEADWATER_SERVER), then ``./headwater-data/headwater.json`` as ``headwater
-up`` writes it, then the default ports on this machine. ``--server`` takes a Flight URL, a
-``host:port``, a data directory or a runtime file.
+up`` writes it, then the default ports on this machine. ``--server`` takes a Flight URL or a
+``host:port``, several of them with commas for a cluster, a data directory or a runtime file.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def _from_file(path: Path, nats: str | None) -> Server:
 
 
 def _flight_url(text: str) -> str:
+    if "," in text:
+        return ",".join(_flight_url(one.strip()) for one in text.split(",") if one.strip())
     if "://" in text:
         return text
     host, _, port = text.rpartition(":")

@@ -30,8 +30,8 @@ ServerOption = Annotated[
         "--server",
         envvar="HEADWATER_SERVER",
         metavar="ADDRESS",
-        help="Server to use: host:port, grpc://host:port, or the data directory of a running "
-        "`headwater up`. Without it: ./headwater-data, then 127.0.0.1:7410.",
+        help="Server to use: host:port or grpc://host:port, a cluster's with commas, or the data "
+        "directory of a running `headwater up`. Without it: ./headwater-data, then 127.0.0.1:7410.",
         show_default=False,
     ),
 ]

@@ -69,6 +69,16 @@ FlightPortOption = Annotated[
 HttpPortOption = Annotated[
     int | None, typer.Option(help=f"Metrics {DEFAULT_HTTP_PORT} by default; 0: a free one.")
 ]
+BrokersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--brokers",
+        metavar="1|3|5",
+        help="So many brokers that replicate each other, each a process; default: 1, or as many "
+        "as the directory has.",
+        show_default=False,
+    ),
+]
 LogLevelOption = Annotated[
     str, typer.Option(help="debug, info, warning or error; logs go to stderr.")
 ]
@@ -77,6 +87,7 @@ LogLevelOption = Annotated[
 def up(
     *,
     data: DataOption = Path(DEFAULT_DATA_DIR),
+    brokers: BrokersOption = None,
     s3: S3Option = None,
     nats_url: NatsUrlOption = None,
     nats_port: NatsPortOption = None,
@@ -84,29 +95,39 @@ def up(
     http_port: HttpPortOption = None,
     log_level: LogLevelOption = "warning",
 ) -> None:
-    """Run everything on this machine: NATS, the broker, tiering. Ctrl-C ends it.
+    """Run everything on this machine: NATS, the broker or a cluster of them, tiering.
+
+    Ctrl-C ends it.
 
     A restart with the same --data finds every stream and record again.
 
     [bold]Examples[/bold]
 
       headwater up
+      headwater up --brokers 3
       headwater up --data /var/lib/headwater --log-level info
       headwater up --s3 s3://my-bucket/headwater
       headwater up --s3 moto --nats-port 0 --flight-port 0 --http-port 0
     """
     from broker import config as broker_config
+    from headwater.cli import up_cluster
 
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(_only_one(data))
-        ports = _choose_ports(nats_port, flight_port, http_port, own_nats=nats_url is None)
+        count = up_cluster.refuse_other_kind(data, brokers)
+        first = up_cluster.planned_ports(data, flight=flight_port, http=http_port)
+        if first is None:
+            ports = _choose_ports(nats_port, flight_port, http_port, own_nats=nats_url is None)
+        else:
+            nats = 0 if nats_url else _nats_port(nats_port)
+            ports = _Ports(nats=nats, flight=first.flight, http=first.http)
         base = broker_config.load(None, os.environ)
         children: list[embedded.EmbeddedServer] = []
         if nats_url is None:
-            nats = stack.enter_context(embedded.start_nats(data / "nats", port=ports.nats))
-            children.append(nats)
-            nats_url = nats.address
+            server = stack.enter_context(embedded.start_nats(data / "nats", port=ports.nats))
+            children.append(server)
+            nats_url = server.address
         moto = None
         if s3 == "moto":
             moto = stack.enter_context(embedded.start_moto(data / "moto", bucket=_MOTO_BUCKET))
@@ -116,15 +137,29 @@ def up(
             base, data=data, nats_url=nats_url, lake=_lake(s3, data), ports=ports, level=log_level
         )
         stack.callback((data / FILE_NAME).unlink, missing_ok=True)
-        stopping, all_alive = threading.Event(), threading.Event()
-        all_alive.set()
-        stack.callback(stopping.set)
-        watch = partial(_watch, children, stopping, all_alive)
-        threading.Thread(target=watch, name="watch-children", daemon=True).start()
-        code = _run_broker(config, data, moto.address if moto else None)
+        address = moto.address if moto else None
+        if count == 1:
+            code = _run_one(config, data, children, address)
+        else:
+            code = up_cluster.run_cluster(config, children, data=data, count=count, moto=address)
     if code == 0:
         console.note("Stopped. Everything is on disk." if moto is None else _MOTO_FAREWELL)
-    raise typer.Exit(code if all_alive.is_set() else EXIT_TRY_LATER)
+    raise typer.Exit(code)
+
+
+def _run_one(
+    config: BrokerConfig, data: Path, children: list[embedded.EmbeddedServer], moto: str | None
+) -> int:
+    """Run a broker alone in this process, and end it when NATS or the throw-away S3 ends."""
+    stopping, all_alive = threading.Event(), threading.Event()
+    all_alive.set()
+    watch = partial(_watch, children, stopping, all_alive)
+    threading.Thread(target=watch, name="watch-children", daemon=True).start()
+    try:
+        code = _run_broker(config, data, moto)
+    finally:
+        stopping.set()
+    return code if all_alive.is_set() else EXIT_TRY_LATER
 
 
 _MOTO_FAREWELL: Final = (
@@ -211,10 +246,14 @@ def _choose_ports(
     nats: int | None, flight: int | None, http: int | None, *, own_nats: bool
 ) -> _Ports:
     return _Ports(
-        nats=_port("--nats-port", nats, DEFAULT_NATS_PORT) if own_nats else 0,
+        nats=_nats_port(nats) if own_nats else 0,
         flight=_port("--flight-port", flight, DEFAULT_FLIGHT_PORT),
         http=_port("--http-port", http, DEFAULT_HTTP_PORT),
     )
+
+
+def _nats_port(given: int | None) -> int:
+    return _port("--nats-port", given, DEFAULT_NATS_PORT)
 
 
 def _port(option: str, given: int | None, default: int) -> int:

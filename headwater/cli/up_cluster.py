@@ -1,0 +1,236 @@
+"""``headwater up --brokers 3``: several brokers on this machine, each a process of its own.
+
+A broker that ends is reported and the others go on, as in a cluster of machines; NATS and a
+throw-away S3 are shared, so their end is the end of all. Ctrl-C stops all brokers at once, each
+gracefully.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from broker.config import BrokerConfig
+from broker.errors import InvalidConfigError
+from headwater import embedded
+from headwater.cli import console
+from headwater.cli.failures import EXIT_TRY_LATER
+from headwater.embedded_cluster import BrokerPorts, EmbeddedCluster, plan_cluster, read_plan
+from headwater.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
+
+_WATCH_S: Final = 0.3
+# What `up` decides for each broker itself; the environment would decide it for all of them alike.
+_DECIDED: Final = (
+    "NODE_ID", "NODE_DATA_DIR", "NODE_CLUSTER", "NATS_URL", "FLIGHT_HOST", "FLIGHT_PORT",
+    "HTTP_HOST", "HTTP_PORT", "LAKE_URI", "LOG_LEVEL", "LOG_FORMAT", "CLUSTER_BROKERS",
+    "CLUSTER_TLS_CA_FILE", "CLUSTER_TLS_CERT_FILE", "CLUSTER_TLS_KEY_FILE",
+    "CLUSTER_LISTEN_HOST", "CLUSTER_ADVERTISED_HOST",
+)  # fmt: skip
+
+
+def cluster_folder(data: Path) -> Path:
+    """Return where a data directory keeps its cluster."""
+    return data / "cluster"
+
+
+def refuse_other_kind(data: Path, brokers: int | None) -> int:
+    """Return how many brokers to start; a directory is a cluster's or a single broker's.
+
+    Raises:
+        InvalidConfigError: it is of the other kind, or of another size.
+    """
+    planned = len(read_plan(cluster_folder(data)))
+    wanted = brokers or planned or 1
+    if wanted > 1 and (data / "broker").exists():
+        raise InvalidConfigError(
+            f"{data} belongs to a broker alone, which cannot become a cluster: start it without "
+            "--brokers, or give another --data"
+        )
+    if planned and wanted != planned:
+        raise InvalidConfigError(
+            f"{data} belongs to a cluster of {planned} brokers: start it with --brokers {planned}, "
+            "or give another --data"
+        )
+    return wanted
+
+
+def planned_ports(data: Path, *, flight: int | None, http: int | None) -> BrokerPorts | None:
+    """Return where the first broker of the directory's cluster listens; None: there is none yet.
+
+    Raises:
+        InvalidConfigError: other ports were asked for.
+    """
+    plan = read_plan(cluster_folder(data))
+    first = next(iter(plan.values()), None)
+    if first is None:
+        return None
+    for option, given, planned in (
+        ("--flight-port", flight, first.flight),
+        ("--http-port", http, first.http),
+    ):
+        if given not in (None, 0, planned):
+            raise InvalidConfigError(
+                f"{option} {given}: the cluster in {data} keeps its ports, {planned} is this one"
+            )
+    return first
+
+
+def run_cluster(
+    config: BrokerConfig,
+    shared: Sequence[embedded.EmbeddedServer],
+    *,
+    data: Path,
+    count: int,
+    moto: str | None,
+) -> int:
+    """Run brokers until SIGINT or SIGTERM, or until nothing is left; return the exit code.
+
+    ``config`` is what a single broker would be given; its ports are the first one's.
+    """
+    for name in _DECIDED:
+        os.environ.pop(f"HEADWATER_{name}", None)
+    first = BrokerPorts(
+        peer=embedded.free_port(),
+        flight=config.flight.port or embedded.free_port(),
+        http=config.http.port or embedded.free_port(),
+    )
+    cluster = plan_cluster(
+        cluster_folder(data),
+        count=count,
+        nats_url=config.nats.url,
+        lake_uri=config.lake.uri,
+        name=config.node.cluster,
+        settings={"log": {"format": "json", "level": config.log.level}},
+        first_ports=(first,),
+    )
+    with _stop_signal() as stopping, _brokers(cluster) as running:
+        for server in running:
+            if not stopping.is_set():
+                cluster.wait_ready(server)
+        if not stopping.is_set():
+            found = _runtime_file(cluster, moto)
+            found.write(data)
+            _banner(found, cluster, data)
+        code = _watch(running, shared, stopping)
+        (data / FILE_NAME).unlink(missing_ok=True)
+        if code == 0:
+            console.note("Stopping: the brokers finish what they took.")
+    return code
+
+
+@contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """Turn SIGINT and SIGTERM into an event; a second one changes nothing, stopping is bounded."""
+    stopping = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stopping.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _brokers(cluster: EmbeddedCluster) -> Iterator[list[embedded.EmbeddedServer]]:
+    """Start every broker; at the end stop all at once, so that nobody waits for who is gone."""
+    running: list[embedded.EmbeddedServer] = []
+    try:
+        running += (cluster.start(broker, wait=False) for broker in cluster.brokers)
+        yield running
+    finally:
+        if running:
+            with ThreadPoolExecutor(len(running)) as pool:
+                list(pool.map(embedded.EmbeddedServer.stop, running))
+
+
+def _watch(
+    running: Sequence[embedded.EmbeddedServer],
+    shared: Sequence[embedded.EmbeddedServer],
+    stopping: threading.Event,
+) -> int:
+    """Report who ends; return once all has to end, with the exit code.
+
+    A broker is not started again: why it ended is for a person to look at, and the others go on
+    while they are a majority.
+    """
+    alive = list(running)
+    while not stopping.wait(_WATCH_S):
+        for server in [one for one in shared if not one.running()]:
+            console.note(
+                f"[bold red]{server.name} has ended[/bold red]; see {server.log_path}. Stopping."
+            )
+            return EXIT_TRY_LATER
+        for server in [one for one in alive if not one.running()]:
+            alive.remove(server)
+            _report_ended(server, alive=len(alive), of=len(running))
+        if not alive:
+            console.note("[bold red]No broker is left.[/bold red]")
+            return EXIT_TRY_LATER
+    return 0
+
+
+def _report_ended(server: embedded.EmbeddedServer, *, alive: int, of: int) -> None:
+    rest = (
+        f"{alive} of {of} go on."
+        if alive * 2 > of
+        else f"Only {alive} of {of} are left: without a majority nothing can be decided or written."
+    )
+    console.note(
+        f"[bold red]{server.name} has ended[/bold red] with code {server.process.returncode}; see "
+        f"{console.plain(str(server.log_path))}. {rest} Ctrl-C and `headwater up` start it again."
+    )
+
+
+def _runtime_file(cluster: EmbeddedCluster, moto: str | None) -> RuntimeFile:
+    first = next(iter(cluster.ports.values()))
+    return RuntimeFile(
+        pid=os.getpid(),
+        flight=cluster.flight_url,
+        nats=cluster.nats_url,
+        http=f"http://{embedded.LOOPBACK}:{first.http}",
+        lake=cluster.lake_uri,
+        moto=moto,
+        started_us=time.time_ns() // 1000,
+    )
+
+
+def _banner(found: RuntimeFile, cluster: EmbeddedCluster, data: Path) -> None:
+    server = "" if data == Path(DEFAULT_DATA_DIR) else f" --server {data}"
+    lines = [f"[bold]NATS[/bold]      {found.nats}"]
+    lines += [
+        f"[bold]{console.plain(name)}[/bold]  grpc://{embedded.LOOPBACK}:{ports.flight}  "
+        f"metrics http://{embedded.LOOPBACK}:{ports.http}/metrics"
+        for name, ports in cluster.ports.items()
+    ]
+    lines += [
+        f"[bold]Tables[/bold]    {console.plain(found.lake)}",
+        f"[bold]Data[/bold]      {console.plain(str(cluster.folder))}, logs of the brokers beside",
+    ]
+    if found.moto is not None:
+        lines.append(
+            f"[yellow]S3 is moto at {found.moto}: it forgets every table when this ends.[/yellow]"
+        )
+    lines += [
+        "",
+        "In another terminal:",
+        f"  headwater cluster status{server}",
+        f"  headwater stream create orders --puback{server}",
+        f"  echo hello | headwater publish orders{server}",
+        f"  headwater subscribe orders --follow{server}",
+        "",
+        "Ctrl-C ends all of them; the next start finds everything again."
+        if found.moto is None
+        else "Ctrl-C ends it. Use a new --data after that: these tables will be gone.",
+    ]
+    console.panel(f"Headwater is running: {len(cluster.brokers)} brokers", "\n".join(lines))
+    console.flush()
