@@ -1,0 +1,359 @@
+"""The link between brokers: who is let in, what hostile bytes do, how many sockets there are."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.adapters.control_peer import PeerControlTransport
+from broker.adapters.peer_identity import Address, PeerTls
+from broker.adapters.peer_link import PeerLink
+from broker.adapters.raft_transport import PeerRaftTransport
+from broker.adapters.replica_peer import PeerReplicaTransport
+from broker.codec.control_messages import encode as encode_control
+from broker.codec.peer_frames import LaneKind, encode_frame_header
+from broker.errors import InvalidConfigError
+from broker.model.control_messages import ControlMessage, Heartbeat
+from broker.model.epochs import BrokerEpoch
+from broker.model.ids import BrokerId
+from broker.model.raft import NodeId
+from broker.model.raft_messages import Message, TimeoutNow
+from headwater.cluster_certificates import files_of, make_certificates
+from simkit.replica_rigs import (
+    CLUSTER,
+    TIMEOUT_S,
+    A,
+    B,
+    C,
+    PeerRig,
+    address,
+    answer,
+    fetch,
+    stored,
+)
+
+pytestmark = pytest.mark.integration
+
+ControlInbox = queue.Queue[tuple[BrokerId, ControlMessage]]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[PeerRig]:
+    """Return three running brokers."""
+    found = PeerRig(tmp_path / "certificates")
+    yield found
+    found.close()
+
+
+def _beat(number: int) -> Heartbeat:
+    return Heartbeat(broker_epoch=BrokerEpoch(1), sent_ms=number)
+
+
+def _control(
+    link: PeerLink,
+) -> tuple[PeerControlTransport, ControlInbox]:
+    inbox: ControlInbox = queue.Queue()
+    transport = PeerControlTransport(link)
+    transport.start(lambda sender, message: inbox.put((sender, message)))
+    return transport, inbox
+
+
+def _raft(link: PeerLink) -> tuple[PeerRaftTransport, queue.Queue[tuple[NodeId, Message]]]:
+    inbox: queue.Queue[tuple[NodeId, Message]] = queue.Queue()
+    transport = PeerRaftTransport(link)
+    transport.start(lambda sender, message: inbox.put((sender, message)))
+    return transport, inbox
+
+
+def _context(rig: PeerRig, tls: PeerTls | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(rig.tls(A).ca_file)
+    if tls is not None:
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    return context
+
+
+def _stranger(folder: Path, cluster: str, name: str) -> PeerTls:
+    files = make_certificates(folder, cluster=cluster, brokers=[name])[name]
+    return PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+
+
+def _hung_up_on(port: int, context: ssl.SSLContext | None, data: bytes) -> bool:
+    """Send ``data`` and tell whether the other side ends the connection."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as plain:
+        try:
+            with plain if context is None else context.wrap_socket(plain) as talk:
+                talk.sendall(data)
+                while talk.recv(4096):
+                    pass
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+def _frame(lane: LaneKind, data: bytes) -> bytes:
+    return encode_frame_header(lane, len(data), len(data)) + data
+
+
+# ---------------------------------------------------------------------------- connections
+
+
+def test_three_lanes_of_three_brokers_share_two_connections_a_pair(rig: PeerRig) -> None:
+    """Raft, control and replicas of every partition: the operating system counts, not we."""
+    control = {name: _control(link) for name, link in rig.links.items()}
+    raft = {name: _raft(link) for name, link in rig.links.items()}
+    for sender in (A, B, C):
+        for receiver in (A, B, C):
+            if sender == receiver:
+                continue
+            while True:
+                raft[sender][0].send(NodeId(receiver), TimeoutNow(1))
+                with contextlib.suppress(queue.Empty):
+                    assert raft[receiver][1].get(timeout=0.5)[0] == NodeId(sender)
+                    break
+            control[sender][0].send(receiver, _beat(7))
+            assert control[receiver][1].get(timeout=TIMEOUT_S) == (sender, _beat(7))
+            for number in range(100):
+                rig.transports[sender].send(
+                    receiver, address(number), fetch(number, follower=sender)
+                )
+            for number in range(100):
+                found = rig.inboxes[receiver].get(timeout=TIMEOUT_S)
+                assert found[1] == address(number).partition_id
+    ports = set(rig.ports.values())
+    open_ones = [
+        one
+        for one in psutil.Process().net_connections("tcp4")
+        if one.status == psutil.CONN_ESTABLISHED and one.raddr and one.raddr.port in ports
+    ]
+    assert len(open_ones) == 6  # three pairs, two each; each seen here from its dialling end
+    for transport, _ in control.values():
+        transport.close()
+
+
+def test_a_broker_hears_itself_without_a_socket(rig: PeerRig) -> None:
+    """The controller in office is a broker like any other; its thread is not the sender's."""
+    transport, _ = _control(rig.links[A])
+    transport.close()
+    heard: queue.Queue[tuple[BrokerId, str]] = queue.Queue()
+    transport = PeerControlTransport(rig.links[A])
+    transport.start(lambda sender, _: heard.put((sender, threading.current_thread().name)))
+    transport.send(A, _beat(1))
+    sender, thread = heard.get(timeout=TIMEOUT_S)
+    assert sender == A
+    assert thread != threading.current_thread().name
+    transport.close()
+    transport.send(A, _beat(2))
+    assert heard.empty()
+
+
+def test_a_heartbeat_overtakes_batches_that_wait(rig: PeerRig) -> None:
+    """With tens of megabytes queued before it, a control message arrives before most of them."""
+    transport, inbox = _control(rig.links[B])
+    sender, _ = _control(rig.links[A])
+    while rig.links[A].connected() != {B, C}:
+        pass
+    arrived_before: list[int] = []
+    big = answer(1, (stored(0, bytes(4_000_000)),))
+    for number in range(15):
+        rig.transports[A].send(B, address(number), big)
+    sender.send(B, _beat(1))
+    assert inbox.get(timeout=TIMEOUT_S) == (A, _beat(1))
+    arrived_before.append(rig.inboxes[B].qsize())
+    for _ in range(15):
+        rig.inboxes[B].get(timeout=TIMEOUT_S)
+    assert arrived_before[0] < 15
+    transport.close()
+    sender.close()
+
+
+def test_brokers_come_and_go_while_the_link_runs(rig: PeerRig) -> None:
+    """A new broker is let in when it is named, hung up on when it is not, and let in again."""
+    link = rig.links[A]
+    transport, inbox = _control(link)
+    newcomer = BrokerId("d")
+    tls = _stranger(rig.folder, CLUSTER, newcomer)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    peers = {name: Address("127.0.0.1", number) for name, number in rig.ports.items()}
+    other = PeerLink(cluster=CLUSTER, me=newcomer, listener=listener, peers=peers, tls=tls)
+    theirs, their_inbox = _control(other)
+    for _ in range(2):
+        link.set_peers({**peers, newcomer: Address("127.0.0.1", port)})
+        _until_heard(theirs, A, inbox, newcomer)
+        _until_heard(transport, newcomer, their_inbox, A)
+        before = link.refused["not a member"]
+        link.set_peers(peers)
+        while link.refused["not a member"] == before:
+            theirs.send(A, _beat(1))
+        assert newcomer not in link.callers()
+        assert newcomer not in link.connected()
+    theirs.close()
+    other.close()
+    transport.close()
+
+
+def _until_heard(
+    sender: PeerControlTransport,
+    to: BrokerId,
+    inbox: ControlInbox,
+    who: BrokerId,
+) -> None:
+    while True:
+        sender.send(to, _beat(1))
+        with contextlib.suppress(queue.Empty):
+            if inbox.get(timeout=0.1)[0] == who:
+                return
+
+
+# ---------------------------------------------------------------------------- strangers
+
+
+def test_nobody_but_brokers_of_the_cluster_is_heard(rig: PeerRig, tmp_path: Path) -> None:
+    """Plain text, no certificate, a foreign CA, an old TLS, another cluster: nothing is decoded."""
+    transport, inbox = _control(rig.links[A])
+    old = _context(rig, rig.tls(B))
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    contexts = {
+        "plain text": None,
+        "no certificate": _context(rig, None),
+        "foreign authority": _context(rig, _stranger(tmp_path / "foreign", CLUSTER, B)),
+        "TLS 1.2": old,
+        "a stranger": _context(rig, _stranger(rig.folder, CLUSTER, "x")),
+        "itself": _context(rig, rig.tls(A)),
+    }
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("ca.crt", "ca.key"):
+        (other / name).write_bytes((rig.folder / name).read_bytes())
+    contexts["another cluster"] = _context(rig, _stranger(other, "prod", B))
+    frame = _frame(LaneKind.CONTROL, encode_control(_beat(666)))
+    for what, context in contexts.items():
+        assert _hung_up_on(rig.ports[A], context, frame * 50), what
+    refused = rig.links[A].refused
+    assert refused["not a member"] >= 2
+    assert refused["tls"] >= 4
+    theirs, _ = _control(rig.links[B])
+    _until_heard(theirs, A, inbox, B)
+    while not inbox.empty():
+        assert inbox.get() == (B, _beat(1))
+    transport.close()
+    theirs.close()
+
+
+def test_a_broker_does_not_talk_to_an_impostor(rig: PeerRig, tmp_path: Path) -> None:
+    """Who answers at a broker's address has to be that broker, not just any of the cluster."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    impostor = Address("127.0.0.1", int(listener.getsockname()[1]))
+    answering = PeerLink(
+        cluster=CLUSTER,
+        me=B,
+        listener=listener,
+        peers={A: Address("127.0.0.1", rig.ports[A])},
+        tls=rig.tls(C),  # an honest certificate, of another broker
+    )
+    transport, inbox = _control(answering)
+    link = rig.links[A]
+    link.set_peers({B: impostor})
+    sender = link.counters()[B]
+    theirs, _ = _control(link)
+    while sender.impostors < 2:
+        theirs.send(B, _beat(1))
+    assert inbox.empty()
+    theirs.close()
+    transport.close()
+    answering.close()
+
+
+def test_hostile_bytes_behind_a_good_certificate_are_counted_and_harmless(rig: PeerRig) -> None:
+    """A member's bad frames end its connection, its bad messages are dropped; both are counted."""
+    chance = random.Random(5)
+    transport, inbox = _control(rig.links[A])
+    raft, _ = _raft(rig.links[A])
+    context = _context(rig, rig.tls(B))
+    link = rig.links[A]
+    for number in range(60):
+        lane = chance.choice(list(LaneKind))
+        junk = chance.randbytes(chance.randint(1, 3000))
+        data = [
+            junk,
+            _frame(lane, junk),
+            _frame(lane, b"\x80\x04\x95" + junk) * 3,
+            encode_frame_header(lane, 200_000, 60_000) + junk,
+            encode_frame_header(LaneKind.REPLICA, 200_000, 200_000_000) + junk,
+        ][number % 5]
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", rig.ports[A]), TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            secured.sendall(data)
+    while not (link.refused["malformed"] and link.lane(LaneKind.CONTROL).malformed_count):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", rig.ports[A]), TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            secured.sendall(_frame(LaneKind.CONTROL, b"junk") + bytes(100))
+            secured.recv(1)
+    theirs, _ = _control(rig.links[B])
+    _until_heard(theirs, A, inbox, B)
+    for one in (transport, theirs):
+        one.close()
+    raft.close()
+
+
+def test_hundreds_of_half_open_connections_keep_nobody_out(rig: PeerRig) -> None:
+    """Strangers who say nothing hold few places; a broker that restarts still gets in."""
+    _, inbox = _control(rig.links[A])
+    silent: list[socket.socket] = []
+    try:
+        while len(silent) < 300:
+            silent.append(socket.create_connection(("127.0.0.1", rig.ports[A]), TIMEOUT_S))
+        rig.stop(B)
+        rig.start(B)
+        theirs, _ = _control(rig.links[B])
+        _until_heard(theirs, A, inbox, B)
+        assert rig.links[A].refused["too many"] > 100
+        threads = [one for one in threading.enumerate() if one.name.startswith("peer-from-")]
+        assert len(threads) < 200
+        theirs.close()
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_certificates_that_cannot_be_used_are_a_configuration_error(tmp_path: Path) -> None:
+    """A missing file is named at start, before anything listens for brokers."""
+    files = files_of(tmp_path, "a")
+    tls = PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(InvalidConfigError, match="certificates"),
+    ):
+        PeerLink(cluster="c", me=A, listener=listener, peers={}, tls=tls)
+
+
+def test_a_lane_that_was_closed_leaves_the_others_open(rig: PeerRig) -> None:
+    """Lanes are closed one by one at shutdown; the link goes last."""
+    transport, inbox = _control(rig.links[A])
+    theirs, _ = _control(rig.links[B])
+    rig.transports[A].close()
+    assert isinstance(rig.transports[A], PeerReplicaTransport)
+    rig.transports[B].send(A, address(), fetch(1))
+    _until_heard(theirs, A, inbox, B)
+    assert rig.inboxes[A].empty()
+    transport.close()
+    theirs.close()
