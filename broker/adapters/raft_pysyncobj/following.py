@@ -57,7 +57,7 @@ class Following(_Library):  # type: ignore[misc]
                 entries = entries[known:]
             if not entries:  # nothing new and no conflict: whatever follows stays
                 prev_index, prev_term = log.last_index, log.last_term
-            commit = max(commit, min(message.commit, matched))
+            commit = max(commit, _shown(message, matched))
         self._SyncObj__onMessageReceived(
             node,
             {
@@ -140,3 +140,8 @@ class Following(_Library):  # type: ignore[misc]
 
 def _has(log: LibraryLog, entry: Entry) -> bool:
     return log.entries.term_at(entry.index) == entry.term
+
+
+def _shown(message: Append, matched: int) -> int:
+    """Return how far the leader's commit reaches into what the message has shown to be equal."""
+    return min(message.commit, matched)

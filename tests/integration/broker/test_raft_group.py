@@ -86,6 +86,26 @@ def test_a_minority_answers_nothing(group: RaftGroup) -> None:
     assert alone.propose(REGISTER, timeout_ms=30_000)["broker_epoch"] in {2, 3}
 
 
+@pytest.mark.parametrize("order", [("own", "pysyncobj"), ("pysyncobj", "own")])
+def test_a_stopped_group_may_change_its_implementation(
+    order: tuple[str, str], tmp_path: Path
+) -> None:
+    """The files are the same: log, sessions, snapshot and votes go over, and back."""
+    group = RaftGroup(tmp_path, size=3, journal_bytes_max=2000, keep_entries=5)
+    try:
+        done = 0
+        for name in (*order, order[0]):
+            group.core = CORES[name]
+            group.restart()
+            assert _register(group, 30) == list(range(done + 1, done + 31))
+            done += 30
+        for member in group.running.values():
+            member.barrier(timeout_ms=30_000)
+            assert member.state.broker_epochs == {"b1": done}
+    finally:
+        group.close()
+
+
 def _refused(group: RaftGroup, name: NodeId, context: ssl.SSLContext | None) -> bool:
     """Send a forged append; tell whether the member hung up on us."""
     with socket.create_connection(("127.0.0.1", group.port(name)), 10) as plain:

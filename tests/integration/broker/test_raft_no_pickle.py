@@ -25,7 +25,7 @@ from broker.core.metadata.commands import encode as encode_command
 from broker.errors import EnvelopeError
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
-from broker.model.raft_messages import AppendReply, Chunk, Forward, ReadRequest, Vote
+from broker.model.raft_messages import AppendReply, Chunk, Forward, Message, ReadRequest, Vote
 from simkit.raft_groups import CORES, RaftGroup
 from simkit.raft_rig import append, entries, proposal, snapshot_of
 
@@ -117,7 +117,7 @@ def test_a_group_lives_without_loading_a_pickle(loads: list[str], group: RaftGro
 def _malformed(rng: random.Random) -> bytes:
     """Return bytes that are no message, most of them nearly one."""
     theirs = snapshot_of(9, 1)
-    messages = [
+    messages: list[Message] = [
         Vote(1, 5, 1, transfer=False),
         append(1, (0, 0), entries(1, 4, 1)),
         AppendReply(1, True, 5, 0, 0, 1),

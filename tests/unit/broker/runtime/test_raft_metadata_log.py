@@ -1,4 +1,4 @@
-"""The Raft thread of a member alone, on a disk that fails."""
+"""The Raft thread of a member alone, on a disk that fails, with either implementation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from broker.adapters.clock import SystemClock
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.raft.config import RaftConfig
+from broker.core.raft.consensus import NewConsensus
 from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, ShuttingDownError
 from broker.model.ids import BrokerId
 from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
 from broker.runtime.raft_machine import MetadataMachine, read_reply
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from simkit.disk import ROOMY, SimDisk
+from simkit.raft_groups import CORES
 
 REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
 
@@ -23,7 +25,8 @@ REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
 class Rig:
     """A member and its disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, core: NewConsensus) -> None:
+        self._core = core
         self.disk = SimDisk(random.Random(3))
         self.crashes: list[BaseException] = []
         self.start()
@@ -38,6 +41,7 @@ class Rig:
             clock=SystemClock(),
             on_crash=self.crashes.append,
             journal_bytes_max=journal_bytes_max,
+            new_core=self._core,
         )
 
     def register(self) -> int:
@@ -50,10 +54,10 @@ class Rig:
             self.register()
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
+@pytest.fixture(params=CORES)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Return a running member."""
-    found = Rig()
+    found = Rig(CORES[request.param])
     yield found
     found.log.close()
 

@@ -1,0 +1,84 @@
+"""The simulation of test_raft_sim.py with pysyncobj and its corrections as the members.
+
+The same seeds, faults and promises; HEADWATER_SIM_SEED and HEADWATER_SIM_SEEDS as there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from simkit.raft_pysyncobj_mutants import HINTS, MUTANTS, SCRIPTS, in_simulation
+from simkit.raft_sim import run_seed
+
+SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 200)
+MUTANT_SEEDS_MAX = 1500
+
+# What has to happen in some seed, or the simulation is blind.
+SOMETIMES = (
+    "barrier passed on a follower",
+    "conflict cut",
+    "deaf follower did no harm",
+    "deaf leader replaced",
+    "killed",
+    "lonely follower came back",
+    "power lost everywhere",
+    "refused: transferring",
+    "retry answered",
+    "snapshot installed",
+)
+
+
+def _seeds() -> range:
+    only = os.environ.get("HEADWATER_SIM_SEED")
+    return range(int(only), int(only) + 1) if only else range(SEEDS)
+
+
+def test_no_promise_is_broken_and_the_group_comes_back() -> None:
+    """Whatever fails, safety holds after every step, and healing brings progress."""
+    seen: Counter[str] = Counter()
+    with in_simulation():
+        for seed in _seeds():
+            seen += run_seed(seed)[0]
+    if len(_seeds()) >= 200:
+        assert [what for what in SOMETIMES if not seen[what]] == []
+
+
+def test_a_seed_is_a_whole_story() -> None:
+    """The same seed runs the same way twice, so that it can be replayed."""
+    with in_simulation():
+        assert [run_seed(seed)[1] for seed in (11, 12)] == [run_seed(seed)[1] for seed in (11, 12)]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_correction_is_needed(mutant: str) -> None:
+    """Without one of them a promise is broken in some seed, or in its script."""
+    faults, size = HINTS.get(mutant, (None, None))
+    with in_simulation(), MUTANTS[mutant]():
+        if mutant in SCRIPTS:
+            with pytest.raises(AssertionError):
+                SCRIPTS[mutant]()
+            return
+        for seed in range(MUTANT_SEEDS_MAX):
+            try:
+                run_seed(seed, faults=faults, size=size)
+            except AssertionError:
+                return
+    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_pass_with_all_corrections(script: str) -> None:
+    """What a script catches is what the mutant took away."""
+    SCRIPTS[script]()
+
+
+@pytest.mark.parametrize("mutant", HINTS)
+def test_with_all_corrections_the_same_seeds_pass(mutant: str) -> None:
+    """What catches a mutant is what it took away: the same faults do nothing to the rest."""
+    faults, size = HINTS[mutant]
+    with in_simulation():
+        for seed in range(5):
+            run_seed(seed, faults=faults, size=size)
