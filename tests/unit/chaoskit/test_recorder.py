@@ -1,4 +1,4 @@
-"""The recorder of a chaos run: publishers, consumers and leaders become a history that is judged."""
+"""The recorder of a chaos run: publishers, consumers and leaders become a judged history."""
 
 from __future__ import annotations
 
