@@ -1,10 +1,10 @@
-"""Where the broker is and which certificates to show: arguments first, then the environment."""
+"""Where the brokers are and which certificates to show: arguments first, then the environment."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -34,6 +34,66 @@ class Address:
         return f"{'grpc+tls' if self.tls else 'grpc'}://{host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The brokers of one cluster to begin with, in the order given; at least one."""
+
+    brokers: tuple[Address, ...]
+
+    @property
+    def url(self) -> str:
+        """All of them, as they may be given again."""
+        return ",".join(one.url for one in self.brokers)
+
+    def learn(self, url: str) -> Address | None:
+        """Return the address that a broker told, for which the same certificates hold.
+
+        None: it cannot be used. Nobody is led from TLS to a connection without it.
+        """
+        first = self.brokers[0]
+        try:
+            told = _parse(url, tls=first.tls)
+        except InvalidConfigError:
+            return None
+        if told.tls != first.tls:
+            return None
+        return replace(told, ca=first.ca, cert=first.cert, key=first.key)
+
+
+def resolve_addresses(
+    url: str | None = None,
+    *,
+    tls_ca_file: str | os.PathLike[str] | None = None,
+    tls_cert_file: str | os.PathLike[str] | None = None,
+    tls_key_file: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Addresses:
+    """Return the addresses of one or several brokers, between commas; see :func:`resolve_address`.
+
+    Raises:
+        InvalidConfigError: one of them is none, some are with TLS and some without, or a
+            certificate file cannot be read.
+    """
+    env = os.environ if environment is None else environment
+    texts = [one.strip() for one in (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).split(",")]
+    found = tuple(
+        resolve_address(
+            one,
+            tls_ca_file=tls_ca_file,
+            tls_cert_file=tls_cert_file,
+            tls_key_file=tls_key_file,
+            environment=env,
+        )
+        for one in dict.fromkeys(texts)
+        if one
+    )
+    if not found:
+        raise InvalidConfigError(f"{url!r} names no broker")
+    if len({one.tls for one in found}) > 1:
+        raise InvalidConfigError("the addresses of one cluster are all with TLS, or all without")
+    return Addresses(found)
+
+
 def resolve_address(
     url: str | None = None,
     *,
@@ -57,13 +117,18 @@ def resolve_address(
     key = _pem(tls_key_file or env.get("HEADWATER_TLS_KEY_FILE"))
     if (cert is None) != (key is None):
         raise InvalidConfigError("a client certificate needs its key, and a key its certificate")
+    return replace(_parse(text, tls=ca is not None), ca=ca, cert=cert, key=key)
+
+
+def _parse(text: str, *, tls: bool) -> Address:
+    """Return an address without certificates; ``tls`` decides where it does not say."""
     if "://" not in text:
-        text = f"{'grpc+tls' if ca else 'grpc'}://{text}"
+        text = f"{'grpc+tls' if tls else 'grpc'}://{text}"
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as cause:
-        raise InvalidConfigError(f"{url!r} is not a broker's address: {cause}") from cause
+        raise InvalidConfigError(f"{text!r} is not a broker's address: {cause}") from cause
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
     if parts.scheme not in _SCHEMES or not host or extra:
         raise InvalidConfigError(
@@ -74,9 +139,6 @@ def resolve_address(
         host=host,
         port=DEFAULT_PORT if port is None else port,
         tls=_SCHEMES[parts.scheme],
-        ca=ca,
-        cert=cert,
-        key=key,
     )
 
 

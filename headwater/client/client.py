@@ -28,7 +28,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
-from headwater.client.brokers import Brokers
+from headwater.client.brokers import Brokers, Place
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.producer import Producer
@@ -47,6 +47,7 @@ class PartitionPosition:
     log_start: Offset  # first offset on local disk
     high_watermark: Offset
     leader_epoch: int
+    leader: str | None = None  # the broker that leads it
 
     @property
     def records_count(self) -> int:
@@ -81,8 +82,8 @@ class Client:
 
     A cluster is known by the addresses of some of its brokers, with commas between them: any that
     answers will do, and the others are learned. Without ``url`` HEADWATER_SERVER says where, else
-    it is grpc://127.0.0.1:7410. Connects with the first call. For TLS against a private authority give its ``tls_ca_file``; for mutual TLS
-    also a certificate and its key (PEM files).
+    it is grpc://127.0.0.1:7410. Connects with the first call. For TLS against a private authority
+    give its ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files).
 
     Raises:
         InvalidConfigError: the address or a certificate file is not usable.
@@ -158,10 +159,15 @@ class Client:
                     log_start=Offset(part["log_start"]),
                     high_watermark=Offset(part["high_watermark"]),
                     leader_epoch=part["leader_epoch"],
+                    leader=part["leader"],
                 )
                 for part in values["partitions"]
             ),
         )
+
+    def locate(self, name: str) -> list[Place]:
+        """Return who leads and who holds each partition, by number; raises UnknownStreamError."""
+        return self._brokers.locate(name)
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays. Raises UnknownStreamError."""
@@ -197,6 +203,7 @@ class Client:
             UnknownStreamError, UnknownPartitionError (with the first batch).
         """
         uuid = stream_uuid or self.stream(stream).uuid
+        self._brokers.discover()
         path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid)
         return Producer(
             LeaderRoute(self._brokers, path),
@@ -241,7 +248,11 @@ class Client:
             stream_uuid=None if stream_uuid is None else StreamUuid(stream_uuid),
             batch_bytes_max=batch_bytes_max,
         )
-        return Fetch(self._brokers.connection(self._brokers.known()[0]), request)
+        self._brokers.discover()
+        address = None
+        if self._brokers.several:
+            address = self._brokers.place(stream, partition, request.stream_uuid).address
+        return Fetch(self._brokers.connection(address or self._brokers.known()[0]), request)
 
     # ------------------------------------------------------------------ leases and cuts
 
@@ -294,9 +305,7 @@ class Client:
 
     def tier_status(self, name: str) -> list[TierStatus]:
         """Return how far each partition's tiering is."""
-        return [
-            _status(values) for values in self._brokers.action("tier_status", {"name": name})
-        ]
+        return [_status(values) for values in self._brokers.action("tier_status", {"name": name})]
 
     def tier_flush(self, name: str, *, timeout_ms: int = 300_000) -> list[TierStatus]:
         """Ship every committed record into the table now; return when it is there."""

@@ -12,10 +12,10 @@ from pyarrow import flight
 
 from broker.codec.flight_actions import encode_body
 from broker.codec.flight_protocol import ReadRequest, StreamPath
-from broker.errors import HeadwaterError, InvalidRequestError, UnavailableError, from_wire
+from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, from_wire
 from headwater.client.address import Address
 
-_CALL_TIMEOUT_MS: Final = 30_000
+CALL_TIMEOUT_MS: Final = 30_000
 _FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
 # A broker that restarts is found again within a fraction of a second, not after gRPC's minutes.
 _CHANNEL_OPTIONS: Final = [
@@ -44,12 +44,12 @@ class Connection:
         self._client.close()
 
     def action(
-        self, name: str, values: Mapping[str, Any], *, timeout_ms: int = _CALL_TIMEOUT_MS
+        self, name: str, values: Mapping[str, Any], *, timeout_ms: int = CALL_TIMEOUT_MS
     ) -> list[dict[str, Any]]:
         """Run an action and return its results.
 
         Raises:
-            HeadwaterError: what the broker answered, or UnavailableError when it does not.
+            HeadwaterError: what the broker answered, or NoAnswerError when it does not.
         """
         options = flight.FlightCallOptions(timeout=timeout_ms / 1000)
         with translated(self.address):
@@ -149,4 +149,4 @@ def _ours(error: BaseException, address: Address) -> HeadwaterError:
         return InvalidRequestError(f"the broker at {address.url} refuses us: {text}")
     if isinstance(error, pa.ArrowInvalid):
         return InvalidRequestError(text)
-    return UnavailableError(f"no answer from the broker at {address.url}: {text}")
+    return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)

@@ -29,13 +29,14 @@ from broker.errors import (
 from broker.model.ids import ProducerId
 from broker.model.records import AppendResult
 from headwater.client.flight_connection import Connection
+from headwater.client.leader_route import Route
 from headwater.client.records import Records, to_batch
 from headwater.client.window import Entry, Window, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # the broker recognises that many batches of a producer again
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
 _BACKOFF_MS_MIN: Final = 20
-_BACKOFF_MS_MAX: Final = 1_000
+_BACKOFF_MS_MAX: Final = 250  # a leader is found in seconds
 _ENDED: Final = UnavailableError("the broker ended the stream")
 
 
@@ -48,7 +49,7 @@ class Producer:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        route: Route,
         path: StreamPath,
         *,
         window_batches: int,
@@ -58,7 +59,7 @@ class Producer:
     ) -> None:
         if not 1 <= window_batches <= WINDOW_BATCHES_MAX:
             raise InvalidRequestError(f"window_batches must be 1 to {WINDOW_BATCHES_MAX}")
-        self._connect = connect
+        self._route = route
         self._path = path
         self._retry_ms_max = retry_ms_max
         self._window = Window(
@@ -206,8 +207,9 @@ class Producer:
         session: _Session | None = None
         while session is None:
             try:
-                session = _Session(self._connect(), self._path, self._schema)
+                session = _Session(self._route.connect(), self._path, self._schema)
             except HeadwaterError as error:
+                self._route.failed(error)
                 if not patient:
                     threading.Thread(target=self._reopen, args=(error,), daemon=True).start()
                     return
@@ -255,9 +257,12 @@ class Producer:
             if answer is None:
                 self._window.draining = True
             else:
+                answer = self._window.judged(answer)
                 entry = self._window.answered(answer)
             if entry is not None:
                 session.progressed = True
+                if isinstance(answer, AppendResult):
+                    self._route.succeeded(answer.leader_epoch)
                 self._struggling_since_ms = None
                 if isinstance(answer, HeadwaterError):
                     self._refused = self._refused or answer
@@ -284,6 +289,7 @@ class Producer:
             self._connecting = True
         if cause is None or worth_retrying(cause):
             cause = session.refusal or cause or _ENDED
+        self._route.failed(cause)
         if session.progressed and worth_retrying(cause):
             self._open_session(patient=True)
         else:

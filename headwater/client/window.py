@@ -9,6 +9,8 @@ The rules that keep every batch stored once, in order (Source: Kafka's idempoten
    Once the broker has said so of every one of them, they go again under a new producer id.
 4. The first batch under a producer id travels alone. Until one batch is stored the broker cannot
    tell a later batch from the first, so it would store it in the wrong place.
+5. Who answers in an older leader epoch than one that was seen leads no more, so its answer says
+   nothing; the batch goes again.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     SequenceGapError,
+    StaleLeaderEpochError,
     StreamRecreatedError,
 )
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.records import AppendResult
 
@@ -72,6 +76,7 @@ class Window:
     ) -> None:
         self.producer_id = producer_id
         self.next_sequence = sequence
+        self.leader_epoch = LeaderEpoch(0)  # the newest that an acknowledgement had
         self.confirmed = False  # a batch under this producer id is stored
         self.draining = False  # send nothing more on this connection, let it end
         self._new_producer_id = new_producer_id
@@ -121,6 +126,19 @@ class Window:
         entry.maybe_stored = True
         self._awaiting.append(entry)
         return entry
+
+    def judged(self, answer: AppendResult | HeadwaterError) -> AppendResult | HeadwaterError:
+        """Return the answer as it is to be believed (rule 5)."""
+        if not isinstance(answer, AppendResult):
+            return answer
+        if answer.leader_epoch < self.leader_epoch:
+            return StaleLeaderEpochError(
+                f"acknowledged in leader epoch {answer.leader_epoch}, after {self.leader_epoch}",
+                got=answer.leader_epoch,
+                current=self.leader_epoch,
+            )
+        self.leader_epoch = answer.leader_epoch
+        return answer
 
     def answered(self, answer: AppendResult | HeadwaterError) -> Entry | None:
         """Apply the answer to the oldest batch without one; return that batch if it is settled.

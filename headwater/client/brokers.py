@@ -1,0 +1,179 @@
+"""The brokers of one cluster, as a client knows them: whom to ask, whom to ask next, who leads.
+
+It begins with the addresses that it was given and learns those that brokers tell. A call goes to
+the broker that answered last; when that one is gone, to the next. Every action here may be done
+twice: creating is the same stream again, a lease too many ends by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import (
+    HeadwaterError,
+    NoAnswerError,
+    NotLeaderError,
+    ShuttingDownError,
+    StreamRecreatedError,
+    UnknownPartitionError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import StreamUuid
+from headwater.client.address import Address, Addresses
+from headwater.client.flight_connection import CALL_TIMEOUT_MS, Connection
+
+_PATIENCE_MS: Final = 10_000  # with one broker, while there are others to ask
+_LOCATE_MS: Final = 1_000
+_KNOWN_MAX: Final = 64  # addresses; brokers that come and go must not fill the memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one partition is, as a broker sees it."""
+
+    stream_uuid: StreamUuid
+    partition: int
+    leader: str | None  # a broker's id
+    leader_epoch: LeaderEpoch
+    address: Address | None  # the leader's; None: not known, or not told
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+
+
+class Brokers:
+    """Any thread. Connections are made when they are needed and live until :meth:`close`."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self.addresses = addresses
+        self._lock = threading.Lock()
+        self._known = list(addresses.brokers)  # the one to ask first
+        self._connections: dict[str, Connection] = {}
+        self._closed = False
+        self._discovered = False
+
+    def close(self) -> None:
+        """Close every connection; running calls end with an error."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for one in connections:
+            one.close()
+
+    # ------------------------------------------------------------------ whom to ask
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another broker to turn to."""
+        return len(self._known) > 1
+
+    def known(self) -> list[Address]:
+        """Return the addresses, the one to ask first in front."""
+        with self._lock:
+            return list(self._known)
+
+    def learn(self, url: str | None) -> Address | None:
+        """Return the address that a broker told, and remember it; None: it cannot be used."""
+        told = None if url is None else self.addresses.learn(url)
+        if told is not None:
+            with self._lock:
+                if told not in self._known and len(self._known) < _KNOWN_MAX:
+                    self._known.append(told)
+        return told
+
+    def avoid(self, address: Address) -> None:
+        """Ask this one last from now on."""
+        with self._lock:
+            if address in self._known:
+                self._known.remove(address)
+                self._known.append(address)
+
+    def connection(self, address: Address) -> Connection:
+        """Return the shared connection to a broker."""
+        with self._lock:
+            found = self._connections.get(address.url)
+            if found is None:
+                found = Connection(address)
+                if not self._closed:
+                    self._connections[address.url] = found
+            return found
+
+    # ------------------------------------------------------------------ calls
+
+    def action(
+        self, name: str, values: Mapping[str, Any], *, timeout_ms: int = CALL_TIMEOUT_MS
+    ) -> list[dict[str, Any]]:
+        """Run an action at the first broker that answers.
+
+        Raises:
+            HeadwaterError: what a broker answered; NoAnswerError: none does.
+        """
+        patience_ms = timeout_ms
+        if self.several and timeout_ms <= CALL_TIMEOUT_MS:
+            patience_ms = min(timeout_ms, _PATIENCE_MS)
+        failure: HeadwaterError | None = None
+        for address in self.known():
+            try:
+                return self.connection(address).action(name, values, timeout_ms=patience_ms)
+            except (NoAnswerError, ShuttingDownError, NotLeaderError) as error:
+                failure = failure or error
+                self.avoid(address)
+        assert failure is not None, "there is at least one broker"
+        raise failure
+
+    def locate(self, stream: str) -> list[Place]:
+        """Return where a stream's partitions are, by number.
+
+        Raises:
+            UnknownStreamError; NoAnswerError: no broker answers.
+        """
+        rows = self.action("locate", {"name": stream}, timeout_ms=_LOCATE_MS)
+        return [
+            Place(
+                stream_uuid=StreamUuid(row["stream_uuid"]),
+                partition=row["partition"],
+                leader=row["leader"],
+                leader_epoch=LeaderEpoch(row["leader_epoch"]),
+                address=self.learn(row["flight"]),
+                replicas=tuple(row["replicas"]),
+                isr=tuple(row["isr"]),
+            )
+            for row in rows
+        ]
+
+    def place(self, stream: str, partition: int, stream_uuid: StreamUuid | None) -> Place:
+        """Return where one partition is.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError, StreamRecreatedError, NoAnswerError.
+        """
+        places = self.locate(stream)
+        if not 0 <= partition < len(places):
+            raise UnknownPartitionError(
+                f"stream {stream!r} has {len(places)} partitions, not {partition}",
+                stream=stream,
+                partition=partition,
+                partitions_count=len(places),
+            )
+        place = places[partition]
+        if stream_uuid is not None and place.stream_uuid != stream_uuid:
+            raise StreamRecreatedError(
+                f"stream {stream!r} is now {place.stream_uuid}, not {stream_uuid}",
+                stream=stream,
+                expected=stream_uuid,
+                found=place.stream_uuid,
+            )
+        return place
+
+    def discover(self) -> None:
+        """Learn the other brokers' addresses, once, as far as one answers."""
+        if self._discovered:
+            return
+        with suppress(HeadwaterError):
+            for one in self.action("brokers", {}, timeout_ms=_LOCATE_MS):
+                self.learn(one["flight"])
+            self._discovered = True

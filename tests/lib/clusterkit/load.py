@@ -1,0 +1,85 @@
+"""A producer that runs beside a test, and what it was promised."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from broker.model.records import AppendResult
+from headwater.client.client import Client
+
+
+class Load:
+    """One producer that sends numbered records, one batch each, until it is told to stop."""
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self.sent: list[bytes] = []
+        self.acked: list[tuple[int, bytes]] = []
+        self._progress = threading.Condition()
+        self._stop = threading.Event()
+        self._producer = client.producer(stream, window_batches=8)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._producer as producer:
+                while not self._stop.wait(0.002):
+                    value = b"%08d" % len(self.sent)
+                    self.sent.append(value)
+                    future = producer.send([value])
+                    future.add_done_callback(self._noting(value))
+        except BaseException as failure:  # noqa: BLE001 - raised where the test waits
+            self._failure = failure
+            with self._progress:
+                self._progress.notify_all()
+
+    def _noting(self, value: bytes) -> Callable[[Future[AppendResult]], None]:
+        def note(done: Future[AppendResult]) -> None:
+            if done.exception() is None:
+                with self._progress:
+                    self.acked.append((done.result().base_offset, value))
+                    self._progress.notify_all()
+
+        return note
+
+    def wait_acked(self, more: int) -> None:
+        """Wait until so many more records are acknowledged."""
+        with self._progress:
+            wanted = len(self.acked) + more
+            ok = self._progress.wait_for(
+                lambda: len(self.acked) >= wanted or self._failure is not None, 30
+            )
+        assert self._failure is None, self._failure
+        assert ok, f"only {len(self.acked)} of {wanted} records were acknowledged"
+
+    def stop(self) -> None:
+        """End; everything sent is acknowledged or failed."""
+        self._stop.set()
+        self._thread.join()
+
+
+@contextmanager
+def load(client: Client, stream: str) -> Iterator[Load]:
+    """Run a load beside the test."""
+    running = Load(client, stream)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def stored(client: Client, stream: str) -> list[bytes]:
+    """Return the values of a partition, in order."""
+    return [value for part in client.fetch(stream) for value in part.batch["value"].to_pylist()]
+
+
+def check(client: Client, stream: str, done: Load) -> None:
+    """Every record is there once, in the order of sending, at the offset that was told."""
+    found = stored(client, stream)
+    assert found == done.sent
+    assert all(found[offset] == value for offset, value in done.acked)
+    assert len(done.acked) == len(done.sent)

@@ -1,0 +1,146 @@
+"""Three real brokers on the loopback, beside a real nats-server: killed, paused, started again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from broker.errors import HeadwaterError
+from headwater.client.client import Client
+from headwater.embedded import EmbeddedServer
+from headwater.embedded_cluster import EmbeddedCluster, plan_cluster
+
+_PATIENCE_S = 30.0
+
+
+class Cluster:
+    """Three brokers by number, to be killed, paused and started; ended with the module."""
+
+    def __init__(self, folder: Path, nats: EmbeddedServer) -> None:
+        self.nats_url = nats.address
+        self.lake_uri = str(folder / "lake")
+        self.plan: EmbeddedCluster = plan_cluster(
+            folder / "cluster", count=3, nats_url=nats.address, lake_uri=self.lake_uri
+        )
+        self.servers: dict[str, EmbeddedServer] = {}
+        self._paused: set[int] = set()
+        self._clients: list[Client] = []
+
+    @property
+    def url(self) -> str:
+        """The addresses of all brokers, as a client takes them."""
+        return self.plan.flight_url
+
+    def name(self, number: int) -> str:
+        """Return a broker's id."""
+        return self.plan.brokers[number]
+
+    def url_of(self, number: int) -> str:
+        """Return the address of one broker."""
+        return self.url.split(",")[number]
+
+    def client(self, url: str | None = None) -> Client:
+        """Return a client of all brokers, or of those at ``url``; closed with the cluster."""
+        client = Client(url or self.url)
+        self._clients.append(client)
+        return client
+
+    # ------------------------------------------------------------------ brokers
+
+    def start_all(self) -> None:
+        """Start what does not run; return when all serve."""
+        for number, name in enumerate(self.plan.brokers):
+            if not self.runs(number):
+                self.servers[name] = self.plan.start(name, wait=False)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(self.plan.wait_ready, self.servers.values()))
+
+    def runs(self, number: int) -> bool:
+        """Tell whether a broker's process is there."""
+        server = self.servers.get(self.name(number))
+        return server is not None and server.running()
+
+    def kill(self, number: int) -> None:
+        """End a broker with kill -9."""
+        process = self.servers[self.name(number)].process
+        process.kill()
+        process.wait()
+
+    def stop(self, number: int) -> None:
+        """End a broker politely; blocks until it is gone."""
+        self.servers[self.name(number)].stop()
+
+    def start(self, number: int) -> None:
+        """Start a broker that was ended; return when it serves."""
+        self.servers[self.name(number)] = self.plan.start(self.name(number))
+
+    def pause(self, number: int) -> None:
+        """Let a broker stand still, as a virtual machine that is not scheduled."""
+        self.servers[self.name(number)].process.send_signal(signal.SIGSTOP)
+        self._paused.add(number)
+
+    def resume(self, number: int) -> None:
+        """Let it go on."""
+        self.servers[self.name(number)].process.send_signal(signal.SIGCONT)
+        self._paused.discard(number)
+
+    def heal(self) -> None:
+        """Let every broker run, and every replica of every stream be in sync again."""
+        for number in list(self._paused):
+            self.resume(number)
+        self.start_all()
+        client = self.client()
+        self.wait_for(
+            lambda: all(
+                len(place.isr) == len(place.replicas) and place.leader is not None
+                for stream in client.streams()
+                for place in client.locate(stream.name)
+            ),
+            "every replica in sync",
+        )
+
+    def close(self) -> None:
+        """End everything."""
+        for client in self._clients:
+            client.close()
+        for number in list(self._paused):
+            self.resume(number)
+        for server in self.servers.values():
+            server.process.kill()  # what they would do when asked politely has its own test
+            server.process.wait()
+
+    # ------------------------------------------------------------------ waiting
+
+    def leader(self, stream: str, partition: int = 0) -> int:
+        """Return the number of the broker that leads a partition, once one does."""
+        found: list[str] = []
+        client = self.client()
+
+        def look() -> bool:
+            leader = client.locate(stream)[partition].leader
+            found[:] = [] if leader is None else [leader]
+            return bool(found)
+
+        self.wait_for(look, f"a leader of {stream}/{partition}")
+        return self.plan.brokers.index(found[0])
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Ask until it holds; what cannot be asked now does not hold."""
+        gone = threading.Event()
+        deadline = threading.Timer(_PATIENCE_S, gone.set)
+        deadline.start()
+        try:
+            while not self._holds(condition):
+                if gone.wait(0.05):
+                    raise AssertionError(f"not within {_PATIENCE_S} s: {what}")
+        finally:
+            deadline.cancel()
+
+    def _holds(self, condition: Callable[[], bool]) -> bool:
+        try:
+            return condition()
+        except HeadwaterError:
+            return False
