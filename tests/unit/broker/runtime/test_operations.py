@@ -1,0 +1,354 @@
+"""An operator's command becomes the right metadata command, against the real state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import (
+    ChangeIsr,
+    Command,
+    ConfirmLeader,
+    CreateStream,
+    FenceBroker,
+    RegisterBroker,
+    StartElection,
+    TakeOffline,
+    UnfenceBroker,
+    decode,
+    encode,
+)
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.errors import (
+    IneligibleReplicaError,
+    InvalidAssignmentError,
+    InvalidRequestError,
+    StalePartitionEpochError,
+    UnavailableError,
+    UnknownBrokerError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.operations import ClusterOperations
+from simkit.memory_broker import FakeClock
+
+UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+A, B, C, D = (BrokerId(name) for name in "abcd")
+
+
+class Metadata:
+    """The real state machine without a disk; ``overtake`` is another's command in between."""
+
+    def __init__(self) -> None:
+        self.state = MetadataState()
+        self.proposed: list[Command] = []
+        self.overtake: Callable[[], None] | None = None
+        self.silent = False
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """Apply a command as a member of the group does."""
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            overtake()
+        decoded = decode(command)
+        self.state, reply = apply(self.state, decoded)
+        if isinstance(reply, Rejected):
+            raise reply.error
+        self.proposed.append(decoded)
+        return reply
+
+    def barrier(self, *, timeout_ms: int = 0) -> int:
+        """Pass, unless nobody confirms."""
+        if self.silent:
+            raise UnavailableError("no leader confirmed the barrier")
+        return 1
+
+    def do(self, command: Command) -> None:
+        """Apply what has to succeed."""
+        self.propose(encode(command))
+
+    def one(self) -> PartitionState:
+        """The partition."""
+        return self.state.partitions[UUID][0]
+
+    def confirm(self) -> None:
+        """Let the candidate take over."""
+        one = self.one()
+        assert one.candidate is not None
+        self.do(
+            ConfirmLeader(
+                stream_uuid=UUID, partition=0, broker=one.candidate,
+                broker_epoch=self.state.brokers[one.candidate].epoch,
+                leader_epoch=one.leader_epoch,
+            )
+        )  # fmt: skip
+
+    def fence(self, broker: BrokerId) -> None:
+        """Lose a broker."""
+        self.do(FenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
+
+    def unfence(self, broker: BrokerId) -> None:
+        """Hear it again."""
+        self.do(UnfenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
+
+    def set_isr(self, *isr: BrokerId) -> None:
+        """Let the leader change its ISR."""
+        one = self.one()
+        assert one.leader is not None
+        self.do(
+            ChangeIsr(
+                stream_uuid=UUID, partition=0, broker=one.leader,
+                broker_epoch=self.state.brokers[one.leader].epoch,
+                leader_epoch=one.leader_epoch, partition_epoch=one.partition_epoch,
+                isr={name: self.state.brokers[name].epoch for name in isr},
+            )
+        )  # fmt: skip
+
+
+class Driver:
+    """A replica as operations look at it."""
+
+    def __init__(self, stream: Stream, end: int) -> None:
+        self.stream = stream
+        self.partition_id = PartitionId(stream.uuid, PartitionNumber(0))
+        self.synced_position = (LeaderEpoch(1), Offset(end))
+        self.log_end = self.high_watermark = Offset(end)
+        self.log_start = Offset(0)
+        self.leader_epoch = LeaderEpoch(1)
+        self.failure = self.leader = self.view = None
+
+
+class Broker:
+    """Whose replicas are told of."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def drivers(self) -> list[Any]:
+        """Return them."""
+        return self.found
+
+
+@pytest.fixture
+def metadata() -> Metadata:
+    """Four brokers; one stream on the first three, the first leads."""
+    found = Metadata()
+    for broker in (A, B, C, D):
+        found.do(
+            RegisterBroker(
+                broker=broker, session=f"{broker}1", features_max=FEATURE_LEVEL_MAX,
+                addresses={"flight": f"grpc://{broker}:1"},
+            )
+        )  # fmt: skip
+    config = StreamConfig(subject="s", replication_factor=3, min_isr=2)
+    stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
+    found.do(CreateStream(stream=stream, leader=A, assignment=((A, B, C),), min_isr=2))
+    return found
+
+
+def _operations(metadata: Metadata, *, me: BrokerId = A, end: int = 7) -> ClusterOperations:
+    broker = Broker()
+    if metadata.state.streams:
+        broker.found = [Driver(metadata.state.streams["s"], end)]
+    return ClusterOperations(
+        cluster="hw", me=me, metadata=metadata, broker=broker, clock=FakeClock(),
+        controllers=("a", "b", "c"), controller=lambda: "b",
+    )  # fmt: skip
+
+
+def test_status_says_what_the_metadata_says(metadata: Metadata) -> None:
+    """Brokers with what they lead and hold, partitions with who is in sync."""
+    metadata.set_isr(A, B)
+    metadata.fence(C)
+    status = _operations(metadata).status()
+    assert (status.controller, status.alone, status.confirmed) == ("b", False, True)
+    assert [(one.broker, one.state, one.leads, one.replicas) for one in status.brokers] == [
+        ("a", "alive", 1, 1), ("b", "alive", 0, 1), ("c", "fenced", 0, 1), ("d", "alive", 0, 0),
+    ]  # fmt: skip
+    (one,) = status.partitions
+    assert (one.leader, one.isr, one.replicas) == ("a", ("a", "b"), ("a", "b", "c"))
+    assert one.under_replicated
+    assert not one.below_min_isr
+    assert status.under_replicated == [one]
+    assert status.offline == []
+
+
+def test_status_without_a_majority_is_told_as_such(metadata: Metadata) -> None:
+    """What is known here is shown, and that nobody confirmed it."""
+    metadata.silent = True
+    status = _operations(metadata).status()
+    assert not status.confirmed
+    assert len(status.partitions) == 1
+    with pytest.raises(UnavailableError):
+        _operations(metadata).transfer_leader("s", 0, "b")
+
+
+def test_transfer_names_the_candidate_and_is_idempotent(metadata: Metadata) -> None:
+    """Leadership goes to the named broker once it confirms; a second time nothing happens."""
+    operations = _operations(metadata)
+    assert operations.transfer_leader("s", 0, "b").changed
+    assert (metadata.one().status, metadata.one().candidate) == ("candidate_found", B)
+    metadata.confirm()
+    assert metadata.one().leader == B
+    assert not operations.transfer_leader("s", 0, "b").changed
+
+
+def test_transfer_is_tried_again_when_overtaken(metadata: Metadata) -> None:
+    """A change of the ISR between look and proposal is no reason to fail."""
+    metadata.overtake = lambda: metadata.set_isr(A, B)
+    assert _operations(metadata).transfer_leader("s", 0, "b").changed
+    assert metadata.one().candidate == B
+
+
+def test_transfer_refuses_who_may_not_lead(metadata: Metadata) -> None:
+    """Not in sync, not a replica, not registered, no such stream or partition."""
+    metadata.set_isr(A, B)
+    operations = _operations(metadata)
+    for broker in ("c", "d"):
+        with pytest.raises(IneligibleReplicaError):
+            operations.transfer_leader("s", 0, broker)
+    with pytest.raises(UnknownBrokerError):
+        operations.transfer_leader("s", 0, "nobody")
+    with pytest.raises(UnknownStreamError):
+        operations.transfer_leader("t", 0, "b")
+    with pytest.raises(UnknownPartitionError):
+        operations.transfer_leader("s", 1, "b")
+
+
+def test_move_keeps_the_old_until_the_new_are_in_sync(metadata: Metadata) -> None:
+    """The union holds it meanwhile; then exactly the wanted ones, led by one of them."""
+    operations = _operations(metadata)
+    assert operations.move("s", 0, ["b", "d"]).changed
+    assert set(metadata.one().replicas) == {A, B, C, D}
+    assert not operations.move("s", 0, ["b", "d"]).changed
+    assert operations.status().partitions[0].target == ("b", "d")
+    metadata.set_isr(A, B, C, D)
+    metadata.confirm()
+    assert metadata.one().replicas == (B, D)
+    assert metadata.one().leader == B
+
+
+def test_move_refuses_what_cannot_hold_it(metadata: Metadata) -> None:
+    """Too few for min ISR, twice the same, or strangers."""
+    for target in (["b"], ["b", "b"], ["b", "nobody"]):
+        with pytest.raises(InvalidAssignmentError):
+            _operations(metadata).move("s", 0, target)
+
+
+def test_balance_gives_leadership_back(metadata: Metadata) -> None:
+    """The preferred leader leads again; where it does already, nothing is done."""
+    operations = _operations(metadata)
+    assert operations.balance() == []
+    operations.transfer_leader("s", 0, "c")
+    metadata.confirm()
+    (done,) = operations.balance()
+    assert (done.stream, done.to, done.changed) == ("s", "a", True)
+    assert metadata.one().candidate == A
+
+
+def test_balance_reports_what_was_overtaken(metadata: Metadata) -> None:
+    """One partition's race does not keep the others from being balanced."""
+    operations = _operations(metadata)
+    operations.transfer_leader("s", 0, "c")
+    metadata.confirm()
+    metadata.overtake = lambda: metadata.set_isr(A, C)
+    (done,) = operations.balance()
+    assert not done.changed
+    assert done.refused is not None
+
+
+def _lose_everybody_but_c(metadata: Metadata) -> None:
+    metadata.set_isr(A, B)
+    metadata.fence(B)
+    metadata.fence(A)
+    one = metadata.one()
+    at: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
+    epochs: dict[str, Any] = {
+        "leader_epoch": one.leader_epoch, "partition_epoch": one.partition_epoch
+    }  # fmt: skip
+    if one.status == "online":
+        metadata.do(StartElection(**at, **epochs))
+        one = metadata.one()
+        epochs = {"leader_epoch": one.leader_epoch, "partition_epoch": one.partition_epoch}
+    metadata.do(TakeOffline(**at, **epochs))
+
+
+def _elect(operations: ClusterOperations, **changes: Any) -> None:
+    status = operations.status()
+    values: dict[str, Any] = {
+        "broker": "c", "partition_epoch": status.partitions[0].partition_epoch, "known_end": 9,
+        "operator": "me", "accept_data_loss": True, **changes,
+    }  # fmt: skip
+    operations.elect_unclean("s", 0, **values)
+
+
+def test_an_unclean_election_records_what_was_lost(metadata: Metadata) -> None:
+    """The broker's own end, the highest known end, who was given up, and by whom."""
+    _lose_everybody_but_c(metadata)
+    operations = _operations(metadata, me=C, end=7)
+    _elect(operations)
+    metadata.confirm()
+    (one,) = operations.status().partitions
+    assert (one.status, one.leader) == ("online", "c")
+    (loss,) = one.losses
+    assert (loss.log_end, loss.known_end, loss.operator) == (7, 9, "me")
+    assert set(loss.given_up) == {"a", "b"}
+
+
+def test_an_unclean_election_is_refused_unless_it_is_meant(metadata: Metadata) -> None:
+    """Not accepted, asked of another broker, looked at too long ago, or not needed at all."""
+    operations = _operations(metadata, me=C)
+    with pytest.raises(InvalidRequestError):
+        _elect(operations)  # it is online
+    _lose_everybody_but_c(metadata)
+    with pytest.raises(InvalidRequestError, match="accept"):
+        _elect(operations, accept_data_loss=False)
+    with pytest.raises(InvalidRequestError, match="itself"):
+        _elect(_operations(metadata, me=A))
+    with pytest.raises(StalePartitionEpochError):
+        _elect(operations, partition_epoch=1)
+    metadata.unfence(A)
+    with pytest.raises(InvalidRequestError, match="can still lead"):
+        _elect(operations)
+
+
+def test_remove_wants_a_dead_and_empty_broker(metadata: Metadata) -> None:
+    """A living one, or one with replicas, stays; a removed one is unknown."""
+    operations = _operations(metadata)
+    with pytest.raises(InvalidRequestError, match="alive"):
+        operations.remove_broker("d")
+    metadata.fence(C)
+    with pytest.raises(InvalidRequestError, match="1 replicas"):
+        operations.remove_broker("c")
+    metadata.fence(D)
+    operations.remove_broker("d")
+    assert operations.status().broker("d") is None
+    with pytest.raises(UnknownBrokerError):
+        operations.remove_broker("d")
+
+
+def test_a_broker_alone_tells_its_status() -> None:
+    """The same question works without a cluster, and says that there is none."""
+    metadata = Metadata()
+    metadata.do(RegisterBroker(broker=A))
+    operations = ClusterOperations(
+        cluster="hw", me=A, metadata=metadata, broker=Broker(), clock=FakeClock()
+    )
+    status = operations.status()
+    assert (status.alone, status.controller, status.controllers) == (True, "a", ())
+    assert status.brokers[0].controller
+
+
+def test_replicas_are_told_by_their_broker(metadata: Metadata) -> None:
+    """Ends and epochs of the logs that are here."""
+    (one,) = _operations(metadata, me=C, end=7).replicas()
+    assert (one.broker, one.stream, one.partition, one.log_end, one.last_epoch) == (
+        "c", "s", 0, 7, 1
+    )  # fmt: skip
