@@ -57,8 +57,9 @@ class ControllerMetadata(Protocol):
         answered: Callable[[HeadwaterError | None], None],
         *,
         timeout_ms: int,
+        office: int | None,
     ) -> None:
-        """Propose without waiting."""
+        """Propose without waiting, and only as the leader of this term."""
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
         """Hear every change."""
@@ -205,6 +206,7 @@ class Controller:
     def _passed(self, passed: _Passed, now_ms: int) -> None:
         if self._office is None:
             self._office = passed.office
+            self._taking = None
             _log.info("office_taken", term=passed.office)
             self._do(self._core.took_office(now_ms))
         for broker, heartbeat in passed.heartbeats:
@@ -221,7 +223,10 @@ class Controller:
                     name = type(command).__name__
                     _log.info("controller_proposes", command=name)
                     self._metadata.propose_soon(
-                        encode(command), _log_refusal(name), timeout_ms=_PROPOSE_MS
+                        encode(command),
+                        _log_refusal(name),
+                        timeout_ms=_PROPOSE_MS,
+                        office=self._office,
                     )
                 case AskLogEnd(to, partition_id, leader_epoch):
                     asked = LogEndAsked(partition_id=partition_id, leader_epoch=leader_epoch)

@@ -196,13 +196,17 @@ class RaftMetadataLog:
         answered: Callable[[HeadwaterError | None], None],
         *,
         timeout_ms: int = 10_000,
+        office: int | None = None,
     ) -> None:
         """Propose without waiting; ``answered`` hears on the Raft thread: None once it is applied.
+
+        With ``office`` only as the leader of that term. What a controller decided must not be
+        handed to its successor, who may have promised the contrary meanwhile.
 
         Errors are those of :meth:`propose`. It must be quick, must not raise, and hears at once,
         on this thread, what could not even be queued.
         """
-        waiter = Waiter(command, self._clock.monotonic_ms() + timeout_ms)
+        waiter = Waiter(command, self._clock.monotonic_ms() + timeout_ms, office=office)
 
         def done(outcome: Future[bytes]) -> None:
             try:
@@ -374,6 +378,9 @@ class RaftMetadataLog:
         for waiter in list(self._waiting.due(now_ms)):
             proposal = waiter.proposal
             assert proposal is not None
+            if waiter.office is not None and waiter.office != self._office:
+                self._waiting.settle(waiter, UnavailableError("the office is over"))
+                continue
             if not waiter.taken and not self._has_room(waiter):
                 continue
             waiter.retry_ms = NEVER
@@ -453,6 +460,8 @@ class RaftMetadataLog:
             self._waiting.settle(waiter, InvalidRequestError("a metadata command is too large"))
         elif reason is Refusal.OVERLOADED and not waiter.taken and waiter.deadline_ms != NEVER:
             self._waiting.settle(waiter, OverloadedError("too much metadata is not committed yet"))
+        elif waiter.office is not None:
+            self._waiting.settle(waiter, UnavailableError("the office is over"))
         elif reason is Refusal.NOT_LEADER and leader is not None and self._transport is not None:
             assert waiter.proposal is not None
             waiter.taken = True

@@ -31,6 +31,7 @@ class Waiter:
     proposal: Proposal | None = None
     retry_ms: int = 0
     taken: bool = False  # some node may have it in its log
+    office: int | None = None  # only as the leader of this term; never handed to another
     refused: str = "no leader was found"
 
 

@@ -28,6 +28,7 @@ from broker.core.replication.effects import (
     ProposeLeadership,
     ReportLeader,
     ReportLostRecords,
+    ResetLog,
     Send,
     SendRecords,
     StartLeading,
@@ -49,6 +50,7 @@ from broker.model.replica_messages import (
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
+    LogPrefix,
     NewDataNotice,
 )
 from broker.ports import StoredBatch
@@ -322,6 +324,45 @@ def test_answers_of_other_epochs_and_requests_are_dropped() -> None:
     ):
         assert follower.message(odd, 1) == []
     assert follower.dropped_count == 2
+
+
+def _fetched(follower: PartitionFollower) -> FetchRequest:
+    (send,) = follower.start(0)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    return send.message
+
+
+def test_a_follower_below_the_leaders_log_begins_where_that_begins() -> None:
+    """What it lacks is in the table; the epochs of it come along (a wiped or long paused one)."""
+    follower = _follower(_facts(0))
+    request = _fetched(follower)
+    prefix = LogPrefix(epochs=((LeaderEpoch(1), Offset(0)),), producers=b"{}")
+    answer = FetchAnswer(
+        leader_epoch=LeaderEpoch(5), request_id=request.request_id, start=Offset(40),
+        high_watermark=Offset(50), log_end=Offset(60), refusal="below_start", prefix=prefix,
+    )  # fmt: skip
+    assert follower.message(answer, 1) == [ResetLog(Offset(40), prefix)]
+    assert follower.message(answer, 2) == [], "once"
+    facts = LogFacts(
+        log_start=Offset(40), log_end=Offset(40), synced_end=Offset(40), epochs=_history((1, 0))
+    )
+    (send,) = follower.truncated(facts, 3)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    assert (send.message.fetch_from, send.message.last_epoch) == (40, 1)
+
+
+def test_a_log_that_reaches_the_leaders_start_is_never_thrown_away() -> None:
+    """Such an answer is old: of before this log had grown."""
+    follower = _follower(_facts(0))
+    request = _fetched(follower)
+    old = FetchAnswer(
+        leader_epoch=LeaderEpoch(5), request_id=request.request_id, start=Offset(0),
+        high_watermark=Offset(0), log_end=Offset(0), refusal="below_start",
+        prefix=LogPrefix(epochs=(), producers=b""),
+    )  # fmt: skip
+    assert follower.message(old, 1) == []
 
 
 def _batch(base: int, epoch: int) -> StoredBatch:

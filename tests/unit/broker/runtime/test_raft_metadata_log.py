@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Iterator
 
@@ -11,7 +12,14 @@ from broker.adapters.clock import SystemClock
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
-from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, ShuttingDownError
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    InvalidRequestError,
+    LogFailedError,
+    ShuttingDownError,
+    UnavailableError,
+)
 from broker.model.ids import BrokerId
 from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
 from broker.runtime.raft_machine import MetadataMachine, read_reply
@@ -126,3 +134,16 @@ def test_a_command_that_does_not_parse_is_a_refusal_not_a_crash() -> None:
     other = MetadataMachine()
     other.restore(machine.snapshot())
     assert (other.state, other.hash()) == (machine.state, machine.hash())
+
+
+def test_what_was_decided_in_an_office_that_is_over_is_not_proposed(rig: Rig) -> None:
+    """It is answered with an error and changes nothing; in the present office it is applied."""
+    epoch = rig.register()
+    outcomes: queue.SimpleQueue[HeadwaterError | None] = queue.SimpleQueue()
+    office = rig.log.office
+    assert office is not None
+    rig.log.propose_soon(REGISTER, outcomes.put, office=office + 1)
+    assert isinstance(outcomes.get(timeout=10), UnavailableError)
+    rig.log.propose_soon(REGISTER, outcomes.put, office=office)
+    assert outcomes.get(timeout=10) is None
+    assert rig.register() == epoch + 2

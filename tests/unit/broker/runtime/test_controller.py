@@ -1,0 +1,156 @@
+"""The controller's shell: leases and office only behind a barrier of the same term."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.core.election import ElectionTiming
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import RegisterBroker, decode
+from broker.core.metadata.state import MetadataState
+from broker.errors import HeadwaterError, UnavailableError
+from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer
+from broker.model.epochs import BrokerEpoch
+from broker.model.ids import BrokerId
+from broker.runtime.controller import Controller
+
+B = BrokerId("b")
+ONE = BrokerEpoch(1)
+_Passed = Callable[[HeadwaterError | None], None]
+
+
+class Metadata:
+    """A metadata log whose office and barriers a test decides on."""
+
+    def __init__(self) -> None:
+        self.office: int | None = 1
+        self.barriers: queue.SimpleQueue[_Passed] = queue.SimpleQueue()
+        self.proposed: queue.SimpleQueue[tuple[str, int | None]] = queue.SimpleQueue()
+        self.state, _ = apply(MetadataState(), RegisterBroker(broker=B, session="s"))
+
+    def barrier_soon(self, passed: _Passed, *, timeout_ms: int) -> None:
+        """Let the test say how it ends."""
+        self.barriers.put(passed)
+
+    def propose_soon(
+        self, command: bytes, answered: _Passed, *, timeout_ms: int, office: int | None
+    ) -> None:
+        """Keep what would be decided, and by whom."""
+        answered(UnavailableError("nothing is decided here"))
+        assert timeout_ms > 0
+        self.proposed.put((type(decode(command)).__name__, office))
+
+    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
+        """Tell the one state there is."""
+        subscriber(1, self.state)
+
+
+class Control:
+    """Where answers go."""
+
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
+
+    def start(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
+        """Nobody sends here."""
+
+    def send(self, to: BrokerId, message: ControlMessage) -> None:
+        """Keep it."""
+        assert to == B
+        self.sent.put(message)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Rig:
+    """A controller between the two."""
+
+    def __init__(self, session_ms: int) -> None:
+        self.metadata = Metadata()
+        self.control = Control()
+        self.crashes: list[BaseException] = []
+        self.controller = Controller(
+            metadata=self.metadata,
+            control=self.control,
+            clock=SystemClock(),
+            timing=ElectionTiming(session_ms=session_ms),
+            on_crash=self.crashes.append,
+        )
+        self.controller.start()
+
+    def beat(self, sent_ms: int) -> None:
+        """Let the broker's heartbeat arrive."""
+        self.controller.deliver(B, Heartbeat(broker_epoch=ONE, sent_ms=sent_ms))
+
+    def barrier(self) -> _Passed:
+        """Return the next barrier that was begun."""
+        return self.metadata.barriers.get(timeout=10)
+
+    def answer(self) -> ControlMessage:
+        """Return the next answer."""
+        return self.control.sent.get(timeout=10)
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Return a running controller whose member leads Raft in term 1."""
+    found = Rig(getattr(request, "param", 60_000))
+    yield found
+    found.controller.stop()
+    assert not found.crashes
+
+
+def _in_office(rig: Rig) -> None:
+    rig.barrier()(None)
+    rig.beat(1)
+    rig.barrier()(None)
+    assert rig.answer() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=1, granted=True)
+
+
+def test_a_lease_waits_for_a_barrier_that_began_after_the_heartbeat(rig: Rig) -> None:
+    """Else a leader that was stopped, and replaced meanwhile, would extend it."""
+    _in_office(rig)
+    rig.beat(7)
+    passed = rig.barrier()
+    assert rig.control.sent.empty(), "nothing is granted before"
+    rig.beat(8)  # came after the barrier began: it waits for the next one
+    passed(None)
+    assert rig.answer() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=7, granted=True)
+    assert rig.control.sent.empty()
+    rig.barrier()(None)
+    assert rig.answer() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=8, granted=True)
+
+
+def test_a_barrier_that_fails_grants_nothing(rig: Rig) -> None:
+    """Without a majority nobody knows who else leads."""
+    _in_office(rig)
+    rig.beat(7)
+    rig.barrier()(UnavailableError("no majority"))
+    rig.beat(8)
+    rig.barrier()(None)
+    assert rig.answer() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=8, granted=True)
+
+
+def test_a_barrier_of_another_term_grants_nothing(rig: Rig) -> None:
+    """Between two terms of this member somebody else may have been in office."""
+    _in_office(rig)
+    rig.beat(7)
+    passed = rig.barrier()
+    rig.metadata.office = 3
+    passed(None)
+    rig.barrier()(None)  # takes office anew
+    rig.beat(9)
+    rig.barrier()(None)
+    assert rig.answer() == HeartbeatAnswer(broker_epoch=ONE, sent_ms=9, granted=True)
+
+
+@pytest.mark.parametrize("rig", [300], indirect=True)
+def test_what_a_controller_decides_is_bound_to_its_term(rig: Rig) -> None:
+    """A fence that its successor commits later would cut short what that one has promised."""
+    rig.barrier()(None)
+    assert rig.metadata.proposed.get(timeout=10) == ("FenceBroker", 1)

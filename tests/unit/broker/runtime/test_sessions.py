@@ -1,0 +1,42 @@
+"""Sessions: the proof that a folder is the one last in use."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.errors import MetadataCorruptError
+from broker.runtime.sessions import begin_session
+from simkit.disk import SimDisk
+
+
+def test_a_session_is_durable_before_anybody_hears_of_it() -> None:
+    """The next process of the folder knows it, also after a power loss."""
+    disk = SimDisk(random.Random(1))
+    first, before = begin_session(disk.files())
+    assert before == ()
+    disk.lose_power()
+    second, known = begin_session(disk.files())
+    assert known == (first,)
+    assert second != first
+
+
+def test_only_the_newest_are_kept() -> None:
+    """The file stays small however often a broker starts."""
+    disk = SimDisk(random.Random(1))
+    drawn = [begin_session(disk.files())[0] for _ in range(40)]
+    assert begin_session(disk.files())[1] == tuple(drawn[-16:])
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_file_is_never_taken_for_none(damage: str) -> None:
+    """As a stranger the broker would leave every ISR; that is for an operator to decide."""
+    disk = SimDisk(random.Random(1))
+    begin_session(disk.files())
+    if damage == "flipped":
+        disk.flip_bit("sessions.json", 30, 1)
+    else:
+        disk.cut("sessions.json", 20)
+    with pytest.raises(MetadataCorruptError):
+        begin_session(disk.files())

@@ -1,0 +1,78 @@
+"""A log that begins anew above what it held: durable, with the epochs of what was before."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.errors import DiskFullError
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+from broker.storage.partition_log import PartitionLog
+from simkit.disk import PowerLostError, SimDisk
+from simkit.log_batches import FOLDER, PARTITION, open_log, raw_batch, read_all
+
+EPOCHS = EpochHistory.of([(LeaderEpoch(1), Offset(0)), (LeaderEpoch(4), Offset(70))])
+
+
+def _written(disk: SimDisk) -> None:
+    log = open_log(disk.files())
+    log.append([raw_batch(), raw_batch()], leader_epoch=LeaderEpoch(1), now_us=1)
+    log.sync()
+    log.close()
+
+
+def _replace(disk: SimDisk) -> None:
+    PartitionLog.replace(disk.files(), FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
+
+
+def test_it_begins_at_the_offset_with_the_epochs_of_what_was_before() -> None:
+    """And goes on like any log."""
+    disk = SimDisk(random.Random(1))
+    _written(disk)
+    _replace(disk)
+    log = open_log(disk.files())
+    assert (log.log_start, log.log_end, log.synced_end) == (100, 100, 100)
+    assert log.epochs.epoch_of(Offset(99)) == 4
+    assert not log.recovery.damaged
+    log.append([raw_batch(7)], leader_epoch=LeaderEpoch(5), now_us=1)
+    log.sync()
+    log.close()
+    again = open_log(disk.files())
+    assert [(one.header.base_offset, bytes(one.body)[:1]) for one in read_all(again)] == [
+        (100, b"\x07")
+    ]
+
+
+def test_a_crash_at_any_step_leaves_no_log_or_the_new_one() -> None:
+    """Never one at the new offset that has forgotten who wrote what was before."""
+    outcomes = set()
+    for step in range(1, 60):
+        disk = SimDisk(random.Random(step))
+        _written(disk)
+        files = disk.files()
+        disk.stop_after = step
+        try:
+            PartitionLog.replace(files, FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
+            done = True
+        except PowerLostError:
+            done = False
+        disk.lose_power()
+        log = open_log(disk.files())
+        where = (log.log_start, log.log_end)
+        outcomes.add(where)
+        if where == (100, 100):
+            assert log.epochs.epoch_of(Offset(99)) == 4
+        if done:
+            assert where == (100, 100)
+            break
+    assert outcomes == {(0, 0), (100, 100)}
+
+
+def test_a_full_disk_says_so() -> None:
+    """The caller asks again later."""
+    disk = SimDisk(random.Random(1), capacity_bytes=10)
+    with pytest.raises(DiskFullError):
+        _replace(disk)
