@@ -53,6 +53,14 @@ class QueryProcess:
         if self._spare is None or self._spare.poll() is not None:
             self._spare = self._spawn(command)
 
+    @property
+    def spare_ready(self) -> bool:
+        """Whether a spare waits for its line."""
+        spare = self._spare
+        if spare is None or spare.poll() is not None:
+            return False
+        return f'{{"event": "ready", "pid": {spare.pid}}}' in self.log_path.read_text()
+
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a driver in a session of its own, so that all of it can be killed."""
         with self.log_path.open("ab") as sink:

@@ -106,7 +106,7 @@ class StreamCampaign:
         os.environ.update(environment)  # the upkeep of the table goes there, too
         self.broker = BrokerProcess(
             folder / "broker", nats_url=self._nats.address, lake="s3://crash/lake",
-            environment=environment,
+            environment=environment, settings={"lake": {"check_interval_ms": 300}},
         )  # fmt: skip
         self.client = Client(self.broker.url)
         self._process = QueryProcess(folder / "query.log", environment)
@@ -297,7 +297,7 @@ class StreamCampaign:
         time.sleep(self._random.uniform(0, 1.0))
         moment = self._wait_for_moment(query)
         phase = self._watch.phase()
-        what = self._deck.draw(phase)
+        what = self._deck.draw(phase, spare=self._process.spare_ready or not query.has_spares)
         if not self._faults.strike(what):
             self.tally.not_there += 1
             self._deck.put_back(what, phase)

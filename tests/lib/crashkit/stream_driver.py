@@ -60,7 +60,7 @@ def lean_settings(java_options: str) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM. One line of JSON on stdout for each start and each failure."""
+    """Run until SIGTERM. One line of JSON on stdout for each event."""
     from pyspark.errors import PySparkException
 
     wanted: dict[str, Any] = json.loads(arguments[0])
@@ -72,6 +72,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)
     spark = _session(wanted)
     _stream(spark, wanted, records_per_trigger=1).load()  # finds the source, which takes a while
+    _say(event="ready", pid=os.getpid())
     line = sys.stdin.readline()
     if not line.strip():
         return 0

@@ -24,6 +24,9 @@ SHARES: Final[Mapping[str, float]] = {
     DRIVER: 0.22, PLANNER: 0.15, WORKERS: 0.23, BROKER: 0.16, FROZEN: 0.12, STORE: 0.12,
 }  # fmt: skip
 
+# A driver that is killed before its spare is up takes a minute, so that is for few rounds.
+_SPARED: Final = 0.8
+
 # What Spark and the sink do to files, in the order of one batch.
 MOMENTS: Final = (
     Moment.of("offsets written", _CREATE | _MOVED_TO, r".*/checkpoint/offsets/\d+"),
@@ -44,9 +47,11 @@ class Deck:
         self._left = {kind: max(1, round(share * rounds)) for kind, share in SHARES.items()}
         self._seen: set[tuple[str, str]] = set()
 
-    def draw(self, phase: str) -> str:
-        """Return what to kill now."""
+    def draw(self, phase: str, *, spare: bool = True) -> str:
+        """Return what to kill now; without a spare driver that waits, rarely the driver."""
         left = {kind: number for kind, number in self._left.items() if number > 0}
+        if not spare and len(left) > 1 and self._dice.random() < _SPARED:
+            left.pop(DRIVER, None)
         fresh = {kind: left[kind] for kind in left if (kind, phase) not in self._seen}
         chosen = fresh or left or dict.fromkeys(SHARES, 1)  # rounding may leave none
         kind = self._dice.choices(list(chosen), list(chosen.values()))[0]

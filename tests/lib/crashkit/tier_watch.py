@@ -18,7 +18,7 @@ HAND_OVER: Final = "at the hand-over"  # it crosses from one tier to the other, 
 HOT: Final = "hot"  # every record of it is in the log alone
 PHASES: Final = (COLD, HAND_OVER, HOT)
 _NONE: Final = "before its first batch"
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)

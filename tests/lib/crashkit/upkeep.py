@@ -22,7 +22,7 @@ from spark_jobs.jobs.job import Report
 from tiering.delta_maintenance import MaintainedTable
 from tiering.lake import Lake, storage_options_of
 
-_EVERY_S: Final = (8.0, 25.0)
+_EVERY_S: Final = (8.0, 40.0)
 _DEADLINE_S: Final = 20.0
 
 
