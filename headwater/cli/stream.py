@@ -96,6 +96,21 @@ FlushIntervalOption = Annotated[
 CompressionOption = Annotated[
     str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
 ]
+ReplicationFactorOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=7, help="Brokers that hold each partition; default: the cluster's, usually 3."
+    ),
+]
+MinIsrOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=7,
+        help="How many of them have synced a record before it is acknowledged; default: the "
+        "cluster's, usually 2.",
+    ),
+]
 TieringOption = Annotated[
     bool | None,
     typer.Option(
@@ -143,6 +158,8 @@ def create(
     flush: FlushOption = None,
     flush_interval: FlushIntervalOption = None,
     compression: CompressionOption = None,
+    replication_factor: ReplicationFactorOption = None,
+    min_isr: MinIsrOption = None,
     tiering: TieringOption = None,
     local_retention: LocalRetentionOption = None,
     local_retention_age: LocalRetentionAgeOption = None,
@@ -157,6 +174,7 @@ def create(
       headwater stream create orders --puback
       headwater stream create flights --subject 'flights.>' --segment-bytes 8MiB
       headwater stream create clicks --partitions 4 --dedup-window 10m
+      headwater stream create payments --replication-factor 3 --min-isr 2
     """
     chosen: dict[str, Any] = {
         "subject": subject or name,
@@ -173,6 +191,8 @@ def create(
         "flush": flush,
         "flush_interval_ms": flush_interval,
         "compression": compression,
+        "replication_factor": replication_factor,
+        "min_isr": min_isr,
         "tiering": tiering,
         "local_retention_bytes": local_retention,
         "local_retention_ms": local_retention_age,
@@ -210,12 +230,14 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
         console.note("No streams yet. Make one: headwater stream create NAME --subject SUBJECT")
         return
     console.table(
-        ("stream", "subject", "partitions", "puback", "tiering", "created"),
+        ("stream", "subject", "partitions", "replicas", "min isr", "puback", "tiering", "created"),
         (
             (
                 stream.name,
                 stream.config.subject,
                 stream.config.partitions,
+                stream.config.replication_factor or 1,
+                stream.config.min_isr or 1,
                 stream.config.puback,
                 stream.config.tiering,
                 format_time_us(stream.created_us),
@@ -238,13 +260,13 @@ def describe(
     """
     with connect(find_server(server)) as client:
         description = client.describe(name)
+        places = client.locate(name)
+    parts = [
+        {**values_of(part), "replicas": list(place.replicas), "isr": list(place.isr)}
+        for part, place in zip(description.partitions, places, strict=True)
+    ]
     if json:
-        console.json_line(
-            {
-                "stream": _as_dict(description.stream),
-                "partitions": [values_of(part) for part in description.partitions],
-            }
-        )
+        console.json_line({"stream": _as_dict(description.stream), "partitions": parts})
         return
     stream = description.stream
     console.facts(
@@ -256,9 +278,9 @@ def describe(
         ],
         title=stream.name,
     )
-    parts = [values_of(part) for part in description.partitions]
     console.table(
-        tuple(name.replace("_", " ") for name in parts[0]), (tuple(p.values()) for p in parts)
+        tuple(name.replace("_", " ") for name in parts[0]),
+        (tuple(map(_joined, part.values())) for part in parts),
     )
 
 
@@ -306,6 +328,10 @@ def _as_dict(stream: Any) -> dict[str, Any]:
 def values_of(value: Any) -> dict[str, Any]:
     """Return a dataclass, or a mapping, as JSON-ready values."""
     return dict(value) if isinstance(value, dict) else dataclasses.asdict(value)
+
+
+def _joined(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def _setting(name: str, value: Any) -> Any:

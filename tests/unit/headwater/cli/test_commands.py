@@ -37,6 +37,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--index-interval", "4KiB",
         "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd", "--no-tiering",
+        "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
     )  # fmt: skip
     assert broker.stream("orders").config == StreamConfig(
@@ -44,6 +45,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
         flush="interval", flush_interval_ms=50, compression="zstd", tiering=False,
+        replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
     )  # fmt: skip
 
@@ -68,6 +70,7 @@ def test_list_and_describe(run: Run) -> None:
     _publish(run, "a\nb\n")
     described = json.loads(run("stream", "describe", "orders", "--json").stdout)
     assert described["partitions"][0]["high_watermark"] == 2
+    assert described["partitions"][0]["leader"] in described["partitions"][0]["isr"]
     assert "128.0 MiB" in run("stream", "describe", "orders").stdout
 
 
