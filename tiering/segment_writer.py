@@ -7,6 +7,7 @@ footer says whose rows these are, so that an object found alone can be placed ag
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,19 +26,17 @@ from broker.errors import GapError, ObjectCorruptError, SchemaMismatchError
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports import StoredBatch
+from tiering.compression import codecs
 from tiering.ledger import LedgerEntry
 from tiering.table import FORMAT_VERSION
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
 _RUN_BATCHES_MAX: Final = 4096
-_ZSTD_LEVEL: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _READ_ROWS: Final = 64 * 1024
 
 _WRITER_OPTIONS: Final[dict[str, Any]] = {
-    "compression": "zstd",
-    "compression_level": _ZSTD_LEVEL,
     # Few distinct values there; a dictionary of record values would be built and thrown away.
     "use_dictionary": ["key", "subject", "leader_epoch", "headers.list.element.key"],
     "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
@@ -88,8 +87,11 @@ def write_rows(
     assert len(wanted) > 0, "an object holds at least one record"
     sink = pa.BufferOutputStream()
     facts = RangeFacts()
-    with pq.ParquetWriter(sink, FILE_SCHEMA, **_WRITER_OPTIONS) as writer:
-        for group in _row_groups(rows_in_order):
+    groups = _row_groups(rows_in_order)
+    first = next(groups)  # rows that are less than the range raise before, or in, this call
+    chosen = codecs(FILE_SCHEMA, ("value",), first)
+    with pq.ParquetWriter(sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen) as writer:
+        for group in itertools.chain((first,), groups):
             for rows in group:
                 facts.add(rows)
             writer.write_table(pa.Table.from_batches(group, FILE_SCHEMA), ROW_GROUP_ROWS_MAX)

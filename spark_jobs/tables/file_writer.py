@@ -23,6 +23,7 @@ from broker.errors import ObjectCorruptError, SchemaMismatchError
 from spark_jobs.tables.arrow_types import converted
 from spark_jobs.tables.file_stats import FileStats
 from spark_jobs.tables.schema_match import ColumnFit, Fit
+from tiering.compression import codecs
 from tiering.location import StoreConfig
 from tiering.object_store import ObjectStore
 
@@ -31,7 +32,6 @@ ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024  # compressed; one PUT, and in memory until then
 _OPEN_FILES_MAX: Final = 64
 _PENDING_BYTES_MAX: Final = 128 * 1024 * 1024  # of all open files together
-_ZSTD_LEVEL: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class _OpenFile:
         self._pending_rows = 0
         self._schema = schema
         self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._sink, schema, **_writer_options(schema))
+        self._writer: pq.ParquetWriter | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -165,18 +165,30 @@ class _OpenFile:
     def flush(self) -> None:
         if self._pending:
             table = pa.Table.from_batches(self._pending, self._schema)
-            self._writer.write_table(table, row_group_size=2 * ROW_GROUP_ROWS_MAX)
+            self._opened().write_table(table, row_group_size=2 * ROW_GROUP_ROWS_MAX)
         self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
 
     def body(self, note: Mapping[str, str]) -> pa.Buffer:
         self.flush()
-        self._writer.add_key_value_metadata({"headwater.append": json.dumps(dict(note))})
-        self._writer.close()
+        writer = self._opened()
+        writer.add_key_value_metadata({"headwater.append": json.dumps(dict(note))})
+        writer.close()
         return self._sink.getvalue()
 
+    def _opened(self) -> pq.ParquetWriter:
+        """Return the writer, opened with the first rows: they decide what is compressed."""
+        if self._writer is None:
+            options, payloads = _writer_options(self._schema)
+            chosen = codecs(self._schema, payloads, self._pending)
+            self._writer = pq.ParquetWriter(self._sink, self._schema, **options, **chosen)
+        return self._writer
 
-def _writer_options(schema: pa.Schema) -> dict[str, Any]:
-    """Dictionaries where values repeat; none for payloads, which would only fill one in vain."""
+
+def _writer_options(schema: pa.Schema) -> tuple[dict[str, Any], list[str]]:
+    """Dictionaries where values repeat; none for payloads, which would only fill one in vain.
+
+    Returns the options and the names of the payloads.
+    """
     plain, packed, bounded = set(), {}, []
     for each in schema:
         if pt.is_binary(each.type) and each.name != "key":
@@ -189,15 +201,14 @@ def _writer_options(schema: pa.Schema) -> dict[str, Any]:
     leaves = [name for name in names if not pt.is_nested(schema.field(name).type)]
     if "headers" in names:
         leaves.append("headers.list.element.key")
-    return {
-        "compression": "zstd",
-        "compression_level": _ZSTD_LEVEL,
+    options = {
         "use_dictionary": leaves,
         "column_encoding": packed or None,
         "write_statistics": bounded,
         "write_page_checksum": True,
         "version": "2.6",
     }
+    return options, sorted(plain)
 
 
 def _column(rows: pa.RecordBatch, wanted: ColumnFit) -> pa.Array:
