@@ -34,13 +34,16 @@ def encode_request(
     partition: PartitionId, request: FetchRequest | EpochEndRequest, *, to: BrokerId
 ) -> bytes:
     """Return a request's envelope."""
-    fencing = _fencing(partition, request.follower, to)
+    kind = EnvelopeKind.REPLICATION_REQUEST
+    if isinstance(request, EpochEndRequest):
+        kind = EnvelopeKind.EPOCH_OFFSET_REQUEST
+    fencing = _fencing(kind, partition, request.follower, to)
     fencing.brokerEpoch = request.broker_epoch
     fencing.leaderEpoch = request.leader_epoch
     fencing.requestId = request.request_id
     if isinstance(request, EpochEndRequest):
         asked = wire.LeaderEpochOffsetRequest(leaderEpoch=request.epoch, fencing=fencing)
-        return envelope.encode(EnvelopeKind.EPOCH_OFFSET_REQUEST, asked.SerializeToString())
+        return envelope.encode(kind, asked.SerializeToString())
     fencing.lastEpoch = request.last_epoch
     fencing.syncedEnd = request.synced_end
     fencing.waitMs = request.wait_ms
@@ -50,14 +53,14 @@ def encode_request(
         leaderEpoch=request.leader_epoch,
         fencing=fencing,
     )
-    return envelope.encode(EnvelopeKind.REPLICATION_REQUEST, fetch.SerializeToString())
+    return envelope.encode(kind, fetch.SerializeToString())
 
 
 def decode_fetch(frame: bytes, partition: PartitionId) -> Addressed:
     """Read a fetch of this partition. Raises EnvelopeError for every other input."""
     found = wire.ReplicationRequest()
     _parse(found, frame, EnvelopeKind.REPLICATION_REQUEST)
-    fencing = _checked(found.fencing, partition)
+    fencing = _checked(EnvelopeKind.REPLICATION_REQUEST, found.fencing, partition)
     sound = (
         found.replicaID == fencing.sender
         and found.leaderEpoch == fencing.leaderEpoch
@@ -83,7 +86,7 @@ def decode_epoch_request(frame: bytes, partition: PartitionId) -> Addressed:
     """Read a question for an epoch's end. Raises EnvelopeError for every other input."""
     found = wire.LeaderEpochOffsetRequest()
     _parse(found, frame, EnvelopeKind.EPOCH_OFFSET_REQUEST)
-    fencing = _checked(found.fencing, partition)
+    fencing = _checked(EnvelopeKind.EPOCH_OFFSET_REQUEST, found.fencing, partition)
     if found.leaderEpoch > NUMBER_MAX:
         raise EnvelopeError("an epoch between replicas is out of bounds")
     sender = BrokerId(fencing.sender)
@@ -101,7 +104,7 @@ def encode_epoch_answer(
     partition: PartitionId, answer: EpochEndAnswer, *, sender: BrokerId, to: BrokerId
 ) -> bytes:
     """Return the envelope of an epoch's end."""
-    fencing = _fencing(partition, sender, to)
+    fencing = _fencing(EnvelopeKind.EPOCH_OFFSET_RESPONSE, partition, sender, to)
     fencing.leaderEpoch = answer.leader_epoch
     fencing.requestId = answer.request_id
     fencing.epoch = answer.epoch
@@ -115,7 +118,7 @@ def decode_epoch_answer(frame: bytes) -> tuple[PartitionId, Addressed]:
     """Read an epoch's end. Raises EnvelopeError for every other input."""
     found = wire.LeaderEpochOffsetResponse()
     _parse(found, frame, EnvelopeKind.EPOCH_OFFSET_RESPONSE)
-    fencing = _checked(found.fencing)
+    fencing = _checked(EnvelopeKind.EPOCH_OFFSET_RESPONSE, found.fencing)
     if not 0 <= found.endOffset <= NUMBER_MAX or fencing.refusal >= len(REFUSALS):
         raise EnvelopeError("an epoch's end between replicas does not add up")
     answer = EpochEndAnswer(
@@ -134,7 +137,7 @@ def encode_notice(
     stream: str, partition: PartitionId, notice: NewDataNotice, *, sender: BrokerId, to: BrokerId
 ) -> bytes:
     """Return the envelope that tells of new data."""
-    fencing = _fencing(partition, sender, to)
+    fencing = _fencing(EnvelopeKind.PARTITION_NOTIFICATION, partition, sender, to)
     fencing.leaderEpoch = notice.leader_epoch
     told = wire.PartitionNotification(stream=stream, partition=partition.number, fencing=fencing)
     return envelope.encode(EnvelopeKind.PARTITION_NOTIFICATION, told.SerializeToString())
@@ -144,7 +147,7 @@ def decode_notice(frame: bytes) -> tuple[PartitionId, Addressed]:
     """Read that there is new data. Raises EnvelopeError for every other input."""
     found = wire.PartitionNotification()
     _parse(found, frame, EnvelopeKind.PARTITION_NOTIFICATION)
-    fencing = _checked(found.fencing)
+    fencing = _checked(EnvelopeKind.PARTITION_NOTIFICATION, found.fencing)
     if not 0 <= found.partition < _PARTITIONS_MAX:
         raise EnvelopeError(f"partition {found.partition} is out of bounds")
     partition = unpack_partition_id(found.partition, fencing.streamUuid)
@@ -152,9 +155,13 @@ def decode_notice(frame: bytes) -> tuple[PartitionId, Addressed]:
     return partition, (BrokerId(fencing.sender), BrokerId(fencing.receiver), notice)
 
 
-def _fencing(partition: PartitionId, sender: BrokerId, to: BrokerId) -> wire.Fencing:
+def _fencing(
+    kind: EnvelopeKind, partition: PartitionId, sender: BrokerId, to: BrokerId
+) -> wire.Fencing:
     number, uuid_bytes = pack_partition_id(partition)
-    return wire.Fencing(sender=sender, receiver=to, streamUuid=uuid_bytes, partition=number)
+    return wire.Fencing(
+        kind=kind, sender=sender, receiver=to, streamUuid=uuid_bytes, partition=number
+    )
 
 
 def _parse(found: Message, frame: bytes, kind: EnvelopeKind) -> None:
@@ -164,14 +171,17 @@ def _parse(found: Message, frame: bytes, kind: EnvelopeKind) -> None:
         raise EnvelopeError(f"the envelope's payload is no {kind.name}: {cause}") from cause
 
 
-def _checked(fencing: wire.Fencing, partition: PartitionId | None = None) -> wire.Fencing:
+def _checked(
+    kind: EnvelopeKind, fencing: wire.Fencing, partition: PartitionId | None = None
+) -> wire.Fencing:
     """Check what all messages have: names, epochs, the stream's identity."""
     numbers = (
         fencing.brokerEpoch, fencing.leaderEpoch, fencing.requestId, fencing.lastEpoch,
         fencing.syncedEnd, fencing.waitMs, fencing.epoch, fencing.knownEpoch,
     )  # fmt: skip
     sound = (
-        is_stream_name(fencing.sender)
+        fencing.kind == kind
+        and is_stream_name(fencing.sender)
         and is_stream_name(fencing.receiver)
         and len(fencing.streamUuid) == 16
         and max(numbers) <= NUMBER_MAX

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(broker/wire/liftbridge/replication.proto\x12\x08protocol\"\xf9\x01\n\x07\x46\x65ncing\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\x12\n\nstreamUuid\x18\x03 \x01(\x0c\x12\x13\n\x0b\x62rokerEpoch\x18\x04 \x01(\x04\x12\x13\n\x0bleaderEpoch\x18\x05 \x01(\x04\x12\x11\n\trequestId\x18\x06 \x01(\x04\x12\x11\n\tlastEpoch\x18\x07 \x01(\x04\x12\x11\n\tsyncedEnd\x18\x08 \x01(\x04\x12\x0e\n\x06waitMs\x18\t \x01(\x04\x12\r\n\x05\x65poch\x18\n \x01(\x04\x12\x12\n\nknownEpoch\x18\x0b \x01(\x04\x12\x0f\n\x07refusal\x18\x0c \x01(\r\x12\x11\n\tpartition\x18\r \x01(\r\"p\n\x12ReplicationRequest\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x03 \x01(\x04\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"S\n\x18LeaderEpochOffsetRequest\x12\x13\n\x0bleaderEpoch\x18\x01 \x01(\x04\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"R\n\x19LeaderEpochOffsetResponse\x12\x11\n\tendOffset\x18\x01 \x01(\x03\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"^\n\x15PartitionNotification\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencingb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(broker/wire/liftbridge/replication.proto\x12\x08protocol\"\x87\x02\n\x07\x46\x65ncing\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\x12\n\nstreamUuid\x18\x03 \x01(\x0c\x12\x13\n\x0b\x62rokerEpoch\x18\x04 \x01(\x04\x12\x13\n\x0bleaderEpoch\x18\x05 \x01(\x04\x12\x11\n\trequestId\x18\x06 \x01(\x04\x12\x11\n\tlastEpoch\x18\x07 \x01(\x04\x12\x11\n\tsyncedEnd\x18\x08 \x01(\x04\x12\x0e\n\x06waitMs\x18\t \x01(\x04\x12\r\n\x05\x65poch\x18\n \x01(\x04\x12\x12\n\nknownEpoch\x18\x0b \x01(\x04\x12\x0f\n\x07refusal\x18\x0c \x01(\r\x12\x11\n\tpartition\x18\r \x01(\r\x12\x0c\n\x04kind\x18\x0e \x01(\r\"p\n\x12ReplicationRequest\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x03 \x01(\x04\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"S\n\x18LeaderEpochOffsetRequest\x12\x13\n\x0bleaderEpoch\x18\x01 \x01(\x04\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"R\n\x19LeaderEpochOffsetResponse\x12\x11\n\tendOffset\x18\x01 \x01(\x03\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencing\"^\n\x15PartitionNotification\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\"\n\x07\x66\x65ncing\x18\x64 \x01(\x0b\x32\x11.protocol.Fencingb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'broker.wire.liftbridge.repl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FENCING']._serialized_start=55
-  _globals['_FENCING']._serialized_end=304
-  _globals['_REPLICATIONREQUEST']._serialized_start=306
-  _globals['_REPLICATIONREQUEST']._serialized_end=418
-  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_start=420
-  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_end=503
-  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_start=505
-  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_end=587
-  _globals['_PARTITIONNOTIFICATION']._serialized_start=589
-  _globals['_PARTITIONNOTIFICATION']._serialized_end=683
+  _globals['_FENCING']._serialized_end=318
+  _globals['_REPLICATIONREQUEST']._serialized_start=320
+  _globals['_REPLICATIONREQUEST']._serialized_end=432
+  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_start=434
+  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_end=517
+  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_start=519
+  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_end=601
+  _globals['_PARTITIONNOTIFICATION']._serialized_start=603
+  _globals['_PARTITIONNOTIFICATION']._serialized_end=697
 # @@protoc_insertion_point(module_scope)

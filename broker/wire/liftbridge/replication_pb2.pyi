@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Fencing(_message.Message):
-    __slots__ = ("sender", "receiver", "streamUuid", "brokerEpoch", "leaderEpoch", "requestId", "lastEpoch", "syncedEnd", "waitMs", "epoch", "knownEpoch", "refusal", "partition")
+    __slots__ = ("sender", "receiver", "streamUuid", "brokerEpoch", "leaderEpoch", "requestId", "lastEpoch", "syncedEnd", "waitMs", "epoch", "knownEpoch", "refusal", "partition", "kind")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
     STREAMUUID_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Fencing(_message.Message):
     KNOWNEPOCH_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     sender: str
     receiver: str
     streamUuid: bytes
@@ -33,7 +34,8 @@ class Fencing(_message.Message):
     knownEpoch: int
     refusal: int
     partition: int
-    def __init__(self, sender: _Optional[str] = ..., receiver: _Optional[str] = ..., streamUuid: _Optional[bytes] = ..., brokerEpoch: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., requestId: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., syncedEnd: _Optional[int] = ..., waitMs: _Optional[int] = ..., epoch: _Optional[int] = ..., knownEpoch: _Optional[int] = ..., refusal: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
+    kind: int
+    def __init__(self, sender: _Optional[str] = ..., receiver: _Optional[str] = ..., streamUuid: _Optional[bytes] = ..., brokerEpoch: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., requestId: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., syncedEnd: _Optional[int] = ..., waitMs: _Optional[int] = ..., epoch: _Optional[int] = ..., knownEpoch: _Optional[int] = ..., refusal: _Optional[int] = ..., partition: _Optional[int] = ..., kind: _Optional[int] = ...) -> None: ...
 
 class ReplicationRequest(_message.Message):
     __slots__ = ("replicaID", "offset", "leaderEpoch", "fencing")
