@@ -299,7 +299,11 @@ class RecordsOutcome:
 
 
 class PartitionHandle(PartitionReader, Protocol):
-    """A partition that this broker leads, for writers."""
+    """A partition's replica on this broker; it takes writes where this broker leads."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads the partition, as far as it knows."""
 
     def submit(
         self,

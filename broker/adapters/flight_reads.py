@@ -1,7 +1,13 @@
 """Serving a range of rows: from the log's bytes, below the local log from the table, then live.
 
 One generator per do_get. It checks that offsets are contiguous across both tiers, shows committed
-records only, and never waits longer than ``idle_check_ms`` without asking whether it should stop.
+records only (unless it is asked for others), and never waits longer than ``idle_check_ms`` without
+asking whether it should stop. A replica that follows serves what it knows to be committed; what it
+would have to guess it asks the leader for.
+
+A record is known by its offset and the leader epoch that wrote it: two logs with the same epoch at
+an offset are equal up to there. Whenever the leadership has changed, the record before the next one
+to send is looked at again, so a reader is never carried over a truncation.
 """
 
 from __future__ import annotations
@@ -16,12 +22,20 @@ from broker.codec.flight_protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import decode_body
 from broker.codec.reply_batches import Reply, replies
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import GapError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.errors import (
+    GapError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    StreamRecreatedError,
+    TruncatedError,
+)
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import BrokerApi, PartitionHandle
 
+_UNCOMMITTED_WAIT_MS = 20  # nobody is told of records before they are committed
 _TIME_SCHEMA = pa.schema([ROW_SCHEMA.field("offset"), ROW_SCHEMA.field("timestamp")])
 
 
@@ -36,6 +50,13 @@ class RowRange:
     end: Offset | None
     schema: pa.Schema
     bytes_max: int
+    leader_epoch: LeaderEpoch | None = None  # of the record before the start, if the reader knows
+    uncommitted: bool = False
+
+    @property
+    def name(self) -> str:
+        """How messages name the partition."""
+        return f"{self.stream.name}/{self.partition}"
 
     @property
     def partition_id(self) -> PartitionId:
@@ -72,27 +93,69 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         UnknownStreamError, UnknownPartitionError, NotLeaderError, StreamRecreatedError.
         OffsetOutOfRangeError: the start is below the first record or above the high watermark, or
             the end is above the high watermark and the request does not follow.
+        TruncatedError: the log does not hold the record that the reader goes on from.
     """
     stream = api.stream(request.stream)
     check_incarnation(stream, request.stream_uuid)
     handle = api.partition(request.stream, request.partition)
+    if request.uncommitted:
+        _check_leads(handle, f"{request.stream}/{request.partition}")
     first = earliest(api, stream, request.partition, handle.log_start)
-    high_watermark = handle.high_watermark
-    start = _start(api, request, stream, handle, first)
+    last = _last(api, request, handle)
+    start = _start(api, request, stream, handle, first=first, last=last)
     end = request.end
     if end is None and not request.follow:
-        end = max(start, high_watermark)
-    _check_bounds(request, first, high_watermark, start, end)
+        end = max(start, last)
+    _check_bounds(request, first, last, start, end)
     columns = request.columns
     schema = (
         ROW_SCHEMA if columns is None else pa.schema([ROW_SCHEMA.field(name) for name in columns])
     )
-    return RowRange(handle, stream, request.partition, start, end, schema, request.batch_bytes_max)
+    wanted = RowRange(
+        handle,
+        stream,
+        request.partition,
+        start,
+        end,
+        schema,
+        request.batch_bytes_max,
+        request.leader_epoch,
+        request.uncommitted,
+    )
+    if request.leader_epoch is not None and start <= handle.log_end:
+        _check_goes_on(wanted, start, request.leader_epoch)
+    return wanted
+
+
+def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offset:
+    """Return the first offset that may not be read yet; asks the leader if it decides something."""
+    if request.uncommitted:
+        return handle.log_end
+    here = handle.high_watermark
+    start, end = request.start, request.end
+    whole = start == "latest" or (end is None and not request.follow)
+    beyond = (isinstance(start, int) and start > here) or (end is not None and end > here)
+    if not whole and not beyond:
+        return here
+    return max(here, api.standing(request.stream, request.partition).high_watermark)
+
+
+def _check_leads(handle: PartitionHandle, name: str) -> None:
+    if not handle.leads:
+        raise NotLeaderError(f"only the leader of {name} serves what is not committed")
 
 
 def _check_bounds(
     request: ReadRequest, first: Offset, last: Offset, start: Offset, end: Offset | None
 ) -> None:
+    if request.leader_epoch is not None and start > last:
+        raise TruncatedError(
+            f"the records of {request.stream}/{request.partition} now end at {last}, below {start}",
+            partition=request.partition,
+            offset=start,
+            leader_epoch=request.leader_epoch,
+            end=last,
+        )
     bad = start if not first <= start <= last else None
     if bad is None and end is not None and end > last and not request.follow:
         bad = end
@@ -108,13 +171,19 @@ def _check_bounds(
 
 
 def _start(
-    api: BrokerApi, request: ReadRequest, stream: Stream, handle: PartitionHandle, first: Offset
+    api: BrokerApi,
+    request: ReadRequest,
+    stream: Stream,
+    handle: PartitionHandle,
+    *,
+    first: Offset,
+    last: Offset,
 ) -> Offset:
     match request.start:
         case "earliest":
             return first
         case "latest":
-            return handle.high_watermark
+            return last
         case AtTime(timestamp_us):
             return offset_at(
                 api, stream, request.partition, handle=handle, first=first, stamp_us=timestamp_us
@@ -179,23 +248,67 @@ def read_rows(
         Whatever the log and the table raise.
     """
     handle = wanted.handle
-    position = wanted.start
+    position, written_in = wanted.start, wanted.leader_epoch
+    looked_in: LeaderEpoch | None = None  # the leadership under which the record before was seen
     while not check_stop():
-        high_watermark = handle.high_watermark
-        limit = high_watermark if wanted.end is None else min(wanted.end, high_watermark)
+        now = handle.leader_epoch  # before the limit: a log is cut after its epoch has changed
+        readable = _readable(wanted)
+        limit = readable if wanted.end is None else min(wanted.end, readable)
         if position < limit:
-            for reply in _next_replies(api, wanted, position, limit):
-                position = reply.end_offset
-                mark = RowsMark(
-                    reply.base_offset, position, handle.high_watermark, handle.leader_epoch
+            if now != looked_in and written_in is not None:
+                _check_goes_on(wanted, position, written_in)
+            looked_in = now
+            for reply, epoch in _next_replies(api, wanted, position, limit):
+                if handle.leader_epoch != now:
+                    break  # read again: what was read may be gone
+                position, written_in = reply.end_offset, epoch
+                yield (
+                    reply.rows,
+                    RowsMark(reply.base_offset, position, handle.high_watermark, epoch),
                 )
-                yield reply.rows, mark
                 if check_stop():
                     return
         elif wanted.end is not None and position >= wanted.end:
             return
+        elif wanted.uncommitted:
+            handle.wait_committed(position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
+            _check_still_there(api, wanted)
         elif handle.wait_committed(position, idle_check_ms) <= position:
             _check_still_there(api, wanted)
+
+
+def _readable(wanted: RowRange) -> Offset:
+    """Return up to where records may be shown."""
+    if not wanted.uncommitted:
+        return wanted.handle.high_watermark
+    _check_leads(wanted.handle, wanted.name)
+    return wanted.handle.log_end
+
+
+def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) -> None:
+    """Raise if the record before ``position`` is not the one that the reader was given.
+
+    What has left the local log is in the table: it was committed, and is never truncated.
+    """
+    handle = wanted.handle
+    before = Offset(position - 1)
+    if before < handle.log_start:
+        return
+    try:
+        found = handle.read(before, position, bytes_max=1)[0].header.leader_epoch
+    except OffsetOutOfRangeError:
+        if before < handle.log_start:
+            return
+        found = LeaderEpoch(-1)  # cut a moment ago
+    if found != written_in:
+        raise TruncatedError(
+            f"the record {before} of {wanted.name} that was read in leader epoch {written_in} is "
+            "not in the log any more",
+            partition=wanted.partition,
+            offset=position,
+            leader_epoch=written_in,
+            end=min(before, handle.log_end),
+        )
 
 
 def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
@@ -205,8 +318,11 @@ def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
 
 def _next_replies(
     api: BrokerApi, wanted: RowRange, position: Offset, limit: Offset
-) -> Iterator[Reply]:
-    """Yield replies from ``position`` on: the cold part, or one read of the local log."""
+) -> Iterator[tuple[Reply, LeaderEpoch]]:
+    """Yield replies from ``position`` on: the cold part, or one read of the local log.
+
+    Each with the leader epoch that wrote its last record.
+    """
     handle = wanted.handle
     log_start = handle.log_start
     if position < log_start:
@@ -218,7 +334,7 @@ def _next_replies(
         if position < handle.log_start:
             return  # freed between the two looks: the caller asks again, and the table has it
         raise
-    yield from replies(
+    found = replies(
         [(batch.header, batch.body) for batch in stored],
         start=position,
         end=limit,
@@ -226,13 +342,21 @@ def _next_replies(
         subject=wanted.stream.config.partition_subject(wanted.partition),
         schema=wanted.schema,
     )
+    place = 0
+    for reply in found:
+        while stored[place].header.end_offset < reply.end_offset:
+            place += 1
+        yield reply, stored[place].header.leader_epoch
 
 
-def _cold_replies(api: BrokerApi, wanted: RowRange, start: Offset, end: Offset) -> Iterator[Reply]:
-    """Yield rows from the table; asks for offsets even if the client did not, to check them."""
-    schema = wanted.schema
-    hidden = schema.get_field_index("offset") < 0
-    asked = schema.append(ROW_SCHEMA.field("offset")) if hidden else schema
+def _cold_replies(
+    api: BrokerApi, wanted: RowRange, start: Offset, end: Offset
+) -> Iterator[tuple[Reply, LeaderEpoch]]:
+    """Yield rows from the table; asks for offsets and epochs even if the client did not."""
+    schema = asked = wanted.schema
+    for name in ("offset", "leader_epoch"):
+        if asked.get_field_index(name) < 0:
+            asked = asked.append(ROW_SCHEMA.field(name))
     position = start
     for rows in api.read_cold(wanted.stream.name, wanted.partition, start, end, asked):
         if not rows.num_rows:
@@ -242,7 +366,9 @@ def _cold_replies(api: BrokerApi, wanted: RowRange, start: Offset, end: Offset) 
         if not whole or offsets[-1] >= end:
             raise _cold_gap(wanted, position, end)
         base, position = position, Offset(position + rows.num_rows)
-        yield Reply(rows.select(schema.names) if hidden else rows, base, position)
+        epoch = rows.column(asked.get_field_index("leader_epoch"))[-1].as_py()
+        shown = rows if asked is schema else rows.select(schema.names)
+        yield Reply(shown, base, position), LeaderEpoch(epoch)
     if position != end:
         raise _cold_gap(wanted, position, end)
 

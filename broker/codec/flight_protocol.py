@@ -199,7 +199,9 @@ class ReadRequest:
     """A do_get: the committed rows of ``[start, end)`` of one partition, in offset order.
 
     ``end`` None without ``follow`` means the high watermark at the time of the request; with
-    ``follow`` it means for ever. ``columns`` None means all of ROW_SCHEMA.
+    ``follow`` it means for ever. ``columns`` None means all of ROW_SCHEMA. A reader that goes on
+    says the ``leader_epoch`` of the record before ``start``, and hears if that record is gone.
+    ``uncommitted`` reads up to the leader's log end, of which the tail may be truncated later.
     """
 
     stream: str
@@ -210,6 +212,8 @@ class ReadRequest:
     columns: tuple[str, ...] | None = None
     stream_uuid: StreamUuid | None = None
     batch_bytes_max: int = BATCH_BYTES_DEFAULT  # soft: a larger stored batch comes whole
+    leader_epoch: LeaderEpoch | None = None
+    uncommitted: bool = False
 
     def to_ticket(self) -> bytes:
         """Return the ticket's JSON."""
@@ -224,6 +228,8 @@ class ReadRequest:
             "follow": self.follow,
             "columns": None if self.columns is None else list(self.columns),
             "batch_bytes_max": self.batch_bytes_max,
+            "leader_epoch": self.leader_epoch,
+            "uncommitted": self.uncommitted,
         }
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -238,15 +244,20 @@ class ReadRequest:
         body = parse_object(ticket, what="the ticket", bytes_max=TICKET_BYTES_MAX)
         refuse_unknown(body, _TICKET_FIELDS, what="the ticket")
         whole_number(body.get("v"), "v", low=VERSION, high=VERSION)
-        follow = body.get("follow", False)
-        if type(follow) is not bool:
-            raise InvalidRequestError("follow must be true or false", field="follow")
+        follow, uncommitted = _flag(body, "follow"), _flag(body, "uncommitted")
         start = _start_at(body.get("start", "earliest"))
         end = body.get("end")
         if end is not None:
             end = Offset(whole_number(end, "end", low=0, high=OFFSET_MAX))
             if isinstance(start, int) and start > end:
                 raise InvalidRequestError(f"start {start} is above end {end}", field="start")
+        epoch = body.get("leader_epoch")
+        if epoch is not None:
+            epoch = LeaderEpoch(whole_number(epoch, "leader_epoch", low=0, high=OFFSET_MAX))
+            if not isinstance(start, int) or start == 0:
+                raise InvalidRequestError(
+                    "leader_epoch is that of the record before an offset", field="leader_epoch"
+                )
         uuid = body.get("stream_uuid")
         return cls(
             stream=stream_name(body.get("stream")),
@@ -262,13 +273,22 @@ class ReadRequest:
                 low=BATCH_BYTES_MIN,
                 high=BATCH_BYTES_MAX,
             ),
+            leader_epoch=epoch,
+            uncommitted=uncommitted,
         )
 
 
 _TICKET_FIELDS: Final = (
     "v", "stream", "stream_uuid", "partition", "start", "end", "follow", "columns",
-    "batch_bytes_max",
+    "batch_bytes_max", "leader_epoch", "uncommitted",
 )  # fmt: skip
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if type(value) is not bool:
+        raise InvalidRequestError(f"{name} must be true or false", field=name)
+    return value
 
 
 def _start_at(value: object) -> StartAt:
@@ -309,7 +329,7 @@ class RowsMark:
     base_offset: Offset
     end_offset: Offset
     high_watermark: Offset
-    leader_epoch: LeaderEpoch
+    leader_epoch: LeaderEpoch  # in which the last record was written: with the end, a position
 
     def to_bytes(self) -> bytes:
         """Return the 32 bytes of a reply batch's metadata."""
@@ -318,12 +338,13 @@ class RowsMark:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> RowsMark:
-        """Parse and check a mark; raises EnvelopeError."""
+    def from_bytes(cls, data: bytes, *, uncommitted: bool = False) -> RowsMark:
+        """Parse and check a mark, of a reply to such a request; raises EnvelopeError."""
         if len(data) != _ROWS_MARK.size:
             raise EnvelopeError(f"{len(data)} bytes are not the metadata of a reply batch")
         base, end, high_watermark, epoch = _ROWS_MARK.unpack(data)
-        if not 0 <= base < end <= high_watermark or epoch < 0:
+        bounded = uncommitted or end <= high_watermark
+        if not 0 <= base < end or not bounded or high_watermark < 0 or epoch < 0:
             raise EnvelopeError(f"a reply batch cannot be [{base}, {end}) below {high_watermark}")
         return cls(base, end, high_watermark, epoch)
 

@@ -103,6 +103,7 @@ class MemoryPartition:
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         self.subject = stream.config.partition_subject(number)
         self.leader_epoch = _EPOCH
+        self.leads = True
         self.log_start = Offset(0)
         self.submits_count = 0
         self._batches: list[StoredBatch] = []
