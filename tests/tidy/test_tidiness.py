@@ -57,7 +57,8 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 # Who talks to a terminal. Everything else logs.
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
-    "tests/race/*", "tests/chaos/*", "docs/notebook.py", "tests/notebook/run.py", "tests/lib/crashkit/running.py",
+    "tests/race/*", "tests/chaos/*", "docs/notebook.py", "tests/notebook/run.py",
+    "tests/lib/crashkit/running.py",
 )  # fmt: skip
 
 # A thread that sleeps cannot be told to stop, and a test that sleeps is slow and still flaky.

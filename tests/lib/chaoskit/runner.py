@@ -67,7 +67,7 @@ class _Watch:
 
     cluster: ClusterUnderTest
     clock: Clock
-    progress: Callable[[], int]
+    progress: Callable[[int], int]
     partition: int
     before: ClusterState
     seen: set[Evidence] = field(default_factory=set)
@@ -77,7 +77,7 @@ class _Watch:
 
     def look(self) -> ClusterState | None:
         """Take one look; return what the cluster said."""
-        now_s, acked = self.clock.now_s(), self.progress()
+        now_s, acked = self.clock.now_s(), self.progress(self.partition)
         if acked != self._acked:
             self._acked, self._since_s = acked, now_s
         self.stall_s = max(self.stall_s, now_s - self._since_s)
@@ -118,12 +118,12 @@ class ChaosRunner:
         cluster: ClusterUnderTest,
         schedule: Schedule,
         *,
-        progress: Callable[[], int],
+        progress: Callable[[int], int],
         say: Callable[[str], None],
         clock: Clock | None = None,
         healing_s_max: float = 60.0,
     ) -> None:
-        """``progress`` counts the acks that the load has heard so far."""
+        """``progress`` counts the acks of a partition that the load has heard so far."""
         self._cluster = cluster
         self._schedule = schedule
         self._progress = progress
@@ -270,12 +270,13 @@ class ChaosRunner:
 
     def _heal(self, watch: _Watch) -> float:
         """Wait until the cluster is whole and acknowledges; return the seconds it took."""
-        began_s, acked = self._clock.now_s(), self._progress()
-        while not (_is_whole(watch.look()) and self._progress() >= acked + _PROGRESS_COUNT):
+        began_s, number = self._clock.now_s(), watch.partition
+        acked = self._progress(number)
+        while not (_is_whole(watch.look()) and self._progress(number) >= acked + _PROGRESS_COUNT):
             if self._clock.now_s() > began_s + self._healing_s_max:
                 raise ChaosError(
                     f"not whole, or no acks, {self._healing_s_max:.0f} s after all was healed "
-                    f"({self._progress() - acked} acks since): {self._describe()}"
+                    f"({self._progress(number) - acked} acks since): {self._describe()}"
                 )
             self._clock.sleep(_TICK_S)
         return self._clock.now_s() - began_s

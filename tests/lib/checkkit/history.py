@@ -11,6 +11,7 @@ Source: jepsen.tests.kafka for the operations and their outcomes.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
@@ -93,11 +94,16 @@ class History:
         self.violations: list[Violation] = []  # what only the recorder can see
         self._session_of: dict[tuple[int, int], int] = {}
         self._acked: set[int] = set()
+        self._acked_in: Counter[int] = Counter()  # by partition
 
     @property
     def acked_count(self) -> int:
         """Records acknowledged so far."""
         return len(self._acked)
+
+    def acked_in(self, partition: int) -> int:
+        """Return how many records of one partition were acknowledged so far."""
+        return self._acked_in[partition]
 
     @property
     def sent_count(self) -> int:
@@ -174,7 +180,9 @@ class History:
             record, at_ns, partition, offset, leader_epoch, self.nodes.number(node), duplicate,
             attempts,
         )  # fmt: skip
-        self._acked.add(record)
+        if record not in self._acked:
+            self._acked.add(record)
+            self._acked_in[partition] += 1
         if node and leader_epoch != NOBODY:
             self.leads(partition, leader_epoch, node)
 

@@ -35,6 +35,10 @@ class Recorder:
         """Records acknowledged so far."""
         return self._history.acked_count
 
+    def acked_in(self, partition: int) -> int:
+        """Return how many records of one partition were acknowledged so far."""
+        return self._history.acked_in(partition)
+
     @property
     def sent_count(self) -> int:
         """Records sent so far."""

@@ -15,7 +15,7 @@ from chaoskit.stories import JETSTREAM_LOST_DATA, STORIES, Do, Evidence, Step, S
 def _run(cluster: FakeCluster, schedule: Schedule) -> tuple[Tally, list[str]]:
     said: list[str] = []
     runner = ChaosRunner(
-        cluster, schedule, progress=lambda: cluster.acked, say=said.append, clock=cluster
+        cluster, schedule, progress=lambda _: cluster.acked, say=said.append, clock=cluster
     )
     return runner.run(), said
 
