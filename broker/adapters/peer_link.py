@@ -70,9 +70,14 @@ class Lane(Generic[T]):
             decoded = decode(sender, message)
         except CorruptDataError as error:
             self.malformed_count += 1
-            _log.warning(
-                "peer_message_malformed", peer=sender, lane=self._kind.name, reason=error.message
-            )
+            if self.malformed_count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ...
+                _log.warning(
+                    "peer_message_malformed",
+                    peer=sender,
+                    lane=self._kind.name,
+                    reason=error.message,
+                    count=self.malformed_count,
+                )
             return
         deliver(sender, decoded)
 
