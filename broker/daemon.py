@@ -29,6 +29,7 @@ from broker.adapters.logging_setup import configure_logging
 from broker.adapters.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.adapters.nats_transport import NatsTransport
 from broker.cluster_node import LIMITS, TICK_MS, ClusterNode, LateListener
+from broker.cluster_samples import ClusterSamples
 from broker.config import BrokerConfig, FlightConfig
 from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
 from broker.model.ids import BrokerId
@@ -153,6 +154,8 @@ class _Daemon:
         samples = BrokerSamples(broker, tiering)
         health = self._start_health(samples)
         if node is not None:
+            me = BrokerId(config.node.id)
+            samples.cluster = ClusterSamples(broker, node, me=me, clock=clock)
             node.member.attach(broker)
             self._undo.append(node.member.stop)
         await asyncio.to_thread(broker.start)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.adapters.metrics import IngestSample, PartitionSample, TierSample
+from broker.adapters.metrics import (
+    ClusterSample,
+    FollowerSample,
+    IngestSample,
+    PartitionSample,
+    PeerSample,
+    ReplicaSample,
+    TierSample,
+)
+from broker.cluster_samples import ClusterSamples
 from broker.runtime.broker import Broker
 from broker.runtime.nats_ingest import NatsIngest
 
@@ -49,10 +58,11 @@ class BrokerSamples:
     """Implements ``MetricsSource`` over the broker's own counters."""
 
     def __init__(self, broker: Broker, tiering: TierCounters | None) -> None:
-        """Look at ``broker``; ingest is added once it has started."""
+        """Look at ``broker``; ingest and cluster are added when they are there."""
         self._broker = broker
         self._tiering = tiering
         self.ingest: NatsIngest | None = None
+        self.cluster: ClusterSamples | None = None
 
     def failure(self) -> str | None:
         """Return why the broker is not ready: the first partition whose log takes no writes."""
@@ -117,3 +127,19 @@ class BrokerSamples:
             )
             for one in self._tiering.stats()
         ]
+
+    def replica_samples(self) -> list[ReplicaSample]:
+        """Return one sample per replica; none where this broker is alone."""
+        return [] if self.cluster is None else self.cluster.replica_samples()
+
+    def follower_samples(self) -> list[FollowerSample]:
+        """Return one sample per follower of what this broker leads."""
+        return [] if self.cluster is None else self.cluster.follower_samples()
+
+    def cluster_samples(self) -> list[ClusterSample]:
+        """Return one sample, or none where this broker is alone."""
+        return [] if self.cluster is None else self.cluster.cluster_samples()
+
+    def peer_samples(self) -> list[PeerSample]:
+        """Return one sample per other broker."""
+        return [] if self.cluster is None else self.cluster.peer_samples()

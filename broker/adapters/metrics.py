@@ -94,6 +94,67 @@ class TierSample:
     last_shipped_seconds: float  # UNIX time; 0 before the first
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSample:
+    """A replica on this broker at one moment, as the metadata and its own log have it."""
+
+    stream: str
+    partition: int
+    leads: bool
+    leader_epoch: int
+    replicas: int
+    isr: int
+    under_replicated: bool
+    below_min_isr: bool
+    high_watermark_age_seconds: float  # since it last moved, while records wait for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerSample:
+    """A follower of a partition that this broker leads, as it was last heard."""
+
+    stream: str
+    partition: int
+    follower: str
+    lag_records: int
+    silent_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSample:
+    """The cluster as this broker sees it, and this broker in it."""
+
+    brokers_alive: int
+    brokers_fenced: int
+    partitions: int
+    offline_partitions: int
+    leaderless_partitions: int
+    under_replicated_partitions: int
+    led_partitions: int  # by this broker
+    in_office: bool  # this broker is the controller that acts
+    elections_total: int
+    lease_remaining_seconds: float
+    raft_term: int
+    raft_role: str
+    raft_commit_index: int
+    raft_applied_index: int
+    received_bytes_total: int  # from other brokers
+    refused_connections_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSample:
+    """This broker's connection to another."""
+
+    peer: str
+    connected: bool
+    sent_messages_total: int
+    sent_bytes_total: int
+    connects_total: int
+    dropped_messages_total: int
+    impostors_total: int
+
+
 class MetricsSource(Protocol):
     """Snapshots that a scrape asks for. Quick, any thread, no locks held while waiting."""
 
@@ -105,6 +166,18 @@ class MetricsSource(Protocol):
 
     def tier_samples(self) -> Sequence[TierSample]:
         """Return one sample per partition that is tiered."""
+
+    def replica_samples(self) -> Sequence[ReplicaSample]:
+        """Return one sample per replica; none where this broker is alone."""
+
+    def follower_samples(self) -> Sequence[FollowerSample]:
+        """Return one sample per follower of what this broker leads."""
+
+    def cluster_samples(self) -> Sequence[ClusterSample]:
+        """Return one sample, or none where this broker is alone."""
+
+    def peer_samples(self) -> Sequence[PeerSample]:
+        """Return one sample per other broker."""
 
 
 _HELP: Final = {
@@ -121,8 +194,7 @@ _HELP: Final = {
     "syncs_total": "fdatasync calls.",
     "freed_segments_total": "Segments freed from local disk, all of them in the table.",
     "received_messages_total": "NATS messages read.",
-    "received_bytes_total": "Bytes of those messages.",
-    "dropped_messages_total": "NATS messages lost to an overrun.",
+    "received_bytes_total": "Bytes of messages read.",
     "refused_messages_total": "NATS messages that could not be stored.",
     "gaps_total": "Connections lost; unacknowledged messages of that time may be missing.",
     "slow_consumer_total": "Connections that the NATS server cut because we read too slowly.",
@@ -131,7 +203,38 @@ _HELP: Final = {
     "shipped_bytes_total": "Bytes of the objects that hold them.",
     "failures_total": "Attempts to ship that failed; they are repeated.",
     "last_shipped_seconds": "UNIX time of the newest commit to the Delta table.",
+    "leads": "1 where this broker leads the partition.",
+    "leader_epoch": "Counts the partition's leaders.",
+    "replicas": "Brokers that hold the partition.",
+    "isr": "How many of them are in sync.",
+    "under_replicated": "1 while a replica is not in sync.",
+    "below_min_isr": "1 while too few replicas are in sync: nothing is committed.",
+    "high_watermark_age_seconds": "How long records have waited for the high watermark to move.",
+    "lag_records": "Records that the leader has and the follower has not synced.",
+    "silent_seconds": "Time since the leader heard the follower.",
+    "brokers_alive": "Registered brokers that are not fenced.",
+    "brokers_fenced": "Registered brokers whose session is lost.",
+    "partitions": "Partitions of all streams.",
+    "offline_partitions": "Partitions that nobody leads and nobody can.",
+    "leaderless_partitions": "Partitions without a leader now: offline, or in an election.",
+    "under_replicated_partitions": "Partitions with a replica that is not in sync.",
+    "led_partitions": "Partitions that this broker leads.",
+    "in_office": "1 on the controller that acts.",
+    "elections_total": "Changes of a partition's leader that this broker has seen.",
+    "lease_remaining_seconds": "How long this broker may still act; 0: it leads nothing.",
+    "raft_term": "Term of the metadata log.",
+    "raft_role": "1 for what this controller does in the metadata log.",
+    "raft_commit_index": "Newest entry of the metadata log known to be committed.",
+    "raft_applied_index": "Newest entry of the metadata log applied here.",
+    "refused_connections_total": "Calls of others that were ended: strangers, or broken ones.",
+    "connected": "1 while messages can be sent to that broker.",
+    "sent_messages_total": "Messages sent to that broker.",
+    "sent_bytes_total": "Bytes sent to that broker.",
+    "connects_total": "Connections made to that broker.",
+    "dropped_messages_total": "Messages dropped: lost to an overrun, or to a slow connection.",
+    "impostors_total": "Times that somebody else answered at that broker's address.",
 }
+_PARTITION: Final = ("stream", "partition")
 
 
 class BrokerMetrics:
@@ -180,9 +283,15 @@ class _SnapshotCollector:
         """Yield the families of this moment."""
         yield InfoMetricFamily(_PREFIX + "broker", "Who this is.", value=self._info)
         yield from self._process_families()
-        yield from _families("partition", PartitionSample, self._source.partition_samples())
-        yield from _families("ingest", IngestSample, self._source.ingest_samples())
-        yield from _families("tier", TierSample, self._source.tier_samples())
+        source = self._source
+        yield from _families("partition", PartitionSample, source.partition_samples(), _PARTITION)
+        yield from _families("ingest", IngestSample, source.ingest_samples(), _PARTITION)
+        yield from _families("tier", TierSample, source.tier_samples(), _PARTITION)
+        yield from _families("replica", ReplicaSample, source.replica_samples(), _PARTITION)
+        of_follower = (*_PARTITION, "follower")
+        yield from _families("follower", FollowerSample, source.follower_samples(), of_follower)
+        yield from _families("cluster", ClusterSample, source.cluster_samples(), ())
+        yield from _families("peer", PeerSample, source.peer_samples(), ("peer",))
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not ask a source that is not ready yet."""
@@ -203,18 +312,24 @@ class _SnapshotCollector:
         )
 
 
-def _families(group: str, kind: type[Any], samples: Sequence[Any]) -> Iterator[Metric]:
-    """Yield one family per field of ``kind``; the labels are stream and partition."""
-    labels = ("stream", "partition")
+def _families(
+    group: str, kind: type[Any], samples: Sequence[Any], labels: Sequence[str]
+) -> Iterator[Metric]:
+    """Yield one family per field of ``kind`` that is no label; a text becomes a label of its 1."""
     for field in dataclasses.fields(kind):
         if field.name in labels:
             continue
         name, counts = f"{_PREFIX}{group}_{field.name}", field.name.endswith("_total")
+        is_text = field.type == "str"
+        named = [*labels, field.name] if is_text else labels
         family: Any = (CounterMetricFamily if counts else GaugeMetricFamily)(
-            name, _HELP[field.name], labels=labels
+            name, _HELP[field.name], labels=named
         )
         for sample in samples:
-            family.add_metric(
-                [sample.stream, str(sample.partition)], float(getattr(sample, field.name))
-            )
+            value = getattr(sample, field.name)
+            texts = [str(getattr(sample, label)) for label in labels]
+            if is_text:
+                family.add_metric([*texts, value], 1.0)
+            else:
+                family.add_metric(texts, float(value))
         yield family

@@ -24,7 +24,7 @@ from broker.core.metadata.commands import decode
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.applier import Applier
 from broker.core.raft.config import RaftConfig
-from broker.core.raft.consensus import NewConsensus
+from broker.core.raft.consensus import Known, NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.core.raft.events import (
     Apply,
@@ -172,6 +172,11 @@ class RaftMetadataLog:
     def leader(self) -> NodeId | None:
         """Who leads, as far as this member knows: for operators, never for decisions."""
         return self._core.member.leader
+
+    @property
+    def known(self) -> Known:
+        """What this member knows of itself, for metrics."""
+        return self._core.member
 
     def propose(self, command: bytes, *, timeout_ms: int = 10_000) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``.

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import Effect, Event
+from broker.core.raft.member import Role
 from broker.model.raft import NodeId, Stored
 
 
@@ -20,6 +21,18 @@ class Known(Protocol):
     @property
     def applied(self) -> int:
         """Index of the newest entry that was handed over to be applied."""
+
+    @property
+    def role(self) -> Role:
+        """What this member does in its term."""
+
+    @property
+    def term(self) -> int:
+        """Its term."""
+
+    @property
+    def commit(self) -> int:
+        """Index of the newest entry that it knows to be committed."""
 
 
 class Consensus(Protocol):

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.adapters.metrics import BrokerMetrics, IngestSample, PartitionSample, TierSample
+from broker.adapters.metrics import (
+    BrokerMetrics,
+    ClusterSample,
+    FollowerSample,
+    IngestSample,
+    PartitionSample,
+    PeerSample,
+    ReplicaSample,
+    TierSample,
+)
 
 
 class Source:
@@ -46,6 +56,44 @@ class Source:
             )
         ]
 
+    def replica_samples(self) -> list[ReplicaSample]:
+        """Return one replica whose follower is behind."""
+        return [
+            ReplicaSample(
+                stream="orders", partition=0, leads=True, leader_epoch=4, replicas=3, isr=2,
+                under_replicated=True, below_min_isr=False, high_watermark_age_seconds=0.5,
+            )
+        ]  # fmt: skip
+
+    def follower_samples(self) -> list[FollowerSample]:
+        """Return that follower."""
+        return [
+            FollowerSample(
+                stream="orders", partition=0, follower="c", lag_records=12, silent_seconds=0.25
+            )
+        ]
+
+    def cluster_samples(self) -> list[ClusterSample]:
+        """Return a controller's view."""
+        return [
+            ClusterSample(
+                brokers_alive=2, brokers_fenced=1, partitions=9, offline_partitions=1,
+                leaderless_partitions=2, under_replicated_partitions=3, led_partitions=4,
+                in_office=True, elections_total=5, lease_remaining_seconds=0.75, raft_term=6,
+                raft_role="leader", raft_commit_index=70, raft_applied_index=69,
+                received_bytes_total=800, refused_connections_total=0,
+            )
+        ]  # fmt: skip
+
+    def peer_samples(self) -> list[PeerSample]:
+        """Return one connection."""
+        return [
+            PeerSample(
+                peer="c", connected=True, sent_messages_total=3, sent_bytes_total=400,
+                connects_total=2, dropped_messages_total=1, impostors_total=0,
+            )
+        ]  # fmt: skip
+
 
 def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
     return PartitionSample(
@@ -82,10 +130,14 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
         ("partition", PartitionSample),
         ("ingest", IngestSample),
         ("tier", TierSample),
+        ("replica", ReplicaSample),
+        ("follower", FollowerSample),
+        ("cluster", ClusterSample),
+        ("peer", PeerSample),
     ):
         for field in dataclasses.fields(kind):
-            if field.name not in ("stream", "partition"):
-                assert f"headwater_{group}_{field.name}{{" in text
+            if field.name not in ("stream", "partition", "follower", "peer"):
+                assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)
 
 
 def test_samples_carry_stream_and_partition() -> None:
@@ -94,6 +146,16 @@ def test_samples_carry_stream_and_partition() -> None:
     name = "headwater_partition_log_end_offset"
     assert found[name, (("partition", "0"), ("stream", "orders"))] == 7
     assert found[name, (("partition", "1"), ("stream", "orders"))] == 9
+
+
+def test_a_cluster_has_labels_of_its_own() -> None:
+    """Followers and peers are named; what a controller does is a label."""
+    found = _samples(BrokerMetrics(Source(), broker_id="b", version="1"))
+    at = (("follower", "c"), ("partition", "0"), ("stream", "orders"))
+    assert found["headwater_follower_lag_records", at] == 12
+    assert found["headwater_peer_connected", (("peer", "c"),)] == 1
+    assert found["headwater_cluster_raft_role", (("raft_role", "leader"),)] == 1
+    assert found["headwater_cluster_under_replicated_partitions", ()] == 3
 
 
 def test_each_scrape_asks_again() -> None:
