@@ -14,7 +14,7 @@ from typing import Final
 
 from chaoskit.stories import STORIES, Do, Need, Step, Story
 
-_JITTER: Final = (0.6, 1.4)
+_JITTER: Final = (0.7, 1.4)
 _HEALING_MS: Final = 4_000  # what coming back takes, for the estimate only
 _GAP_MS: Final = (300, 2_000)
 

@@ -101,7 +101,7 @@ def _story(
 
 _FAILOVER, _SHRINK = (Evidence.FAILOVER,), (Evidence.SHRINK,)
 _CONTROLLER: Final = (Evidence.NEW_CONTROLLER,)
-_DOWN_MS: Final = 3_000  # longer than a session
+_DOWN_MS: Final = 4_000  # well above a session, jitter included
 
 _PROCESSES: Final = (
     _story("kill the leader", Step(Do.KILL, "leader"), _wait(_DOWN_MS), evidence=_FAILOVER),
