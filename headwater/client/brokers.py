@@ -54,6 +54,7 @@ class Brokers:
         self._connections: dict[str, Connection] = {}
         self._closed = False
         self._discovered = False
+        self._by_id: dict[str, Address] = {}
 
     def close(self) -> None:
         """Close every connection; running calls end with an error."""
@@ -84,6 +85,10 @@ class Brokers:
                 if told not in self._known and len(self._known) < _KNOWN_MAX:
                     self._known.append(told)
         return told
+
+    def address_of(self, broker: str) -> Address | None:
+        """Return the address of a broker by its id, if it is known."""
+        return self._by_id.get(broker)
 
     def avoid(self, address: Address) -> None:
         """Ask this one last from now on."""
@@ -132,6 +137,9 @@ class Brokers:
             UnknownStreamError; NoAnswerError: no broker answers.
         """
         rows = self.action("locate", {"name": stream}, timeout_ms=_LOCATE_MS)
+        if any(one not in self._by_id for row in rows for one in row["replicas"]):
+            self._discovered = False  # somebody has joined
+            self.discover()
         return [
             Place(
                 stream_uuid=StreamUuid(row["stream_uuid"]),
@@ -175,5 +183,7 @@ class Brokers:
             return
         with suppress(HeadwaterError):
             for one in self.action("brokers", {}, timeout_ms=_LOCATE_MS):
-                self.learn(one["flight"])
+                address = self.learn(one["flight"])
+                if address is not None:
+                    self._by_id[one["broker"]] = address
             self._discovered = True

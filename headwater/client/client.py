@@ -10,7 +10,7 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,6 +23,7 @@ from broker.codec.flight_protocol import (
 )
 from broker.errors import EnvelopeError
 from broker.model.cut import Cut, Lease
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
@@ -32,6 +33,7 @@ from headwater.client.brokers import Brokers, Place
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.producer import Producer
+from headwater.client.read_route import ReadRoute
 
 _LEASE_TTL_MS: int = 60_000
 _CUT_TIMEOUT_MS: int = 60_000
@@ -225,18 +227,27 @@ class Client:
         follow: bool = False,
         stream_uuid: str | None = None,
         batch_bytes_max: int = BATCH_BYTES_DEFAULT,
+        leader_epoch: int | None = None,
+        isolation: Literal["committed", "uncommitted"] = "committed",
     ) -> Fetch:
         """Read the committed rows of ``[start, end)`` of one partition, in offset order.
 
         ``end`` None means the high watermark of now, or for ever with ``follow``. ``columns`` are
         names of ROW_SCHEMA in the order wanted; None means all. Old rows come from the table, new
-        ones from the log; the result checks that no offset is missing or doubled.
+        ones from the log; the result checks that no offset is missing or doubled. With several
+        brokers the read goes on at another one when one is gone.
+
+        ``leader_epoch`` is that of the record before ``start``, as ``Fetch.leader_epoch`` said it:
+        the read begins only if the log still has that record. ``isolation="uncommitted"`` reads up
+        to the end of the leader's log, of which the tail may be truncated later.
 
         Raises (with the first batch):
             UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
             OffsetOutOfRangeError: with the facts offset, start, end.
             SchemaMismatchError: a column that rows do not have.
+            TruncatedError: the log has lost records that were read; never skipped over.
         """
+        epoch = None if leader_epoch is None else LeaderEpoch(leader_epoch)
         start_at: StartAt = start
         request = ReadRequest(
             stream=stream,
@@ -247,12 +258,14 @@ class Client:
             columns=None if columns is None else tuple(columns),
             stream_uuid=None if stream_uuid is None else StreamUuid(stream_uuid),
             batch_bytes_max=batch_bytes_max,
+            uncommitted=isolation == "uncommitted",
         )
         self._brokers.discover()
-        address = None
-        if self._brokers.several:
-            address = self._brokers.place(stream, partition, request.stream_uuid).address
-        return Fetch(self._brokers.connection(address or self._brokers.known()[0]), request)
+        if follow and start == "latest" and self._brokers.several:
+            # Said once: a broker that takes over would begin at a later end.
+            position = self.describe(stream).partitions[partition].high_watermark
+            request = replace(request, start=int(position))
+        return Fetch(ReadRoute(self._brokers, request), request, leader_epoch=epoch)
 
     # ------------------------------------------------------------------ leases and cuts
 

@@ -1,19 +1,24 @@
-"""Reading a range or the live tail, with its own proof that no offset is missing or doubled."""
+"""Reading a range or the live tail, with its own proof that no offset is missing or doubled.
+
+A position is the next offset and the leader epoch of the record before it. With several brokers a
+read goes on at another one from its position; the broker says if that record is not there any more.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
 from broker.codec.flight_protocol import ReadRequest, RowsMark
-from broker.errors import GapError, HeadwaterError, OverlapError
+from broker.errors import GapError, HeadwaterError, OverlapError, StaleLeaderEpochError
+from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from headwater.client.flight_connection import Connection, GetCall
+from headwater.client.read_route import IDLE_MS, Call, Route
 
 _AHEAD_MAX: Final = 4  # batches that a follower may have received and its caller not yet taken
 
@@ -26,6 +31,7 @@ class Fetched:
     base_offset: Offset
     end_offset: Offset
     high_watermark: Offset  # as the broker saw it when it sent these rows
+    leader_epoch: LeaderEpoch  # of the last row
 
 
 class Fetch:
@@ -33,45 +39,92 @@ class Fetch:
 
     Raises while it is iterated:
         GapError, OverlapError: the broker's batches are not contiguous, or end too early.
+        TruncatedError: records that this read has returned are not in the log any more.
         HeadwaterError: what the broker ended the read with.
     """
 
-    def __init__(self, connection: Connection, request: ReadRequest) -> None:
+    def __init__(
+        self, route: Route, request: ReadRequest, *, leader_epoch: LeaderEpoch | None = None
+    ) -> None:
+        self._route = route
         self._request = request
-        self._call = connection.get(request)
         self._position = Offset(request.start) if isinstance(request.start, int) else None
-        self._cancelled = False
-        self._source = _Ahead(self._call) if request.follow else self._call
+        self._leader_epoch = leader_epoch
+        self._cancelled = threading.Event()
+        self._source: _Source | None = None
+        self._failure: HeadwaterError | None = None  # of opening; told with the first batch
+        try:
+            self._open()
+        except HeadwaterError as error:
+            self._failure = error
 
     @property
     def position(self) -> Offset | None:
         """The next offset to come; None before the first batch of a symbolic start."""
         return self._position
 
+    @property
+    def leader_epoch(self) -> LeaderEpoch | None:
+        """The leader epoch of the record before :attr:`position`; None: not known."""
+        return self._leader_epoch
+
     def __iter__(self) -> Fetch:
         return self
 
     def __next__(self) -> Fetched:
         """Return the next batch; blocks. A follower's wait can be interrupted by Ctrl-C."""
-        try:
-            received = None if self._cancelled else self._source.read()
-        except HeadwaterError:
-            if not self._cancelled:
-                raise
-            received = None
+        received = self._receive()
         if received is None:
             self._check_end()
             raise StopIteration
         rows, metadata = received
-        mark = RowsMark.from_bytes(metadata)
+        mark = RowsMark.from_bytes(metadata, uncommitted=self._request.uncommitted)
         self._check_next(mark, rows.num_rows)
-        self._position = mark.end_offset
-        return Fetched(rows, mark.base_offset, mark.end_offset, mark.high_watermark)
+        self._position, self._leader_epoch = mark.end_offset, mark.leader_epoch
+        self._route.progressed()
+        return Fetched(
+            rows, mark.base_offset, mark.end_offset, mark.high_watermark, mark.leader_epoch
+        )
+
+    def _open(self) -> None:
+        request = self._request
+        if self._position is not None:
+            known = self._leader_epoch if self._position else None
+            request = replace(request, start=self._position, leader_epoch=known)
+        call = self._route.get(request)
+        self._source = _Ahead(call, self._route) if request.follow else call
+        if self._cancelled.is_set():
+            call.cancel()
+
+    def _receive(self) -> tuple[pa.RecordBatch, bytes] | None:
+        """Return what comes next, from whichever broker has it."""
+        while not self._cancelled.is_set():
+            try:
+                if self._failure is not None:
+                    error, self._failure = self._failure, None
+                    raise error
+                if self._source is None:
+                    self._open()
+                assert self._source is not None, "opened a moment ago"
+                return self._source.read()
+            except HeadwaterError as error:
+                source, self._source = self._source, None
+                if self._cancelled.is_set():
+                    break
+                if source is not None:
+                    source.cancel()
+                if not self._route.again(error):
+                    self._failure = error  # every later call says the same
+                    raise
+        return None
 
     def cancel(self) -> None:
         """End the read from any thread; the iteration stops without an error."""
-        self._cancelled = True
-        self._call.cancel()
+        self._cancelled.set()
+        self._route.stop()
+        source = self._source
+        if source is not None:
+            source.cancel()
 
     close = cancel
 
@@ -88,6 +141,13 @@ class Fetch:
 
     def _check_next(self, mark: RowsMark, rows_count: int) -> None:
         expected = mark.base_offset if self._position is None else self._position
+        if self._leader_epoch is not None and mark.leader_epoch < self._leader_epoch:
+            raise StaleLeaderEpochError(
+                f"a record of leader epoch {mark.leader_epoch} came after one of "
+                f"{self._leader_epoch}",
+                got=mark.leader_epoch,
+                current=self._leader_epoch,
+            )
         where = f"{self._request.stream}/{self._request.partition}"
         if mark.base_offset > expected or rows_count != mark.end_offset - mark.base_offset:
             raise GapError(
@@ -116,7 +176,12 @@ class Fetch:
     def _check_end(self) -> None:
         """A read with a known end that was not cancelled must have reached it."""
         end = self._request.end
-        if self._cancelled or end is None or self._position is None or self._position == end:
+        if (
+            self._cancelled.is_set()
+            or end is None
+            or self._position is None
+            or self._position == end
+        ):
             return
         raise GapError(
             f"{self._request.stream}/{self._request.partition}: the read ended at "
@@ -127,25 +192,50 @@ class Fetch:
         )
 
 
+class _Source(Protocol):
+    """A call, or what reads it ahead."""
+
+    def read(self) -> tuple[pa.RecordBatch, bytes] | None:
+        """Return the next batch and its mark, or None at the end. Blocks."""
+
+    def cancel(self) -> None:
+        """End it. Any thread."""
+
+
 class _Ahead:
     """Reads a call on a thread of its own, so that the caller's wait can be interrupted.
 
-    Arrow waits in C++, where Python's signal handlers do not run.
+    Arrow waits in C++, where Python's signal handlers do not run. While nothing comes, the route
+    looks whether the broker is still the one to wait for.
     """
 
-    def __init__(self, call: GetCall) -> None:
+    def __init__(self, call: Call, route: Route) -> None:
         self._call = call
+        self._route = route
         self._received: queue.Queue[tuple[pa.RecordBatch, bytes] | HeadwaterError | None] = (
             queue.Queue(_AHEAD_MAX)
         )
+        self._cancelled = False
         threading.Thread(target=self._run, name="headwater-fetch", daemon=True).start()
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:
-        """Return what :meth:`GetCall.read` returned on the other thread, or raise its error."""
-        received = self._received.get()
-        if isinstance(received, HeadwaterError):
-            raise received
-        return received
+        """Return what :meth:`Call.read` returned on the other thread, or raise its error."""
+        while True:
+            try:
+                received = self._received.get(timeout=IDLE_MS / 1000)
+            except queue.Empty:
+                lost = None if self._cancelled else self._route.lost()
+                if lost is not None:
+                    raise lost from None
+                continue
+            if isinstance(received, HeadwaterError):
+                raise received
+            return received
+
+    def cancel(self) -> None:
+        """End the call. Any thread."""
+        self._cancelled = True
+        self._call.cancel()
 
     def _run(self) -> None:
         received: tuple[pa.RecordBatch, bytes] | HeadwaterError | None

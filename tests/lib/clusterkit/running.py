@@ -8,8 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from broker.codec.flight_protocol import ReadRequest
 from broker.errors import HeadwaterError
+from headwater.client.address import resolve_addresses
+from headwater.client.brokers import Brokers
 from headwater.client.client import Client
+from headwater.client.fetch import Fetch
+from headwater.client.read_route import ReadRoute
 from headwater.embedded import EmbeddedServer
 from headwater.embedded_cluster import EmbeddedCluster, plan_cluster
 
@@ -47,6 +52,18 @@ class Cluster:
         client = Client(url or self.url)
         self._clients.append(client)
         return client
+
+    def read_at(self, number: int, stream: str) -> list[bytes]:
+        """Return the values of a partition as this broker serves them, and no other."""
+        brokers = Brokers(resolve_addresses(self.url_of(number)))
+        request = ReadRequest(stream=stream, partition=0)
+        found = [
+            value
+            for part in Fetch(ReadRoute(brokers, request), request)
+            for value in part.batch["value"].to_pylist()
+        ]
+        brokers.close()
+        return found
 
     # ------------------------------------------------------------------ brokers
 

@@ -40,6 +40,19 @@ class FakeConnection:
         """Note the wish."""
         self.cancelled = True
 
+    def again(self, error: HeadwaterError) -> bool:
+        """Go nowhere else."""
+        return False
+
+    def progressed(self) -> None:
+        """Take no notice."""
+
+    def stop(self) -> None:
+        """Take no notice."""
+
+    def lost(self) -> None:
+        """Stand by."""
+
 
 def rows(base: int, end: int, *, count: int | None = None) -> Read:
     """Return a reply batch for ``[base, end)``."""

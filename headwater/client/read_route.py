@@ -1,0 +1,149 @@
+"""Where a read goes, and where it goes on when a broker is gone.
+
+The leader first: it knows what is committed. When it does not answer, the other replicas, each
+once, then again after a while, until the time without a single row is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from broker.codec.flight_protocol import ReadRequest
+from broker.errors import (
+    CorruptDataError,
+    HeadwaterError,
+    NoAnswerError,
+    NotLeaderError,
+    StreamRecreatedError,
+)
+from headwater.client.address import Address
+from headwater.client.brokers import Brokers, Place
+
+RETRY_MS: Final = 30_000
+IDLE_MS: Final = 2_000  # a follower that hears nothing for so long asks whether somebody is there
+_PROBE_MS: Final = 2_000
+_BACKOFF_MS_MIN: Final = 20
+_BACKOFF_MS_MAX: Final = 500
+
+
+class Call(Protocol):
+    """A do_get that runs."""
+
+    def read(self) -> tuple[pa.RecordBatch, bytes] | None:
+        """Return the next batch and its mark, or None at the end. Blocks."""
+
+    def cancel(self) -> None:
+        """Make the running and every later read end. Any thread."""
+
+
+class Route(Protocol):
+    """Opens a read, and opens it again elsewhere."""
+
+    def get(self, request: ReadRequest) -> Call:
+        """Open a read; raises a HeadwaterError if there is nobody to ask now."""
+
+    def again(self, error: HeadwaterError) -> bool:
+        """Tell whether the read should go on after this error; waits a while before another try."""
+
+    def progressed(self) -> None:
+        """Hear that rows came."""
+
+    def stop(self) -> None:
+        """Let nobody wait any longer. Any thread."""
+
+    def lost(self) -> HeadwaterError | None:
+        """Return why the broker that is silent has to be left, if it has to. Blocks."""
+
+
+class ReadRoute:
+    """One read of one partition. One call at a time, except :meth:`stop`."""
+
+    def __init__(self, brokers: Brokers, request: ReadRequest, *, retry_ms: int = RETRY_MS) -> None:
+        self._brokers = brokers
+        self._request = request
+        self._retry_ms = retry_ms
+        self._at: Address | None = None
+        self._failed: list[Address] = []  # asked in vain since rows last came
+        self._struggling_since_ms: float | None = None
+        self._backoff_ms = _BACKOFF_MS_MIN
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Let nobody wait any longer. Any thread."""
+        self._stopped.set()
+
+    def get(self, request: ReadRequest) -> Call:
+        """See ``Route.get``."""
+        self._at = self._choose()
+        return self._brokers.connection(self._at).get(request)
+
+    def _choose(self) -> Address:
+        brokers = self._brokers
+        if not brokers.several:
+            return brokers.known()[0]
+        place = self._place()
+        leader = [] if place.address is None else [place.address]
+        if self._request.uncommitted:
+            if not leader:
+                raise NotLeaderError(f"nobody leads {self._request.stream}/{place.partition} now")
+            return leader[0]
+        known = brokers.known()
+        holders = [at for one in place.replicas if (at := brokers.address_of(one)) is not None]
+        for one in dict.fromkeys([*leader, *holders, *(known if not holders else [])]):
+            if one not in self._failed:
+                return one
+        self._failed.clear()
+        return leader[0] if leader else known[0]
+
+    def _place(self) -> Place:
+        request = self._request
+        return self._brokers.place(request.stream, request.partition, request.stream_uuid)
+
+    def again(self, error: HeadwaterError) -> bool:
+        """See ``Route.again``: another replica may well have what one has not."""
+        worth = error.retriable or isinstance(error, CorruptDataError)
+        if not self._brokers.several or not worth or isinstance(error, StreamRecreatedError):
+            return False
+        now_ms = time.monotonic() * 1000
+        if self._struggling_since_ms is None:
+            self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
+        elif isinstance(error, CorruptDataError) and self._at in self._failed:
+            return False  # everybody was asked
+        elif now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms:
+            return False
+        if self._at is not None:
+            self._failed.append(self._at)
+            if isinstance(error, NoAnswerError):
+                self._brokers.avoid(self._at)
+        if self._stopped.wait(self._backoff_ms / 1000):
+            return False
+        self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
+        return True
+
+    def progressed(self) -> None:
+        """See ``Route.progressed``."""
+        if self._struggling_since_ms is not None:
+            self._struggling_since_ms = None
+            self._failed.clear()
+
+    def lost(self) -> HeadwaterError | None:
+        """See ``Route.lost``: it does not answer, or others say that it is out of sync."""
+        at = self._at
+        if at is None or not self._brokers.several:
+            return None
+        try:
+            self._brokers.connection(at).action("brokers", {}, timeout_ms=_PROBE_MS)
+        except HeadwaterError as error:
+            return error
+        try:
+            place = self._place()
+        except HeadwaterError:
+            return None
+        in_sync = {self._brokers.address_of(one) for one in place.isr}
+        if place.leader is not None and None not in in_sync and at not in in_sync:
+            return NotLeaderError(f"the broker at {at.url} is not in sync")
+        return None

@@ -1,0 +1,144 @@
+"""Consumers against a cluster that loses its leaders: every record, once, or a typed error."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from broker.errors import TruncatedError
+from clusterkit.load import check, load
+from clusterkit.running import Cluster
+from headwater.client.fetch import Fetch
+
+pytestmark = pytest.mark.integration
+
+
+class Following:
+    """Reads a partition's live tail on a thread of its own."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.values: list[bytes] = []
+        self.failure: BaseException | None = None
+        self._fetch = fetch
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="following")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for part in self._fetch:
+                with self._changed:
+                    self.values += part.batch["value"].to_pylist()
+                    self._changed.notify_all()
+        except BaseException as failure:  # noqa: BLE001 - looked at by the test
+            with self._changed:
+                self.failure = failure
+                self._changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        """Wait until so many records have come."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self.values) >= count or self.failure is not None, 30
+            )
+        assert self.failure is None, self.failure
+        assert len(self.values) >= count, f"{len(self.values)} of {count} records came"
+
+    def wait_failure(self) -> BaseException:
+        """Wait until the read has failed."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failure is not None, 30), "no error came"
+        assert self.failure is not None
+        return self.failure
+
+    def stop(self) -> None:
+        """End the read."""
+        self._fetch.cancel()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_follower_goes_on_when_its_broker_ends(cluster: Cluster, end: str) -> None:
+    """The leader that it reads from ends: it sees every record once, in order."""
+    name = f"followed-{end}"
+    client = cluster.client()
+    client.create_stream(name)
+    following = Following(client.fetch(name, follow=True))
+    try:
+        with load(client, name) as running:
+            following.wait(50)
+            leader = cluster.leader(name)
+            (cluster.kill if end == "killed" else cluster.stop)(leader)
+            running.wait_acked(50)
+        check(client, name, running)
+        following.wait(len(running.sent))
+        assert following.values == running.sent
+    finally:
+        following.stop()
+
+
+def test_latest_is_said_once(cluster: Cluster) -> None:
+    """Records that come while a quiet follower has no broker are not skipped."""
+    client = cluster.client()
+    client.create_stream("quiet")
+    with client.producer("quiet") as producer:
+        producer.send([b"before"])
+    following = Following(client.fetch("quiet", start="latest", follow=True))
+    try:
+        cluster.kill(cluster.leader("quiet"))
+        with client.producer("quiet") as producer:
+            producer.send([b"after"])
+        following.wait(1)
+        assert following.values == [b"after"]
+    finally:
+        following.stop()
+
+
+def test_every_replica_serves_what_is_committed(cluster: Cluster) -> None:
+    """Whoever is asked, a read without an end has every acknowledged record."""
+    client = cluster.client()
+    client.create_stream("everywhere")
+    with client.producer("everywhere") as producer:
+        sent: list[bytes] = []
+        for number in range(5):
+            sent.append(b"%d" % number)
+            producer.send(sent[-1:]).result(30)
+            for broker in range(3):
+                assert cluster.read_at(broker, "everywhere") == sent
+
+
+def test_truncation_is_told(cluster: Cluster) -> None:
+    """What an uncommitted reader was shown and the next leader has not is an error to it.
+
+    A reader of committed records never saw it, and goes on.
+    """
+    client = cluster.client()
+    client.create_stream("cut")
+    producer = client.producer("cut")
+    producer.send([b"0"]).result(30)  # from here on it has its connection
+    leader = cluster.leader("cut")
+    others = [number for number in range(3) if number != leader]
+    careful = Following(client.fetch("cut", follow=True))
+    bold = Following(client.fetch("cut", follow=True, isolation="uncommitted"))
+    try:
+        careful.wait(1)
+        bold.wait(1)
+        for number in others:
+            cluster.pause(number)
+        sent = producer.send([b"1"])
+        bold.wait(2)
+        assert careful.values == [b"0"]
+        cluster.kill(leader)
+        for number in others:
+            cluster.resume(number)
+        assert sent.result(30).base_offset == 1  # sent again, to the next leader
+        failure = bold.wait_failure()
+        assert isinstance(failure, TruncatedError)
+        assert (failure.offset, failure.partition) == (2, 0)
+        careful.wait(2)
+        assert careful.values == [b"0", b"1"]
+    finally:
+        producer.close()
+        careful.stop()
+        bold.stop()
