@@ -9,7 +9,15 @@ from typing import get_type_hints
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.metrics import IngestSample, PartitionSample, TierSample
+from broker.adapters.metrics import (
+    ClusterSample,
+    FollowerSample,
+    IngestSample,
+    PartitionSample,
+    PeerSample,
+    ReplicaSample,
+    TierSample,
+)
 from broker.codec import index_format, log_state_format, record_batch, segment_format
 from broker.config import BrokerConfig
 from headwater.cli.main import app
@@ -27,27 +35,36 @@ def test_every_configuration_key_is_explained(section: str, kind: type) -> None:
     rows = [line for line in page.splitlines() if line.startswith(f"| `{section}.")]
     for field in dataclasses.fields(kind):
         (row,) = [line for line in rows if re.search(rf"\b{field.name}`", line)]
-        if field.default not in (None, dataclasses.MISSING):
+        if field.default not in (None, "", dataclasses.MISSING):
             default = str(field.default).lower() if field.type == "bool" else str(field.default)
             assert f"`{default}`" in row, f"{section}.{field.name} is {default}: {row}"
 
 
 def test_every_metric_on_the_page_exists() -> None:
     """No alert is built on a name that nobody exports."""
-    kinds = {"partition": PartitionSample, "ingest": IngestSample, "tier": TierSample}
+    kinds = {
+        "partition": PartitionSample,
+        "ingest": IngestSample,
+        "tier": TierSample,
+        "replica": ReplicaSample,
+        "follower": FollowerSample,
+        "cluster": ClusterSample,
+        "peer": PeerSample,
+    }
     known = {
         f"{group}_{field.name}"
         for group, kind in kinds.items()
         for field in dataclasses.fields(kind)
     }
-    named = re.findall(r"`((?:partition|ingest|tier)_[a-z_]+)`", _page("docs/operations.md"))
+    groups = "|".join(kinds)
+    named = re.findall(rf"`((?:{groups})_[a-z_]+)`", _page("docs/operations.md"))
     assert set(named) <= known
 
 
 def test_every_command_in_the_readme_exists() -> None:
     """A newcomer's first lines work: each `headwater …` has a help of its own."""
     commands = set(
-        re.findall(r"headwater ((?:stream |tier )?[a-z]+)\b", _shell(_page("README.md")))
+        re.findall(r"headwater ((?:stream |tier |cluster )?[a-z-]+)\b", _shell(_page("README.md")))
     )
     assert {"up", "stream create", "publish", "query", "verify"} <= commands
     for command in commands:
