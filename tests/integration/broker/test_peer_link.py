@@ -27,6 +27,7 @@ from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
+from broker.model.replica_messages import FetchAnswer, FetchRequest
 from headwater.cluster_certificates import files_of, make_certificates
 from simkit.replica_rigs import (
     CLUSTER,
@@ -355,5 +356,32 @@ def test_a_lane_that_was_closed_leaves_the_others_open(rig: PeerRig) -> None:
     rig.transports[B].send(A, address(), fetch(1))
     _until_heard(theirs, A, inbox, B)
     assert rig.inboxes[A].empty()
+    transport.close()
+    theirs.close()
+
+
+def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig) -> None:
+    """Small ones are written by the thread that has them, large ones are not; nobody waits."""
+    transport, inbox = _control(rig.links[A])
+    theirs, _ = _control(rig.links[B])
+    _until_heard(theirs, A, inbox, B)
+    threads_count, count = 6, 400
+
+    def send_all(number: int) -> None:
+        for at in range(count):
+            message = fetch(at) if at % 50 else answer(at, (stored(0, bytes(20_000)),))
+            rig.transports[B].send(A, address(number), message)
+
+    threads = [threading.Thread(target=send_all, args=(n,)) for n in range(threads_count)]
+    for thread in threads:
+        thread.start()
+    seen: dict[int, list[int]] = {number: [] for number in range(threads_count)}
+    for _ in range(threads_count * count):
+        _, partition, message = rig.inboxes[A].get(timeout=TIMEOUT_S)
+        assert isinstance(message, FetchRequest | FetchAnswer)
+        seen[partition.number].append(message.request_id)
+    for thread in threads:
+        thread.join()
+    assert seen == {number: list(range(count)) for number in range(threads_count)}
     transport.close()
     theirs.close()
