@@ -3,8 +3,10 @@
 A plain NATS publish says nothing about what became of the message. A stream with ``puback`` on
 answers each message once it is on disk; this publisher keeps a window of unanswered messages, so
 that the answers cost no round trip each, and sends again what is not answered in time. Every
-message carries its own ``Nats-Msg-Id``, so the broker stores a repeated one only once. Order within
-a partition holds as long as nothing has to be sent again.
+message carries its own ``Nats-Msg-Id``, so the broker stores a repeated one only once. While a
+partition has no leader nobody listens, or a broker answers that it does not lead: such messages go
+again soon, until the time is up. Order within a partition holds as long as nothing has to be sent
+again.
 
 The event loop lives in a thread of its own: callers are ordinary blocking code.
 """
@@ -36,6 +38,7 @@ from broker.errors import (
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _CONNECT_TIMEOUT_S: Final = 5
 _SWEEP_S: Final = 0.25
+_BACKOFF_S_MAX: Final = 1.0
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 _T = TypeVar("_T")
 
@@ -65,6 +68,7 @@ class _Unanswered:
     headers: dict[str, str]
     first_sent_s: float
     last_sent_s: float
+    backoff_s: float = 0.0
 
 
 class NatsPublisher:
@@ -77,6 +81,8 @@ class NatsPublisher:
         window: how many messages may wait for their acknowledgement.
         ack_timeout_s: a message without one is sent again after this.
         give_up_s: after this long without one, :meth:`publish` and :meth:`finish` raise.
+        patience_s: how long nobody may listen before the first acknowledgement: an election takes
+            so long, and a wrong subject should be told soon.
     """
 
     def __init__(
@@ -84,8 +90,9 @@ class NatsPublisher:
         url: str,
         *,
         window: int = 8192,
-        ack_timeout_s: float = 10.0,
+        ack_timeout_s: float = 5.0,
         give_up_s: float = 60.0,
+        patience_s: float = 3.0,
         acks: bool = True,
     ) -> None:
         assert window > 0, "an empty window sends nothing"
@@ -93,10 +100,12 @@ class NatsPublisher:
         self._window = window
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
+        self._patience_s = patience_s
         self._acks = acks
         self._run_id = secrets.token_hex(8)
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
         self._unanswered: dict[str, _Unanswered] = {}  # oldest sending first
+        self._again: dict[str, float] = {}  # refused for now -> when to send it again
         self._sent = self._acked = self._duplicates = self._retried = 0
         self._failure: HeadwaterError | None = None
         self._loop = asyncio.new_event_loop()
@@ -240,22 +249,31 @@ class NatsPublisher:
         if waiting is None:
             return  # the second answer to a message that was sent twice
         if answer.headers is not None and answer.headers.get("Status") == "503":
-            self._on_no_listener(waiting)
+            self._on_no_listener(token, waiting)
             return
         outcome = _parse_answer(answer.data)
         if isinstance(outcome, HeadwaterError):
-            if outcome.retriable:  # the sweeper sends it again
+            if outcome.retriable:
+                self._send_again_soon(token, waiting)
                 return
             self._failure = outcome
         else:
             self._acked += 1
             self._duplicates += outcome
             del self._unanswered[token]
+            self._again.pop(token, None)
         self._room.set()
 
-    def _on_no_listener(self, waiting: _Unanswered) -> None:
-        """A broker that restarts listens again soon; before the first answer it is a mistake."""
-        if self._acked == 0:
+    def _send_again_soon(self, token: str, waiting: _Unanswered) -> None:
+        """Let the sweeper send it, each time a little later."""
+        waiting.backoff_s = min(max(_SWEEP_S, 2 * waiting.backoff_s), _BACKOFF_S_MAX)
+        self._again.setdefault(token, time.monotonic() + waiting.backoff_s)
+
+    def _on_no_listener(self, token: str, waiting: _Unanswered) -> None:
+        """A partition has a leader again soon; if there never was an answer, it is a mistake."""
+        self._send_again_soon(token, waiting)
+        waited_s = time.monotonic() - waiting.first_sent_s
+        if self._acked == 0 and waited_s >= self._patience_s:
             self._failure = UnavailableError(
                 f"nobody listens to subject {waiting.message.subject!r}: no stream records it, or "
                 "the broker is connected to another NATS server",
@@ -276,12 +294,13 @@ class NatsPublisher:
 
     async def _resend_overdue(self) -> None:
         now_s = time.monotonic()
-        overdue = []
+        overdue = {token for token, due_s in self._again.items() if due_s <= now_s}
         for token, waiting in self._unanswered.items():
             if now_s - waiting.last_sent_s < self._ack_timeout_s:
                 break
-            overdue.append(token)
-        for token in overdue:
+            overdue.add(token)
+        for token in sorted(overdue, key=int):  # as they were sent first
+            self._again.pop(token, None)
             if token not in self._unanswered:  # answered while an earlier one was sent
                 continue
             waiting = self._unanswered.pop(token)

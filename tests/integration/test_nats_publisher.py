@@ -141,7 +141,7 @@ def test_a_refusal_is_raised_with_its_class_and_facts(server: embedded.EmbeddedS
 
 def test_nobody_listens(server: embedded.EmbeddedServer) -> None:
     """The NATS server itself says so; the message names the subject."""
-    with NatsPublisher(server.address) as out:
+    with NatsPublisher(server.address, patience_s=0) as out:
         out.publish(_messages(1))
         with pytest.raises(UnavailableError, match=r"orders\.a"):
             out.finish()
@@ -190,3 +190,30 @@ def test_a_restarted_nats_server_loses_nothing(tmp_path: Path) -> None:
             out.publish(_messages(10))
             assert out.finish().acked == 20
     assert len({(message.headers or {})[MESSAGE_ID_HEADER] for message in broker.seen}) == 20
+
+
+def test_who_does_not_lead_is_asked_again_soon(server: embedded.EmbeddedServer) -> None:
+    """An election ends long before the time for a lost answer is up; the id stays the same."""
+    error = {"code": 503, "type": "NotLeaderError", "description": "another broker does"}
+    refusal = json.dumps({"error": error}).encode()
+
+    def answer(index: int, message: Msg) -> bytes:
+        return refusal if index < 2 else _ok(index, message)
+
+    with (
+        Responder(server.address, answer) as broker,
+        NatsPublisher(server.address, ack_timeout_s=3600) as out,
+    ):
+        out.publish(_messages(1))
+        assert out.finish().acked == 1
+    assert len({(message.headers or {})[MESSAGE_ID_HEADER] for message in broker.seen}) == 1
+
+
+def test_a_listener_that_comes_back_gets_what_nobody_heard(
+    server: embedded.EmbeddedServer,
+) -> None:
+    """While a partition has no leader the NATS server answers for it, and that is no failure."""
+    with NatsPublisher(server.address, ack_timeout_s=3600) as out:
+        out.publish(_messages(1))
+        with Responder(server.address, _ok):
+            assert out.finish().acked == 1

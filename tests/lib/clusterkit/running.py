@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,13 +67,14 @@ class Cluster:
 
     # ------------------------------------------------------------------ brokers
 
-    def start_all(self) -> None:
-        """Start what does not run; return when all serve."""
-        for number, name in enumerate(self.plan.brokers):
+    def start_all(self, numbers: Sequence[int] = (0, 1, 2)) -> None:
+        """Start those of them that do not run; return when they serve."""
+        for number in numbers:
             if not self.runs(number):
+                name = self.name(number)
                 self.servers[name] = self.plan.start(name, wait=False)
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(self.plan.wait_ready, self.servers.values()))
+            list(pool.map(self.plan.wait_ready, [self.servers[self.name(n)] for n in numbers]))
 
     def runs(self, number: int) -> bool:
         """Tell whether a broker's process is there."""
