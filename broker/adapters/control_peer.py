@@ -18,6 +18,7 @@ class PeerControlTransport:
 
     def __init__(self, link: PeerLink) -> None:
         """Use the link's lane for control messages."""
+        self._link = link
         self._me = link.me
         self._lane = link.lane(LaneKind.CONTROL)
         self._own: queue.SimpleQueue[ControlMessage | None] = queue.SimpleQueue()
@@ -52,4 +53,8 @@ class PeerControlTransport:
 
     def _deliver_own(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
         while (message := self._own.get()) is not None:
-            deliver(self._me, message)
+            try:
+                deliver(self._me, message)
+            except Exception as bug:
+                self._link.crashed(bug)
+                raise

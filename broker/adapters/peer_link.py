@@ -79,7 +79,11 @@ class Lane(Generic[T]):
                     count=self.malformed_count,
                 )
             return
-        deliver(sender, decoded)
+        try:
+            deliver(sender, decoded)
+        except Exception as bug:
+            self._link.crashed(bug)
+            raise
 
 
 class PeerLink:
@@ -93,14 +97,18 @@ class PeerLink:
         listener: socket.socket,
         peers: Mapping[BrokerId, Address],
         tls: PeerTls,
+        on_crash: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Take a listening socket and the other brokers' addresses; the first lane's start begins.
+
+        ``on_crash`` hears of bugs only, those of whoever is delivered to among them.
 
         Raises:
             InvalidConfigError: the certificate, its key or the CA cannot be used.
         """
         self._cluster = cluster
         self._me = me
+        self._on_crash = on_crash
         self._peers = {peer: address for peer, address in peers.items() if peer != me}
         server_context, self._client_context = contexts(tls)
         self._receiver = PeerReceiver(
@@ -178,6 +186,11 @@ class PeerLink:
         sender = self._senders.get(to)
         return sender is not None and sender.send(kind, buffers)
 
+    def crashed(self, bug: BaseException) -> None:
+        """Tell the owner: what one thread does no more, the process must not go on without."""
+        if self._on_crash is not None:
+            self._on_crash(bug)
+
     def wait_delivered(self) -> None:
         """Return when nothing is being delivered that was before the call."""
         self._receiver.wait_delivered()
@@ -204,7 +217,16 @@ class PeerLink:
             address=address,
             context=self._client_context,
         )
-        thread = threading.Thread(target=sender.run, name=f"peer-to-{peer}", daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(sender,), name=f"peer-to-{peer}", daemon=True
+        )
         self._threads = [one for one in self._threads if one.is_alive()]
         self._threads.append(thread)
         thread.start()
+
+    def _run(self, sender: PeerSender) -> None:
+        try:
+            sender.run()
+        except Exception as bug:
+            self.crashed(bug)
+            raise

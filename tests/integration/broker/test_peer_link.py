@@ -385,3 +385,31 @@ def test_messages_of_many_threads_all_arrive_each_threads_in_order(rig: PeerRig)
     assert seen == {number: list(range(count)) for number in range(threads_count)}
     transport.close()
     theirs.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # that is it
+def test_a_bug_in_whoever_is_delivered_to_reaches_the_owner(tmp_path: Path) -> None:
+    """A thread that has died of it must not leave a broker behind that hears nothing any more."""
+    crashes: queue.Queue[BaseException] = queue.Queue()
+    files = make_certificates(tmp_path, cluster=CLUSTER, brokers=[A])[A]
+    link = PeerLink(
+        cluster=CLUSTER,
+        me=A,
+        listener=socket.create_server(("127.0.0.1", 0)),
+        peers={},
+        tls=PeerTls(ca_file=files.ca_file, cert_file=files.cert_file, key_file=files.key_file),
+        on_crash=crashes.put,
+    )
+    transport = PeerControlTransport(link)
+
+    def deliver(sender: BrokerId, message: ControlMessage) -> None:
+        raise OSError(f"{sender} {message}")
+
+    transport.start(deliver)
+    transport.send(A, _beat(1))
+    assert isinstance(crashes.get(timeout=TIMEOUT_S), OSError)
+    with pytest.raises(OSError, match="b"):
+        link.lane(LaneKind.CONTROL).take(B, memoryview(encode_control(_beat(1))))
+    assert isinstance(crashes.get(timeout=TIMEOUT_S), OSError)
+    transport.close()
+    link.close()
