@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker, TestRecord
@@ -23,6 +24,7 @@ _RETRY_AFTER_S = 0.6
 _POLL_S = (0.005, 0.05)  # at least, at most; half the time between two records
 _READ_BYTES = 256 * 1024
 _UNAVAILABLE = 503  # of a PubAck: somebody else leads, or soon will
+_DISK_FULL = 10047  # of a PubAck: until there is room again
 
 
 @dataclass(slots=True)
@@ -201,7 +203,13 @@ class NatsLoad:
                 duplicate=answer.get("duplicate", False),
             )
             self._waiting.pop(name, None)
-        elif not error.get("retriable") and error.get("code") != _UNAVAILABLE:
+        elif not _passes(error):
             self._recorder.refuse(name, str(error))
             self._waiting.pop(name, None)
             self.failure = f"{name} was refused: {error}"
+
+
+def _passes(error: dict[str, Any]) -> bool:
+    """Tell whether the broker may take the same message later."""
+    passing = error.get("code") == _UNAVAILABLE or error.get("err_code") == _DISK_FULL
+    return passing or bool(error.get("retriable"))
