@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 
-_KILLS_PER_QUERY = 25
+_KILLS_PER_QUERY = 40
 
 
 def main(arguments: list[str] | None = None) -> int:

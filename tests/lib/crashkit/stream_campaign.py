@@ -39,7 +39,7 @@ from simkit.tcp_proxy import TcpProxy
 
 STREAM: Final = "crash"
 PARTITIONS: Final = 2
-_BATCH_TIMEOUT_S: Final = 300.0
+_BATCH_TIMEOUT_S: Final = 600.0  # Spark gives up on a slow start by itself, and tries again
 _DRAIN_S: Final = 90.0
 _FLUSH_MS: Final = 60_000
 _MOMENT_S: Final = 4.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COLUMNS = "partition,offset,timestamp,key,value,headers,subject,leader_epoch"
 MASTER = "local[2,4]"  # four attempts a task: a worker that is killed is Spark's to replace
-_AGAIN_S = 0.3
+_AGAIN_S = (0.3, 15.0)  # until a failed query starts again: at first, at most
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 
@@ -84,17 +84,21 @@ def main(arguments: list[str]) -> int:
         .option("path", wanted["copy"])
         .trigger(processingTime="100 milliseconds")
     )
+    pause_s = _AGAIN_S[0]
     while not ending.is_set():
         _say(event="starting")
         try:
             query = writer.start()
             while not ending.is_set() and not query.awaitTermination(1):
-                pass
+                if query.lastProgress is not None:
+                    pause_s = _AGAIN_S[0]
             if ending.is_set():
                 query.stop()
         except PySparkException as error:
             _say(event="failed", error=str(error)[:4000])
-            ending.wait(_AGAIN_S)
+            # Spark gives a new planner ten seconds; on a busy machine hurry makes that too few.
+            ending.wait(pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_S[1])
     spark.stop()
     return 0
 

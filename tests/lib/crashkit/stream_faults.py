@@ -21,7 +21,7 @@ BROKER: Final = "broker"
 FROZEN: Final = "broker frozen"
 STORE: Final = "store outage"
 SHARES: Final[Mapping[str, float]] = {
-    DRIVER: 0.22, PLANNER: 0.15, WORKERS: 0.23, BROKER: 0.16, FROZEN: 0.12, STORE: 0.12,
+    DRIVER: 0.20, PLANNER: 0.18, WORKERS: 0.24, BROKER: 0.14, FROZEN: 0.12, STORE: 0.12,
 }  # fmt: skip
 
 # A driver that is killed before its spare is up takes a minute, so that is for few rounds.
