@@ -8,7 +8,9 @@ twice: creating is the same stream again, a lease too many ends by itself.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +30,7 @@ from headwater.client.flight_connection import CALL_TIMEOUT_MS, Connection
 
 _PATIENCE_MS: Final = 10_000  # with one broker, while there are others to ask
 _LOCATE_MS: Final = 1_000
+_ASK_AGAIN_S: Final = 0.1
 _KNOWN_MAX: Final = 64  # addresses; brokers that come and go must not fill the memory
 
 
@@ -52,14 +55,14 @@ class Brokers:
         self._lock = threading.Lock()
         self._known = list(addresses.brokers)  # the one to ask first
         self._connections: dict[str, Connection] = {}
-        self._closed = False
+        self._ended = threading.Event()
         self._discovered = False
         self._by_id: dict[str, Address] = {}
 
     def close(self) -> None:
         """Close every connection; running calls end with an error."""
         with self._lock:
-            self._closed = True
+            self._ended.set()
             connections = list(self._connections.values())
             self._connections.clear()
         for one in connections:
@@ -103,7 +106,7 @@ class Brokers:
             found = self._connections.get(address.url)
             if found is None:
                 found = Connection(address)
-                if not self._closed:
+                if not self._ended.is_set():
                     self._connections[address.url] = found
             return found
 
@@ -129,6 +132,38 @@ class Brokers:
                 self.avoid(address)
         assert failure is not None, "there is at least one broker"
         raise failure
+
+    def at_leaders(
+        self, name: str, stream: str, values: Mapping[str, Any], *, timeout_ms: int
+    ) -> list[dict[str, Any]]:
+        """Run an action that speaks for the partitions a broker leads, at every leader of a stream.
+
+        Returns one result per partition, by number; asks again while leaders change.
+
+        Raises:
+            HeadwaterError: what a broker answered last, once the time is up.
+        """
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            failure: HeadwaterError = NotLeaderError(f"not every partition of {stream} is led")
+            places = self.locate(stream)
+            leaders = {one.address or self.known()[0] for one in places}
+            found: dict[int, dict[str, Any]] = {}
+            with ThreadPoolExecutor(len(leaders)) as pool:
+                asked = [
+                    pool.submit(self.connection(one).action, name, values, timeout_ms=timeout_ms)
+                    for one in leaders
+                ]
+            for one in asked:
+                try:
+                    found |= {row["partition"]: row for row in one.result()}
+                except HeadwaterError as error:
+                    failure = error
+            if len(found) == len(places):
+                return [found[number] for number in sorted(found)]
+            if not failure.retriable or time.monotonic() > deadline_s:
+                raise failure
+            self._ended.wait(_ASK_AGAIN_S)
 
     def locate(self, stream: str) -> list[Place]:
         """Return where a stream's partitions are, by number.

@@ -172,8 +172,14 @@ class Client:
         return self._brokers.locate(name)
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
-        """Delete a stream's log and metadata; its table stays. Raises UnknownStreamError."""
-        return _stream(self._one("delete_stream", {"name": name, "stream_uuid": stream_uuid}))
+        """Delete a stream's log and metadata; its table stays.
+
+        Raises:
+            UnknownStreamError: there is none; also when a broker deleted it and then was gone
+                before it could say so, for another is asked then.
+        """
+        uuid = stream_uuid or self.stream(name).uuid  # a second try must not delete the next one
+        return _stream(self._one("delete_stream", {"name": name, "stream_uuid": uuid}))
 
     # ------------------------------------------------------------------ records
 
@@ -318,13 +324,23 @@ class Client:
 
     def tier_status(self, name: str) -> list[TierStatus]:
         """Return how far each partition's tiering is."""
-        return [_status(values) for values in self._brokers.action("tier_status", {"name": name})]
+        return self._tier("tier_status", name, {"name": name}, timeout_ms=30_000)
 
     def tier_flush(self, name: str, *, timeout_ms: int = 300_000) -> list[TierStatus]:
         """Ship every committed record into the table now; return when it is there."""
         values = {"name": name, "timeout_ms": timeout_ms}
-        results = self._brokers.action("tier_flush", values, timeout_ms=timeout_ms + 10_000)
-        return [_status(result) for result in results]
+        return self._tier("tier_flush", name, values, timeout_ms=timeout_ms + 10_000)
+
+    def _tier(
+        self, action: str, name: str, values: dict[str, Any], *, timeout_ms: int
+    ) -> list[TierStatus]:
+        """Ask whoever leads, for the leader of a partition ships it."""
+        self._brokers.discover()
+        if self._brokers.several:
+            rows = self._brokers.at_leaders(action, name, values, timeout_ms=timeout_ms)
+        else:
+            rows = self._brokers.action(action, values, timeout_ms=timeout_ms)
+        return [_status(row) for row in rows]
 
     def call(
         self, action: str, values: Mapping[str, Any], *, timeout_ms: int = 30_000

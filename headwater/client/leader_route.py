@@ -10,6 +10,7 @@ from broker.model.epochs import LeaderEpoch
 from headwater.client.address import Address
 from headwater.client.brokers import Brokers
 from headwater.client.flight_connection import Connection
+from headwater.client.stall_watch import sever
 
 _HINTS_MAX: Final = 3  # in a row: two brokers that name each other must not keep us busy
 
@@ -26,14 +27,15 @@ class Route(Protocol):
     def succeeded(self, leader_epoch: LeaderEpoch) -> None:
         """Hear that the leader of this epoch has stored a batch."""
 
-    def moved(self) -> bool:
-        """Tell whether somebody else leads than whom the last connection goes to. Blocks."""
+    def leave(self) -> None:
+        """Break the connections to the last leader if another one has been elected. Blocks."""
 
 
 class LeaderRoute:
-    """Asks any broker who leads; follows the hints of those who do not. One call at a time.
+    """Asks any broker who leads; follows the hints of those who do not.
 
-    With one known broker nothing is asked before that broker says that it does not lead.
+    With one known broker nothing is asked before that broker says that it does not lead. One call
+    at a time, except :meth:`leave`.
     """
 
     def __init__(self, brokers: Brokers, path: StreamPath) -> None:
@@ -86,12 +88,14 @@ class LeaderRoute:
         self._epoch = max(self._epoch, leader_epoch)
         self._hints_count = 0
 
-    def moved(self) -> bool:
-        """See ``Route.moved``."""
-        if not self._brokers.several or self._at is None:
-            return False
+    def leave(self) -> None:
+        """See ``Route.leave``."""
+        at = self._at
+        if not self._brokers.several or at is None:
+            return
         try:
             place = self._brokers.place(self._path.stream, self._partition, self._path.stream_uuid)
         except HeadwaterError:
-            return False
-        return place.address not in (None, self._at) and place.leader_epoch >= self._epoch
+            return
+        if place.address not in (None, at) and place.leader_epoch > self._epoch:
+            sever(at.host, at.port)

@@ -31,6 +31,7 @@ from broker.model.records import AppendResult
 from headwater.client.flight_connection import Connection
 from headwater.client.leader_route import Route
 from headwater.client.records import Records, to_batch
+from headwater.client.stall_watch import StallWatch
 from headwater.client.window import Entry, Window, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # the broker recognises that many batches of a producer again
@@ -81,6 +82,8 @@ class Producer:
         # Held while numbers are given and written, so that the broker sees them in order. Never
         # taken while holding `_changed`; a write under it may block until answers are read.
         self._write_lock = threading.Lock()
+        self._answers_count = 0
+        self._watch = StallWatch(self._progress, route.leave)
 
     # ------------------------------------------------------------------ callers
 
@@ -133,6 +136,7 @@ class Producer:
         finally:
             with self._changed:
                 self._closed = True
+                self._watch.end()
                 self._failed = self._failed or ShuttingDownError("the producer is closed")
                 session = self._session
             self._give_up(CommitTimeoutError("closed before it was known to be stored"))
@@ -220,6 +224,7 @@ class Producer:
                 self._window.connected()
                 self._session = session
                 self._connecting = False
+                self._watch.start()
                 closed = self._closed
             session.start(self._answered, self._ended)
             while (entry := self._next_to_send(session)) is not None:
@@ -232,6 +237,13 @@ class Producer:
         with self._changed:
             self._changed.wait_for(lambda: session.over or not self._window.must_wait)
             return None if session.over else self._window.next_to_send()
+
+    def _progress(self) -> tuple[int, int] | None:
+        """Return what changes with every answer; None while none is awaited."""
+        with self._changed:
+            if self._session is None or not self._window:
+                return None
+            return id(self._session), self._answers_count
 
     def _may_retry(self, error: HeadwaterError) -> bool:
         """Wait a while and return True, or give up and return False."""
@@ -253,6 +265,7 @@ class Producer:
         with self._changed:
             if session is not self._session:
                 return  # retired: nothing is awaited on it
+            self._answers_count += 1
             entry = None
             if answer is None:
                 self._window.draining = True

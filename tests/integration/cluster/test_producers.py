@@ -44,3 +44,38 @@ def test_one_address_is_enough(cluster: Cluster) -> None:
         cluster.kill(leader)
         running.wait_acked(50)
     check(client, "found", running)
+
+
+def test_a_paused_leader_is_left(cluster: Cluster) -> None:
+    """A leader that stands still with open connections is left; what it says later is not heard."""
+    client = cluster.client()
+    client.create_stream("paused")
+    with load(client, "paused") as running:
+        running.wait_acked(50)
+        leader = cluster.leader("paused")
+        cluster.pause(leader)
+        running.wait_acked(50)
+        cluster.resume(leader)
+        running.wait_acked(50)
+    check(client, "paused", running)
+    assert cluster.leader("paused") != leader
+
+
+def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
+    """Streams are made, described and deleted, leases and cuts taken, with a broker gone."""
+    client = cluster.client()
+    client.create_stream("kept", partitions=3)
+    cluster.kill(0)
+    created = client.create_stream("made", partitions=2)
+    assert [part.records_count for part in client.describe("made").partitions] == [0, 0]
+    assert client.create_stream("made", partitions=2) == created
+    lease = client.take_lease("made")
+    client.renew_lease(lease.lease_id)
+    client.drop_lease(lease.lease_id)
+    with client.producer("kept", 1) as producer:
+        producer.send([b"x"])
+    assert client.cut("kept").partitions[1].hot_end == 1
+    assert client.high_watermarks(["kept"])["kept"].offsets == (0, 1, 0)
+    assert [one.partition for one in client.tier_flush("kept", timeout_ms=30_000)] == [0, 1, 2]
+    assert client.delete_stream("made").uuid == created.uuid
+    assert [stream.name for stream in client.streams() if stream.name == "made"] == []
