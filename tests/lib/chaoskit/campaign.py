@@ -94,7 +94,11 @@ class ChaosCampaign:
         self._create_stream()
         self._start_load()
         runner = ChaosRunner(
-            self.cluster, self.schedule, progress=self.recorder.acked_in, say=self._say
+            self.cluster,
+            self.schedule,
+            progress=self.recorder.acked_in,
+            say=self._say,
+            check=self._complain,
         )
         self.tally = runner.tally
         runner.run()

@@ -120,14 +120,26 @@ class ChaosRunner:
         *,
         progress: Callable[[int], int],
         say: Callable[[str], None],
+        check: Callable[[], None] | None = None,
         clock: Clock | None = None,
         healing_s_max: float = 60.0,
     ) -> None:
-        """``progress`` counts the acks of a partition that the load has heard so far."""
+        """Prepare a run.
+
+        Args:
+            cluster: what is broken.
+            schedule: how, in which order.
+            progress: counts the acks of a partition that the load has heard so far.
+            say: takes one line for people at a time.
+            check: raises when the load has failed; called after each story.
+            clock: the machine's by default.
+            healing_s_max: after so long a cluster that is not whole has failed.
+        """
         self._cluster = cluster
         self._schedule = schedule
         self._progress = progress
         self._say = say
+        self._check = check
         self._clock = clock or RealClock()
         self._healing_s_max = healing_s_max
         self._paused: set[str] = set()
@@ -173,6 +185,8 @@ class ChaosRunner:
             f"{number:4d} {story.name}: {watch.stall_s:.2f} s without acks, whole after "
             f"{healing_s:.1f} s" + (f", NOT reached: no {words}" if missing else "")
         )
+        if self._check is not None:
+            self._check()
 
     # ------------------------------------------------------------------ one step
 
