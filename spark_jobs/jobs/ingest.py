@@ -94,8 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--app",
         default=NAME,
-        help="who appends; two runs of one name share the work, two names write everything twice "
-        "(default: ingest)",
+        help="who appends; runs of one name share the work, and a second name is refused where the "
+        "first has been (default: ingest)",
     )
     ingest_setup.add_arguments(made)
     return made
