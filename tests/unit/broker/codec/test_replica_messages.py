@@ -185,6 +185,8 @@ def test_lost_or_mixed_parts_make_no_answer() -> None:
     assert len(frames) > 3
     assembler = replica_answer.AnswerAssembler()
     assert [assembler.add(one) for one in (frames[0], *frames[2:])] == [None] * (len(frames) - 1)
+    twice = (frames[0], frames[1], frames[1], *frames[3:])  # as many as there should be
+    assert [assembler.add(one) for one in twice] == [None] * len(frames)
     other = [replica_answer.decode(one) for one in _messages(answer(99, FULL.batches), 400)]
     assert [assembler.add(one) for one in (frames[0], other[1], *other[2:])] == [None] * len(other)
     assert [assembler.add(one) for one in frames][-1] is not None
