@@ -52,10 +52,11 @@ class Worker:
         self._kafka: str | None = wanted["kafka"]
         self._spark: SparkSession = hw.session("bench", "local[2]", conf=wanted["conf"])
         self._client = Client(self._server)
+        self.turns: dict[str, list[dict[str, float]]] = {}  # seconds by way
+        self.ages_s: dict[str, list[float]] = {}  # of what freshness found
 
-    def run(self) -> dict[str, Any]:
-        """Return seconds by way, and the ages of what freshness found."""
-        found: dict[str, list[dict[str, float]]] = {}
+    def run(self) -> None:
+        """Measure; what was found until something fails is kept."""
         ways = self._ways()
         for turn in range(_WARM_UPS + int(self._wanted["repeat"])):
             for name, way in ways.items():
@@ -69,11 +70,11 @@ class Worker:
                 hw.release_all()
                 if turn >= _WARM_UPS:
                     one = {"seconds": took_s, "cpu_s": took_cpu_s}
-                    found.setdefault(name, []).append(one)
-        fresh = {"query": self._fresh_query(), "curated": self._fresh_curated()}
+                    self.turns.setdefault(name, []).append(one)
+        self.ages_s["query"] = self._fresh_query()
+        self.ages_s["curated"] = self._fresh_curated()
         if self._kafka is not None:
-            fresh["kafka"] = self._fresh_kafka()
-        return {"turns": found, "ages_s": fresh}
+            self.ages_s["kafka"] = self._fresh_kafka()
 
     def close(self) -> None:
         """End the session."""
@@ -254,10 +255,12 @@ def _ages(table: Path) -> list[float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure everything, print one line of JSON."""
+    """Measure everything, print one line of JSON, also of what a failure left."""
     worker = Worker(json.loads(arguments[0]))
-    found = worker.run()
-    print(json.dumps(found), flush=True)
+    try:
+        worker.run()
+    finally:
+        print(json.dumps({"turns": worker.turns, "ages_s": worker.ages_s}), flush=True)
     worker.close()
     return 0
 

@@ -79,11 +79,17 @@ def run(session: Session) -> None:
             "paced_s": _PACED_S,
             "paced_per_s": _PACED_PER_S,
         }
-        _record(session, _work(wanted, kafka, session.work / "spark_log.log"), rows)
+        log = session.work / "spark_log.log"
+        found, code = _work(wanted, kafka, log)
+        _record(session, found, rows)
+        if code != 0:
+            raise BenchError(f"the worker ended with {code}: {log.read_text()[-1500:]}")
 
 
-def _work(wanted: dict[str, Any], kafka: KafkaServer | None, log: Path) -> dict[str, Any]:
-    """Run the worker; publish to Kafka while it waits for it."""
+def _work(
+    wanted: dict[str, Any], kafka: KafkaServer | None, log: Path
+) -> tuple[dict[str, Any], int]:
+    """Run the worker, publish to Kafka while it waits for it; return its findings and status."""
     command = [sys.executable, "-m", "bench.spark_log_worker", json.dumps(wanted)]
     found: dict[str, Any] = {}
     with (
@@ -106,9 +112,9 @@ def _work(wanted: dict[str, Any], kafka: KafkaServer | None, log: Path) -> dict[
                 process.stdin.write("published\n")
                 process.stdin.flush()
         code = process.wait(_TIMEOUT_S)
-    if code != 0 or "turns" not in found:
+    if "turns" not in found:
         raise BenchError(f"the worker ended with {code}: {log.read_text()[-1500:]}")
-    return found
+    return found, code
 
 
 def _record(session: Session, found: dict[str, Any], rows: int) -> None:
