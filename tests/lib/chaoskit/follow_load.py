@@ -1,7 +1,8 @@
 """A consumer that follows a partition from its beginning, over every failover.
 
 What it is given goes into the history as polls of one session: the next offset is always due,
-whoever leads. When a read ends with an error it asks again from where it was.
+whoever leads. When a read ends because a broker is gone, or leads no more, it asks again from where
+it was; any other error is a failure of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from broker.errors import HeadwaterError
+from broker.errors import FencedError, HeadwaterError, UnavailableError
 from chaoskit.recorder import ChaosRecorder
 from checkkit.arrow import COLUMNS, columns_by_partition
 from headwater.client import Client, Fetch
@@ -55,8 +56,13 @@ class FollowLoad:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            with suppress(HeadwaterError), Client(self._url) as client:
-                self._follow(client)
+            try:
+                with suppress(UnavailableError, FencedError), Client(self._url) as client:
+                    self._follow(client)
+            except HeadwaterError as error:  # a gap, an offset out of range: never to be seen
+                if not self._ending.is_set():
+                    self.failure = f"{self.name}: {type(error).__name__}: {error}"
+                return
             self.restarts += 1
             self._ending.wait(_PAUSE_S)
 

@@ -206,7 +206,7 @@ _DISKS: Final = (
 _OPERATORS: Final = (
     _story("transfer the leadership", Step(Do.TRANSFER, to="f1"), _wait(500), evidence=_FAILOVER),
     _story(
-        "transfer the leadership to and fro",
+        "transfer the leadership back and forth",
         *(one for to in ("f1", "leader", "f2", "leader") for one in (
             Step(Do.SYNC, ms=10_000), Step(Do.TRANSFER, to=to), _wait(150),
         )),
