@@ -143,6 +143,13 @@ class MemoryPartition:
         assert any(batch.header.end_offset == below for batch in self._batches), "batch border only"
         self.log_start = below
 
+    def rewrite_last(self, epoch: LeaderEpoch) -> None:
+        """Put another leader's batch where the last one was, as after an unclean election."""
+        with self._changed:
+            last = self._batches[-1]
+            self._batches[-1] = replace(last, header=replace(last.header, leader_epoch=epoch))
+            self.leader_epoch = epoch
+
     def close(self) -> None:
         """Fail what waits and end the commit thread."""
         with self._changed:

@@ -14,11 +14,14 @@ from broker.codec.flight_protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import prepare
 from broker.errors import (
     GapError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     StreamRecreatedError,
+    TruncatedError,
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
@@ -242,3 +245,52 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
     monkeypatch.setattr(MemoryBroker, "read_cold", damaged)
     with pytest.raises(GapError):
         read(broker)
+
+
+def test_who_goes_on_is_told_if_its_record_is_gone(broker: MemoryBroker) -> None:
+    """The record before the start must be of the epoch that the reader says."""
+    mine = read(broker, start=50, end=Offset(55), leader_epoch=LeaderEpoch(1))
+    assert offsets(mine) == list(range(50, 55))
+    with pytest.raises(TruncatedError) as caught:
+        read(broker, start=50, leader_epoch=LeaderEpoch(2))
+    assert (caught.value.offset, caught.value.leader_epoch) == (50, 2)
+
+
+@pytest.mark.parametrize("request_", [{}, {"follow": True}])
+def test_a_position_above_the_end_is_a_truncation(
+    broker: MemoryBroker, request_: dict[str, Any]
+) -> None:
+    """Nobody waits for other records to fill up what was read."""
+    with pytest.raises(TruncatedError) as caught:
+        read(broker, start=101, leader_epoch=LeaderEpoch(1), **request_)
+    assert (caught.value.offset, caught.value.end) == (101, 100)
+
+
+def test_what_is_in_the_table_is_not_doubted(broker: MemoryBroker) -> None:
+    """Records below the local log were committed, whatever epochs the log still knows."""
+    broker.partition("s", 0).make_cold(Offset(60))
+    found = read(broker, start=50, end=Offset(70), leader_epoch=LeaderEpoch(1))
+    assert offsets(found) == list(range(50, 70))
+
+
+def test_a_follower_looks_again_when_the_leadership_changes(broker: MemoryBroker) -> None:
+    """The next leader may have put another record where the last one was read."""
+    rows = follow(broker, lambda: False, start=95)
+    assert next(rows)[1].end_offset == 100
+    partition = broker.partition("s", 0)
+    partition.rewrite_last(LeaderEpoch(2))
+    put(broker, numbered(100, 3))
+    with pytest.raises(TruncatedError) as caught:
+        next(rows)
+    assert (caught.value.offset, caught.value.leader_epoch) == (100, 1)
+
+
+def test_only_a_leader_serves_what_is_not_committed(broker: MemoryBroker) -> None:
+    """A replica that follows cannot know what its leader will truncate."""
+    rows = follow(broker, lambda: False, start=95, uncommitted=True)
+    assert next(rows)[1].end_offset == 100
+    broker.partition("s", 0).leads = False
+    with pytest.raises(NotLeaderError):
+        next(rows)
+    with pytest.raises(NotLeaderError):
+        read(broker, uncommitted=True)

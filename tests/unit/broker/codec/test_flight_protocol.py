@@ -274,3 +274,35 @@ def test_small_facts_survive_the_cut() -> None:
     back = from_wire(bounded_wire(error).decode())
     assert back is not None
     assert back.facts == {"stream": "y"}
+
+
+def test_only_an_uncommitted_reply_may_end_above_the_high_watermark() -> None:
+    """Who asked for committed records does not believe others."""
+    mark = RowsMark(Offset(1), Offset(10), Offset(9), LeaderEpoch(1))
+    assert RowsMark.from_bytes(mark.to_bytes(), uncommitted=True) == mark
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"leader_epoch": 1},
+        {"leader_epoch": 1, "start": "latest"},
+        {"leader_epoch": 1, "start": 0},
+        {"leader_epoch": -1, "start": 5},
+        {"leader_epoch": "1", "start": 5},
+        {"uncommitted": 1},
+    ],
+)
+def test_a_position_is_an_offset_and_the_epoch_before_it(fields: dict[str, object]) -> None:
+    """An epoch without a record before the start says nothing."""
+    body = {"v": 1, "stream": "s", "partition": 0, **fields}
+    with pytest.raises(InvalidRequestError):
+        ReadRequest.from_ticket(json.dumps(body).encode())
+
+
+def test_a_reader_that_goes_on_says_its_position() -> None:
+    """It comes back as it was."""
+    request = ReadRequest(
+        stream="s", partition=0, start=5, leader_epoch=LeaderEpoch(2), uncommitted=True
+    )
+    assert ReadRequest.from_ticket(request.to_ticket()) == request

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import InvalidConfigError
-from headwater.client.address import resolve_address
+from headwater.client.address import resolve_address, resolve_addresses
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,31 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     cert.write_bytes(b"x")
     with pytest.raises(InvalidConfigError):
         resolve_address(tls_cert_file=cert, environment={})
+
+
+def test_several_brokers_stand_between_commas() -> None:
+    """Each once, in the order given; the text may be given again."""
+    found = resolve_addresses("grpc://a:1, b:2,grpc://a:1,", environment={})
+    assert found.url == "grpc://a:1,grpc://b:2"
+    assert resolve_addresses(found.url, environment={}) == found
+    assert resolve_addresses(environment={"HEADWATER_SERVER": "a:1,b:2"}) == found
+
+
+@pytest.mark.parametrize("url", [",", "a:1,grpc+tls://b:2", "a:1,b:x"])
+def test_a_list_that_cannot_be_is_refused(url: str) -> None:
+    """No broker, half of them with TLS, one that is no address."""
+    with pytest.raises(InvalidConfigError):
+        resolve_addresses(url, environment={})
+
+
+def test_what_a_broker_tells_never_leads_away_from_tls(tmp_path: Path) -> None:
+    """A told address is used with our certificates, or not at all."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(b"authority")
+    secure = resolve_addresses("grpc+tls://a:1", tls_ca_file=ca, environment={})
+    told = secure.learn("grpc+tls://b:2")
+    assert told is not None
+    assert (told.url, told.ca) == ("grpc+tls://b:2", b"authority")
+    assert secure.learn("grpc://b:2") is None
+    assert secure.learn("http://b:2") is None
+    assert resolve_addresses("a:1", environment={}).learn("grpc+tls://b:2") is None

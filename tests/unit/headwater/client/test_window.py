@@ -18,6 +18,7 @@ from broker.errors import (
     OverloadedError,
     RecordTooLargeError,
     SequenceGapError,
+    StaleLeaderEpochError,
     StreamRecreatedError,
 )
 from broker.model.epochs import LeaderEpoch
@@ -254,3 +255,19 @@ def run_connection(
         if over or chance.random() < 0.03:
             pipe.ended()
             return exhausted
+
+
+def test_an_answer_of_an_older_leader_is_not_believed() -> None:
+    """A fenced leader that wakes up says nothing of a batch: it goes again."""
+    pipe = confirmed_window()
+    (first,) = send(pipe, 1)
+    newer = AppendResult(Offset(1), 1, LeaderEpoch(3))
+    assert pipe.answered(pipe.judged(newer)) is first
+    (second,) = send(pipe, 1)
+    judged = pipe.judged(AppendResult(Offset(2), 1, LeaderEpoch(2)))
+    assert isinstance(judged, StaleLeaderEpochError)
+    assert (judged.got, judged.current) == (2, 3)
+    assert pipe.answered(judged) is None
+    assert len(pipe) == 1
+    pipe.connected()
+    assert pipe.next_to_send() is second
