@@ -148,7 +148,7 @@ def _spark_log(case: str, path: str, times: float, peer: str = "kafka") -> Row:
 
 def _cpu(case: str, peer: str = "kafka") -> Row:
     return Row(
-        path="… CPU of all its processes, servers included, per million rows",
+        path=f"… CPU of all processes of {case}, servers included, per million rows",
         unit="s",
         ours=(f"spark_log/{case}/ours_cpu",),
         default=(f"spark_log/{case}/{peer}_cpu",),
