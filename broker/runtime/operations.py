@@ -179,7 +179,7 @@ class ClusterOperations:
             registered = state.brokers.get(BrokerId(to))
             if registered is None:
                 raise _unknown_broker(state, to)
-            if to == one.leader:
+            if to in (one.leader, one.candidate):
                 return None
             if to not in one.isr:
                 raise IneligibleReplicaError(

@@ -79,9 +79,9 @@ def health(status: ClusterStatus) -> str:
     without, under = len(status.offline), len(status.under_replicated)
     below = sum(one.below_min_isr for one in status.partitions)
     if not (without or under or below):
-        return f"All {count} partitions are Online and fully replicated."
+        return f"Every partition ({count}) is Online and fully replicated."
     return (
-        f"Of {count} partitions {without} are without a leader, {under} under-replicated, "
+        f"Of {count} partitions: {without} without a leader, {under} under-replicated, "
         f"{below} below min ISR."
     )
 

@@ -229,7 +229,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
     if not streams:
         console.note("No streams yet. Make one: headwater stream create NAME --subject SUBJECT")
         return
-    console.table(
+    console.columns(
         ("stream", "subject", "partitions", "replicas", "min isr", "puback", "tiering", "created"),
         (
             (
@@ -278,7 +278,7 @@ def describe(
         ],
         title=stream.name,
     )
-    console.table(
+    console.columns(
         tuple(name.replace("_", " ") for name in parts[0]),
         (tuple(map(_joined, part.values())) for part in parts),
     )

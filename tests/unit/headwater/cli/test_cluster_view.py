@@ -78,7 +78,7 @@ def test_a_healthy_cluster_is_one_sentence() -> None:
     assert view.headline(status) == (
         "Cluster hw: 2 of 3 brokers alive, controller b, feature level 2."
     )
-    assert view.health(status) == "All 1 partitions are Online and fully replicated."
+    assert view.health(status) == "Every partition (1) is Online and fully replicated."
     assert list(view.notes(PARTITION)) == []
     assert list(view.warnings(status)) == []
 
@@ -93,7 +93,7 @@ def test_trouble_is_counted() -> None:
     """Offline, under-replicated and below min ISR are three things."""
     thin = replace(PARTITION, partition=1, isr=("a", "b"))
     assert view.health(_status(PARTITION, thin, OFFLINE)) == (
-        "Of 3 partitions 1 are without a leader, 2 under-replicated, 1 below min ISR."
+        "Of 3 partitions: 1 without a leader, 2 under-replicated, 1 below min ISR."
     )
     assert list(view.notes(thin)) == ["under-replicated"]
     assert list(view.notes(OFFLINE)) == ["below min ISR 2: takes no writes", "eligible a"]

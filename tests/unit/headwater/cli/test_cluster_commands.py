@@ -1,0 +1,209 @@
+"""``headwater cluster`` over real Flight, against the real state machine; nothing else is real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.adapters.flight_config import FlightConfig
+from broker.adapters.flight_service import FlightService
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import (
+    Command,
+    ConfirmLeader,
+    CreateStream,
+    FenceBroker,
+    RegisterBroker,
+    StartElection,
+    TakeOffline,
+    decode,
+    encode,
+)
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.operations import ClusterOperations
+from headwater.cli.main import app
+from simkit.memory_broker import FakeClock, MemoryBroker
+
+Run = Callable[..., Any]
+
+UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+A, B, C, D = (BrokerId(name) for name in "abcd")
+CONFIG = StreamConfig(subject="s", replication_factor=2, min_isr=1)
+STREAM = Stream(name="s", uuid=UUID, config=CONFIG, created_us=1, table_name="s")
+AT: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
+
+
+class Cluster:
+    """The metadata of four brokers; whoever is named candidate confirms at once, if it may."""
+
+    def __init__(self) -> None:
+        self.state = MetadataState()
+        self.confirms = True
+        self.replicas: list[Any] = []
+
+    def drivers(self) -> list[Any]:
+        """Return the replicas of the broker that is asked."""
+        return self.replicas
+
+    def barrier(self, *, timeout_ms: int = 0) -> int:
+        """Pass."""
+        return 1
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """Apply, and let a candidate confirm."""
+        self.state, reply = apply(self.state, decode(command))
+        if isinstance(reply, Rejected):
+            raise reply.error
+        one = self.one()
+        if one is not None and one.candidate is not None and self.confirms:
+            epoch = self.state.brokers[one.candidate].epoch
+            confirm = ConfirmLeader(
+                **AT, broker=one.candidate, broker_epoch=epoch, leader_epoch=one.leader_epoch
+            )
+            self.state, _ = apply(self.state, confirm)
+        return reply
+
+    def do(self, command: Command) -> None:
+        """Propose what has to succeed."""
+        self.propose(encode(command))
+
+    def one(self) -> PartitionState | None:
+        """The partition, once there is one."""
+        rows = self.state.partitions.get(UUID)
+        return None if rows is None else rows[0]
+
+    def lose(self, broker: BrokerId) -> None:
+        """Fence a broker."""
+        self.do(FenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Return four brokers, the first two of which hold a partition; the first leads."""
+    found = Cluster()
+    for broker in (A, B, C, D):
+        found.do(
+            RegisterBroker(broker=broker, session=f"{broker}1", features_max=FEATURE_LEVEL_MAX)
+        )
+    found.do(CreateStream(stream=STREAM, leader=A, assignment=((A, B),), min_isr=1))
+    return found
+
+
+@pytest.fixture
+def run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Return a function that runs ``headwater cluster`` against broker b."""
+    operations = ClusterOperations(
+        cluster="hw", me=B, metadata=cluster, broker=cluster, clock=FakeClock(),
+        controllers=("a", "b", "c"), controller=lambda: "a",
+    )  # fmt: skip
+    memory = MemoryBroker()
+    config = FlightConfig(host="127.0.0.1", port=0)
+    service = FlightService(memory, FakeClock(), config, operations=operations)
+    service.start()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWATER_SERVER", f"127.0.0.1:{service.port}")
+
+    def invoke(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["cluster", *arguments])
+
+    yield invoke
+    service.close()
+    memory.close()
+
+
+def test_looking_works_for_people_and_scripts(run: Run, cluster: Cluster) -> None:
+    """Status, brokers and partitions, each as lines and as JSON."""
+    cluster.lose(D)
+    assert "3 of 4 brokers alive, controller a" in run("status").stdout
+    found = json.loads(run("status", "--json").stdout)
+    assert [one["state"] for one in found["brokers"]] == ["alive", "alive", "alive", "fenced"]
+    assert found["under_replicated_partitions"] == 0
+    lines = run("partitions").stdout.splitlines()
+    assert lines[0].split()[:3] == ["PARTITION", "STATUS", "LEADER"]
+    assert lines[1].split()[:3] == ["s/0", "Online", "a"]
+    assert json.loads(run("partitions", "s", "--json").stdout)["isr"] == ["a", "b"]
+    assert len(run("brokers", "--json").stdout.splitlines()) == 4
+    assert run("partitions", "nothing").exit_code == 2
+
+
+def test_leaders_are_transferred_and_balanced(run: Run, cluster: Cluster) -> None:
+    """Both wait until it is so; a second time there is nothing to do."""
+    assert "b leads s/0" in run("transfer-leader", "s", "0", "--to", "b").stdout
+    assert run("transfer-leader", "s", "0", "--to", "b").exit_code == 0
+    done = run("balance", "--json").stdout.splitlines()[-1]  # this process's own log stands above
+    assert json.loads(done)["to"] == "a"
+    assert "preferred leader" in run("balance").stdout
+    one = cluster.one()
+    assert one is not None
+    assert one.leader == A
+
+
+def test_waiting_ends_and_says_how_it_stands(run: Run, cluster: Cluster) -> None:
+    """A candidate that does not confirm in time is no error of the request: try later."""
+    cluster.confirms = False
+    late = run("transfer-leader", "s", "0", "--to", "b", "--timeout", "1ms")
+    assert late.exit_code == 3
+    assert "s/0 is CandidateFound" in late.stderr
+    assert run("transfer-leader", "s", "0", "--to", "b", "--no-wait").exit_code == 0
+
+
+def test_a_move_is_decided_or_refused(run: Run, cluster: Cluster) -> None:
+    """Without waiting it returns once it is decided; who cannot hold it is named."""
+    assert run("move", "s", "0", "--to", "b,c", "--no-wait").exit_code == 0
+    one = cluster.one()
+    assert one is not None
+    assert one.target == (B, C)
+    assert "moving to b c" in run("status").stdout
+    refused = run("move", "s", "0", "--to", "b,nobody")
+    assert refused.exit_code == 2
+    assert "nobody" in refused.stderr
+    late = run("move", "s", "0", "--to", "b,c", "--timeout", "1ms")
+    assert late.exit_code == 3
+    assert "in sync: b" in late.stderr
+
+
+def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster) -> None:
+    """What is lost is shown; the flag does it; status tells of it from then on."""
+    cluster.lose(B)
+    cluster.do(RegisterBroker(broker=B, session="b2", features_max=FEATURE_LEVEL_MAX))
+    cluster.lose(A)
+    one = cluster.one()
+    assert one is not None
+    epochs: dict[str, Any] = {
+        "leader_epoch": one.leader_epoch, "partition_epoch": one.partition_epoch
+    }  # fmt: skip
+    if one.status == "online":
+        cluster.do(StartElection(**AT, **epochs))
+    else:
+        cluster.do(TakeOffline(**AT, **epochs))
+    cluster.replicas = [
+        SimpleNamespace(
+            stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)), failure=None,
+            synced_position=(LeaderEpoch(1), Offset(5)), log_start=Offset(0), log_end=Offset(5),
+            high_watermark=Offset(4), leader_epoch=LeaderEpoch(1), view=None, leader=None,
+        )
+    ]  # fmt: skip
+    asked = run("unclean-elect", "s", "0", "--broker", "b")
+    assert asked.exit_code == 2
+    assert "Everything committed is on a" in asked.stderr
+    assert "ends at offset 5" in asked.stderr
+    assert run("unclean-elect", "s", "0", "--broker", "x").exit_code == 2
+
+
+def test_a_broker_is_removed_when_it_is_gone_for_good(run: Run, cluster: Cluster) -> None:
+    """A living one, or one with replicas, is not."""
+    assert run("remove-broker", "d").exit_code == 2
+    cluster.lose(D)
+    assert run("remove-broker", "d").exit_code == 0
+    assert D not in cluster.state.brokers
+    assert run("remove-broker", "d").exit_code == 2
