@@ -167,7 +167,7 @@ _NETWORK: Final = (
     _story("one way: a follower does not hear the leader", Step(Do.CUT, "leader", "f1"),
            _wait(_LAG_MS), evidence=_SHRINK),
     _story("partial: leader and one follower apart, all see the rest", *_cut_off("leader", "f1"),
-           _wait(_DOWN_MS), evidence=_SHRINK),
+           _wait(_LAG_MS), evidence=_SHRINK),
     _story("every broker apart", *_cut_off("all", "all"), _wait(_DOWN_MS)),
     _story("swizzle", *_cut_off("f1", "all"), _wait(200), *_cut_off("leader"), _wait(200),
            *_cut_off("f2", "all"), _wait(1_500)),
