@@ -21,6 +21,7 @@ import psutil
 from headwater import embedded
 
 _SHIM: Final = Path(embedded.__file__).with_name("exec_with_parent.py")
+_WORKER_SITE: Final = Path(__file__).with_name("worker_site")
 _WORKER: Final = "pyspark.worker"
 _PLANNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
@@ -31,6 +32,8 @@ class QueryProcess:
     def __init__(self, log_path: Path, environment: Mapping[str, str]) -> None:
         self.log_path = log_path
         self._environment = {**os.environ, **environment}
+        paths = [str(_WORKER_SITE), self._environment.get("PYTHONPATH", "")]
+        self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process: subprocess.Popen[bytes] | None = None
         self._spare: subprocess.Popen[bytes] | None = None
 
