@@ -2,60 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from broker.errors import TruncatedError
-from clusterkit.load import check, load
+from clusterkit.load import Following, check, load
 from clusterkit.running import Cluster
-from headwater.client.fetch import Fetch
 
 pytestmark = pytest.mark.integration
-
-
-class Following:
-    """Reads a partition's live tail on a thread of its own."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        self.values: list[bytes] = []
-        self.failure: BaseException | None = None
-        self._fetch = fetch
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="following")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for part in self._fetch:
-                with self._changed:
-                    self.values += part.batch["value"].to_pylist()
-                    self._changed.notify_all()
-        except BaseException as failure:  # noqa: BLE001 - looked at by the test
-            with self._changed:
-                self.failure = failure
-                self._changed.notify_all()
-
-    def wait(self, count: int) -> None:
-        """Wait until so many records have come."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: len(self.values) >= count or self.failure is not None, 30
-            )
-        assert self.failure is None, self.failure
-        assert len(self.values) >= count, f"{len(self.values)} of {count} records came"
-
-    def wait_failure(self) -> BaseException:
-        """Wait until the read has failed."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.failure is not None, 30), "no error came"
-        assert self.failure is not None
-        return self.failure
-
-    def stop(self) -> None:
-        """End the read."""
-        self._fetch.cancel()
-        self._thread.join()
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterkit.load import check, load
+from clusterkit.load import Following, check, load, stored
 from clusterkit.running import Cluster
 
 pytestmark = pytest.mark.integration
@@ -79,3 +79,26 @@ def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
     assert [one.partition for one in client.tier_flush("kept", timeout_ms=30_000)] == [0, 1, 2]
     assert client.delete_stream("made").uuid == created.uuid
     assert [stream.name for stream in client.streams() if stream.name == "made"] == []
+
+
+def test_one_replica_alone_acknowledges_nothing(cluster: Cluster) -> None:
+    """What only the leader has is not acknowledged, and is stored once when the others are back."""
+    client = cluster.client()
+    client.create_stream("alone")
+    watching = Following(client.fetch("alone", follow=True, isolation="uncommitted"))
+    producer = client.producer("alone")
+    try:
+        producer.send([b"0"]).result(30)
+        others = {0, 1, 2} - {cluster.leader("alone")}
+        for number in others:
+            cluster.pause(number)
+        sent = producer.send([b"1"])
+        watching.wait(2)  # the leader has it
+        assert not sent.done()
+        for number in others:
+            cluster.resume(number)
+        assert sent.result(30).base_offset == 1
+        assert stored(client, "alone") == [b"0", b"1"]
+    finally:
+        producer.close()
+        watching.stop()
