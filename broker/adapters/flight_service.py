@@ -454,7 +454,7 @@ def _at_one_moment(look: Callable[[], list[list[int]]], clock: Clock) -> list[li
     deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
     for _ in range(_READINGS_MAX):
         found = look()
-        if found == before:
+        if found == before or sum(map(len, found)) <= 1:  # one number alone always held
             return found
         before = found
         if clock.monotonic_ms() > deadline_ms:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import (
+    CommitTimeoutError,
     HeadwaterError,
     NoAnswerError,
     NotLeaderError,
     ShuttingDownError,
     StreamRecreatedError,
+    UnavailableError,
     UnknownPartitionError,
 )
 from broker.model.epochs import LeaderEpoch
@@ -127,7 +129,9 @@ class Brokers:
         for address in self.known():
             try:
                 return self.connection(address).action(name, values, timeout_ms=patience_ms)
-            except (NoAnswerError, ShuttingDownError, NotLeaderError) as error:
+            except (UnavailableError, NotLeaderError) as error:
+                if not _is_about_the_broker(error):
+                    raise
                 failure = failure or error
                 self.avoid(address)
         assert failure is not None, "there is at least one broker"
@@ -222,3 +226,9 @@ class Brokers:
                 if address is not None:
                     self._by_id[one["broker"]] = address
             self._discovered = True
+
+
+def _is_about_the_broker(error: HeadwaterError) -> bool:
+    """Tell whether another broker may do better: this one is gone, or cut off from the others."""
+    cut_off = type(error) is UnavailableError or isinstance(error, CommitTimeoutError)
+    return cut_off or isinstance(error, NoAnswerError | ShuttingDownError | NotLeaderError)

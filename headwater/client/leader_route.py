@@ -18,6 +18,10 @@ _HINTS_MAX: Final = 3  # in a row: two brokers that name each other must not kee
 class Route(Protocol):
     """Where a producer's next connection goes."""
 
+    @property
+    def several(self) -> bool:
+        """Whether another broker could lead."""
+
     def connect(self) -> Connection:
         """Return a new connection to the leader; raises a HeadwaterError if there is none now."""
 
@@ -47,6 +51,11 @@ class LeaderRoute:
         self._hints_count = 0
         self._epoch = LeaderEpoch(0)  # newest that a leader has answered with
         self._at: Address | None = None
+
+    @property
+    def several(self) -> bool:
+        """See ``Route.several``."""
+        return self._brokers.several
 
     def connect(self) -> Connection:
         """See ``Route.connect``."""

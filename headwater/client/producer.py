@@ -222,6 +222,7 @@ class Producer:
         with self._write_lock:
             with self._changed:
                 self._window.connected()
+                self._window.several = self._route.several
                 self._session = session
                 self._connecting = False
                 self._watch.start()
@@ -251,7 +252,7 @@ class Producer:
         if self._struggling_since_ms is None:
             self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
         late = now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms_max
-        if late or not worth_retrying(error):
+        if late or not self._worth_retrying(error):
             self._give_up(error)
             return False
         with self._changed:
@@ -279,7 +280,7 @@ class Producer:
                 self._struggling_since_ms = None
                 if isinstance(answer, HeadwaterError):
                     self._refused = self._refused or answer
-            elif isinstance(answer, HeadwaterError) and worth_retrying(answer):
+            elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):
                 session.refusal = answer  # says more than how the call ends afterwards
             draining = self._window.draining
             self._changed.notify_all()
@@ -300,10 +301,10 @@ class Producer:
             if not self._window or self._closed:
                 return
             self._connecting = True
-        if cause is None or worth_retrying(cause):
+        if cause is None or self._worth_retrying(cause):
             cause = session.refusal or cause or _ENDED
         self._route.failed(cause)
-        if session.progressed and worth_retrying(cause):
+        if session.progressed and self._worth_retrying(cause):
             self._open_session(patient=True)
         else:
             self._reopen(cause)
@@ -313,10 +314,13 @@ class Producer:
         if self._may_retry(cause):
             self._open_session(patient=True)
 
+    def _worth_retrying(self, error: HeadwaterError) -> bool:
+        return worth_retrying(error, several=self._window.several)
+
     def _give_up(self, cause: HeadwaterError) -> None:
         """Settle everything that is left; no further batch is taken."""
         error = cause
-        if worth_retrying(cause) and not self._closed:
+        if self._worth_retrying(cause) and not self._closed:
             error = CommitTimeoutError(
                 f"not known to be stored after {self._retry_ms_max} ms: {cause.message}",
                 timeout_ms=self._retry_ms_max,

@@ -25,6 +25,8 @@ from broker.errors import (
     EnvelopeError,
     HeadwaterError,
     InvalidRequestError,
+    LogFailedError,
+    SegmentCorruptError,
     SequenceGapError,
     StaleLeaderEpochError,
     StreamRecreatedError,
@@ -34,8 +36,13 @@ from broker.model.ids import ProducerId
 from broker.model.records import AppendResult
 
 
-def worth_retrying(error: HeadwaterError) -> bool:
-    """Tell whether the same batches may succeed later, sent to the same stream."""
+def worth_retrying(error: HeadwaterError, *, several: bool = False) -> bool:
+    """Tell whether the same batches may succeed later, sent to the same stream.
+
+    With ``several`` brokers a leader whose disk has failed is soon not the leader any more.
+    """
+    if several and isinstance(error, LogFailedError | SegmentCorruptError):
+        return True
     return error.retriable and not isinstance(error, StreamRecreatedError)
 
 
@@ -77,6 +84,7 @@ class Window:
         self.producer_id = producer_id
         self.next_sequence = sequence
         self.leader_epoch = LeaderEpoch(0)  # the newest that an acknowledgement had
+        self.several = False  # there are other brokers that may lead
         self.confirmed = False  # a batch under this producer id is stored
         self.draining = False  # send nothing more on this connection, let it end
         self._new_producer_id = new_producer_id
@@ -157,7 +165,7 @@ class Window:
             entry.maybe_stored = settled = False
         elif isinstance(answer, InvalidRequestError) and not isinstance(answer, SequenceGapError):
             self._gap = True
-        elif worth_retrying(answer):
+        elif worth_retrying(answer, several=self.several):
             self.draining = True
             settled = False
         else:

@@ -271,3 +271,17 @@ def test_an_answer_of_an_older_leader_is_not_believed() -> None:
     assert len(pipe) == 1
     pipe.connected()
     assert pipe.next_to_send() is second
+
+
+def test_a_failed_disk_ends_a_producer_only_where_nobody_takes_over() -> None:
+    """One of several brokers stops leading then; a broker alone has to be looked after."""
+    for several in (False, True):
+        pipe = confirmed_window()
+        pipe.several = several
+        send(pipe, 1)
+        if several:
+            assert pipe.answered(LogFailedError("the log failed")) is None
+            assert len(pipe) == 1
+        else:
+            with pytest.raises(LogFailedError):
+                pipe.answered(LogFailedError("the log failed"))
