@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from headwater.client.operations import Operations
 from headwater.embedded import http_status, start_up
 from headwater.runtime_file import RuntimeFile
 
-pytestmark = pytest.mark.integration
+# One worker runs all of them: each module starts a cluster.
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_operations")]
 
 
 def _run(server: str, *arguments: str) -> Any:
@@ -34,6 +36,14 @@ def _run(server: str, *arguments: str) -> Any:
 def _publish(client: Client, stream: str, *values: bytes) -> None:
     with client.producer(stream) as producer:
         producer.send(list(values)).result(30)
+
+
+def _metrics(port: int) -> dict[str, float]:
+    """Scrape a broker; return each series' value by its name with labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
 
 
 def _look(cluster: Cluster, stream: str) -> PartitionInfo:
@@ -69,6 +79,34 @@ def test_status_shows_the_cluster(cluster: Cluster) -> None:
         if line
     ]
     assert [one["addresses"]["flight"] for one in listed] == cluster.url.split(",")
+
+
+def test_metrics_agree_with_the_status(cluster: Cluster) -> None:
+    """One broker is in office, every follower is told of by its leader, peers are connected."""
+    cluster.client().create_stream("measured")
+
+    def agree() -> bool:
+        scraped = [_metrics(ports.http) for ports in cluster.plan.ports.values()]
+        here = '{partition="0",stream="measured"}'
+        leading = [one for one in scraped if one[f"headwater_replica_leads{here}"]]
+        lags = [name for one in leading for name in one if "_lag_records" in name]
+        return (
+            sorted(one["headwater_cluster_in_office"] for one in scraped) == [0, 0, 1]
+            and len(leading) == 1
+            and sum('stream="measured"' in name for name in lags) == 2
+            and all(_is_well(one) for one in scraped)
+        )
+
+    cluster.wait_for(agree, "the same story in every broker's metrics")
+
+
+def _is_well(scraped: dict[str, float]) -> bool:
+    return (
+        scraped['headwater_replica_isr{partition="0",stream="measured"}'] == 3
+        and scraped["headwater_cluster_offline_partitions"] == 0
+        and scraped["headwater_cluster_raft_applied_index"] > 0
+        and sum(name.startswith("headwater_peer_connected") for name in scraped) == 2
+    )
 
 
 def test_leadership_is_handed_over(cluster: Cluster) -> None:
