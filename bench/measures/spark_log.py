@@ -97,7 +97,9 @@ def _work(
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
+        contextlib.ExitStack() as stack,
     ):
+        stack.callback(process.kill)  # an interrupted run does not wait for it; else it has ended
         assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
