@@ -261,6 +261,10 @@ class InvalidConfigError(HeadwaterError):
     """The configuration cannot work; raised at start only."""
 
 
+class ControllersLostError(InvalidConfigError):
+    """Too many controllers start with empty disks beside one in use. Facts: lost (names)."""
+
+
 class UnfencedStoreError(InvalidConfigError):
     """The object store ignores conditional writes, so two writers could lose each other's data."""
 

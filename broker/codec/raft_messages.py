@@ -48,8 +48,8 @@ _INDEX_MAX: Final = 1 << 62  # an index or a term beyond it was never counted up
 
 _PRE_VOTE: Final = struct.Struct("<QQQ")
 _PRE_VOTE_REPLY: Final = struct.Struct("<QQB")
-_VOTE: Final = struct.Struct("<QQQB")
-_VOTE_REPLY: Final = struct.Struct("<QB")
+_VOTE: Final = struct.Struct("<QQQBQ")
+_VOTE_REPLY: Final = struct.Struct("<QBQ")
 _APPEND: Final = struct.Struct("<QQQQQQQI")
 _APPEND_REPLY: Final = struct.Struct("<QBQQQQ")
 _CHUNK: Final = struct.Struct("<QQQQIQQI")
@@ -131,8 +131,8 @@ _KINDS: Final[dict[type[Any], int]] = {
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
     2: lambda m: _PRE_VOTE_REPLY.pack(m.term, m.asked, m.granted),
-    3: lambda m: _VOTE.pack(m.term, m.last_index, m.last_term, m.transfer),
-    4: lambda m: _VOTE_REPLY.pack(m.term, m.granted),
+    3: lambda m: _VOTE.pack(m.term, m.last_index, m.last_term, m.transfer, m.candidacy),
+    4: lambda m: _VOTE_REPLY.pack(m.term, m.granted, m.candidacy),
     5: _encode_append,
     6: lambda m: _APPEND_REPLY.pack(m.term, m.ok, m.index, m.hint_index, m.hint_term, m.round),
     7: _encode_chunk,
@@ -179,15 +179,15 @@ def _decode_pre_vote_reply(data: bytes) -> PreVoteReply:
 
 
 def _decode_vote(data: bytes) -> Vote:
-    term, last_index, last_term, transfer = _fields(_VOTE, data)
+    term, last_index, last_term, transfer, candidacy = _fields(_VOTE, data)
     _counted(term, last_index, last_term)
-    return Vote(term, last_index, last_term, _flag(transfer))
+    return Vote(term, last_index, last_term, _flag(transfer), candidacy)
 
 
 def _decode_vote_reply(data: bytes) -> VoteReply:
-    term, granted = _fields(_VOTE_REPLY, data)
+    term, granted, candidacy = _fields(_VOTE_REPLY, data)
     _counted(term)
-    return VoteReply(term, _flag(granted))
+    return VoteReply(term, _flag(granted), candidacy)
 
 
 def _decode_append(data: bytes) -> Append:

@@ -96,6 +96,17 @@ class LogImage:
     entries: tuple[Entry, ...]
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Floor:
+    """How far a log must reach before its node may vote; (0, 0): it may. Compared by term first.
+
+    A node whose disk was wiped may once have acknowledged everything up to here.
+    """
+
+    term: int = 0
+    index: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Everything that a node finds on its disk when it starts; all of it is durable."""
@@ -103,3 +114,19 @@ class Stored:
     hard: HardState
     snapshot: Snapshot | None
     log: LogImage
+    floor: Floor = Floor()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a member tells of itself to one that starts with an empty disk."""
+
+    fresh: bool = False  # it has an empty disk itself, and waits
+    behind: bool = False  # it had one: it has not reached its floor
+    term: int = 0
+    last: Floor = Floor()  # the end of its log in memory, or its floor where that is higher
+
+    @property
+    def knows(self) -> bool:
+        """Tell whether the group has ever done anything that this member heard of."""
+        return self.term > 0 or self.last > Floor()

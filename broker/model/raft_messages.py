@@ -31,20 +31,26 @@ class PreVoteReply:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election."""
+    """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election.
+
+    ``candidacy`` names the candidate's process: a later one, with an empty disk, may come to stand
+    in the same term, and must not be helped by what was said to the one that is gone.
+    """
 
     term: int
     last_index: int
     last_term: int
     transfer: bool
+    candidacy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
-    """A vote, durable at the voter, or a refusal."""
+    """A vote, durable at the voter, or a refusal. ``candidacy`` repeats the question's."""
 
     term: int
     granted: bool
+    candidacy: int = 0
 
 
 @dataclass(frozen=True, slots=True)

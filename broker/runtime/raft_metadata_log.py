@@ -8,6 +8,7 @@ ends the process. A full disk does not: proposals are refused until there is roo
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import threading
@@ -33,6 +34,7 @@ from broker.core.raft.events import (
     BarrierPassed,
     Diverged,
     Effect,
+    FloorReached,
     Propose,
     Received,
     Refusal,
@@ -58,7 +60,7 @@ from broker.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from broker.model.raft import ENTRY_OVERHEAD, PAYLOAD_BYTES_MAX, U64_MAX, Entry, NodeId
+from broker.model.raft import ENTRY_OVERHEAD, PAYLOAD_BYTES_MAX, U64_MAX, Entry, NodeId, Standing
 from broker.model.raft_messages import Forward, Message
 from broker.ports import Clock, Files
 from broker.runtime.raft_machine import MetadataMachine, read_reply
@@ -99,6 +101,13 @@ class _Reader:
     deadline_ms: int
     done: Future[int] = field(default_factory=Future)
     retry_ms: int = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class _StandingAsked:
+    """Somebody with an empty disk wants to know how far the group is."""
+
+    told: Callable[[Standing], None]
 
 
 class RaftMetadataLog:
@@ -263,6 +272,14 @@ class RaftMetadataLog:
         """
         self._put(subscriber)
 
+    def tell_standing(self, told: Callable[[Standing], None]) -> None:
+        """Call ``told`` on the Raft thread with how far this member is, between two steps.
+
+        A question that finds no room in the queue, or no thread, is lost; who asked asks again.
+        """
+        with contextlib.suppress(HeadwaterError):
+            self._put(_StandingAsked(told))
+
     def transfer_leadership(self, target: NodeId) -> None:
         """Ask the leader, if this member is it, to hand over."""
         self._put(TransferLeadership(target))
@@ -371,6 +388,8 @@ class RaftMetadataLog:
                 self._readers[self._reader_number] = item
             case Received() | TransferLeadership():
                 self._step(item)
+            case _StandingAsked(told):
+                told(self._core.member.standing)
             case _:
                 self._subscribers.append(item)
                 item(self._applier.index, self._machine.state)
@@ -450,12 +469,21 @@ class RaftMetadataLog:
                     _log.info("raft_role_changed", role=role, term=term, leader=leader)
                     self._office = term if role == Role.LEADER.value else None
                     self._waiting.retry_soon(self._now_ms + _SOON_MS)
+                case FloorReached():
+                    self._drop_floor()
                 case Diverged(index, ours, theirs):
                     raise MetadataCorruptError(
                         f"the metadata of this member differs from its leader's at {index}",
                         ours=ours,
                         theirs=theirs,
                     )
+
+    def _drop_floor(self) -> None:
+        _log.info("raft_floor_reached", applied_index=self._applier.index)
+        try:
+            self._journal.drop_floor()
+        except DiskFullError as error:  # found again at the next start, and found to be reached
+            _log.warning("raft_floor_kept", reason=error.message)
 
     def _refused(self, waiter: Waiter, reason: Refusal) -> None:
         leader = self._core.member.leader

@@ -1,8 +1,10 @@
 """The disk of a Raft node: journal, snapshot and meta, over the Files port.
 
 Files of the folder: ``meta`` (two slots), ``journal`` (append-only, replaced whole when a snapshot
-has made its beginning unneeded), ``snapshot``. A new file is written as ``*.new``, synced, renamed,
-and the folder is synced; nothing is changed in place except the two slots, one after the other.
+has made its beginning unneeded), ``snapshot``, ``member`` (written before the node first takes
+part in a group: the term and the floor that it may take part with). A new file is written as
+``*.new``, synced, renamed, and the folder is synced; nothing is changed in place except the two
+slots, one after the other.
 
 - `save` returns once everything is durable. A failed sync is final: the object takes no more.
 - A full disk refuses a save whole: nothing of it counts, and the same save may be tried again.
@@ -29,11 +31,18 @@ from broker.codec.raft_log_format import (
     encode_record,
     encode_snapshot_header,
 )
+from broker.codec.raft_member_file import (
+    MEMBER_FILE_SIZE,
+    Membership,
+    decode_member_file,
+    encode_member_file,
+)
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
 from broker.model.raft import (
     SNAPSHOT_BYTES_MAX,
     Entry,
     EntryKind,
+    Floor,
     HardState,
     LogImage,
     NodeId,
@@ -46,6 +55,7 @@ from broker.storage.raft_meta import MetaFile, first_meta
 
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # what an opener is willing to read
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
 
 
 class RaftJournal:
@@ -68,6 +78,7 @@ class RaftJournal:
         """
         self._files = files
         self._folder = folder
+        self._node = node
         self._owner = owner_of(cluster, node)
         self._preallocate_bytes = preallocate_bytes
         self._failure: LogFailedError | None = None
@@ -99,7 +110,10 @@ class RaftJournal:
         image = _reconciled(found.image, snapshot, f"{folder}/journal")
         if image is not found.image:
             self._replace_journal(image)
+        self._membership = self._read_membership()
         hard = meta.slot.hard
+        if self._membership is not None and self._membership.term > hard.term:
+            hard = HardState(self._membership.term, self._node, hard.commit)
         last = image.base_index + len(image.entries)
         if hard.commit > last:
             raise MetadataCorruptError(
@@ -107,8 +121,18 @@ class RaftJournal:
                 path=f"{folder}/journal",
             )
         meta.write(hard, self._synced, self._datasync)
-        self.stored = Stored(hard, snapshot, image)
+        floor = Floor() if self._membership is None else self._membership.floor
+        self.stored = Stored(hard, snapshot, image, floor)
         return meta
+
+    def _read_membership(self) -> Membership | None:
+        path = f"{self._folder}/member"
+        if not self._files.exists(path):
+            return None
+        membership, owner = decode_member_file(self._read_whole("member", MEMBER_FILE_SIZE))
+        if owner != self._owner:
+            raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
+        return membership
 
     def _make_files(self, present: set[str]) -> None:
         """Make a new node's files: the meta file last, so that with it the others must exist."""
@@ -163,6 +187,35 @@ class RaftJournal:
             return file.read_at(0, size)
         finally:
             file.close()
+
+    # ------------------------------------------------------------------ membership
+
+    @property
+    def is_fresh(self) -> bool:
+        """Tell whether this disk never took part in a group, or was wiped since."""
+        return self._membership is None and self.stored == _NOTHING
+
+    def take_part(self, term: int, floor: Floor) -> None:
+        """Note durably how a node with an empty disk takes part; in force once opened again.
+
+        Raises:
+            DiskFullError, LogFailedError: it may or may not be noted.
+        """
+        self._write_membership(Membership(term, floor))
+
+    def drop_floor(self) -> None:
+        """Note that the floor is reached. Raises as :meth:`take_part` does."""
+        if self._membership is not None:
+            self._write_membership(Membership(self._membership.term, Floor()))
+
+    def _write_membership(self, membership: Membership) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._write_whole("member", [encode_member_file(membership, self._owner)])
+        except OSError as cause:
+            raise self._translated(cause) from cause
+        self._membership = membership
 
     # ------------------------------------------------------------------ saving
 

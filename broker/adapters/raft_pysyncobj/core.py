@@ -42,7 +42,7 @@ from broker.core.raft.events import (
 )
 from broker.core.raft.log import RaftLog
 from broker.core.raft.member import Role
-from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Stored
+from broker.model.raft import U64_MAX, Floor, NodeId, Snapshot, SnapshotId, Standing, Stored
 
 _WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
 _DRAWS: Final = 1 << 32
@@ -59,6 +59,11 @@ class Seen:
     commit: int = 0
     applied: int = 0
     durable: int = 0
+
+    @property
+    def standing(self) -> Standing:
+        """What it would tell; nothing that is wiped can rejoin it."""
+        return Standing(term=self.term, last=Floor(self.log.last_term, self.log.last_index))
 
 
 class PysyncobjCore:

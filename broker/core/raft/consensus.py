@@ -8,7 +8,7 @@ from typing import Protocol
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import Effect, Event
 from broker.core.raft.member import Role
-from broker.model.raft import NodeId, Stored
+from broker.model.raft import NodeId, Standing, Stored
 
 
 class Known(Protocol):
@@ -33,6 +33,10 @@ class Known(Protocol):
     @property
     def commit(self) -> int:
         """Index of the newest entry that it knows to be committed."""
+
+    @property
+    def standing(self) -> Standing:
+        """What it tells a member that starts with an empty disk."""
 
 
 class Consensus(Protocol):

@@ -243,7 +243,7 @@ class RaftCore:
             case Chunk(_, _, _, round_number):
                 m.send(sender, AppendReply(m.term, False, 0, 0, 0, round_number))
             case Vote():
-                m.send(sender, VoteReply(m.term, False))
+                m.send(sender, VoteReply(m.term, False, message.candidacy))
             case Forward() | ReadRequest():
                 self._ask_leader(sender, message)
             case _:

@@ -2,13 +2,14 @@
 
 Nobody stands before a majority has said that it would vote (pre-vote), and nobody says so while it
 hears a leader: a member that was cut off comes back without disturbing anyone. Votes are a set of
-members for one term, and a candidate's own is in it once it is on its own disk.
+members for one term and one process, and a candidate's own is in it once it is on its own disk. A
+member below its floor (`rejoin.py`) neither stands nor votes nor says that it would.
 """
 
 from __future__ import annotations
 
 from broker.core.raft.member import Member, Role
-from broker.model.raft import NodeId
+from broker.model.raft import U64_MAX, NodeId
 from broker.model.raft_messages import PreVote, PreVoteReply, Vote, VoteReply
 
 
@@ -21,6 +22,7 @@ class Election:
         self._heard_ms: int | None = None  # when a leader of our term last spoke
         self._votes: set[NodeId] = set()
         self._own_vote_save = 0
+        self._candidacy = member.random(0, U64_MAX >> 1)
 
     def restart_timer(self) -> None:
         """Wait a whole, random time before standing."""
@@ -55,16 +57,20 @@ class Election:
     def ask_first(self) -> None:
         """Ask who would vote for us; the term stays as it is."""
         m = self._m
-        m.role = Role.PRECANDIDATE
         m.leader = None
-        self._votes = {m.me}
         self.restart_timer()
+        if m.abstains:
+            return
+        m.role = Role.PRECANDIDATE
+        self._votes = {m.me}
         for peer in m.peers:
             m.send(peer, PreVote(m.term + 1, m.log.last_index, m.log.last_term))
 
     def stand(self, *, transfer: bool) -> None:
         """Begin a new term and ask for votes in it."""
         m = self._m
+        if m.abstains:
+            return
         m.role = Role.CANDIDATE
         m.leader = None
         self._heard_ms = None
@@ -73,7 +79,11 @@ class Election:
         m.set_term(m.term + 1, m.me)
         self.restart_timer()
         for peer in m.peers:
-            m.send(peer, Vote(m.term, m.log.last_index, m.log.last_term, transfer))
+            m.send(peer, self._vote(transfer=transfer))
+
+    def _vote(self, *, transfer: bool) -> Vote:
+        m = self._m
+        return Vote(m.term, m.log.last_index, m.log.last_term, transfer, self._candidacy)
 
     def on_pre_vote_reply(self, sender: NodeId, reply: PreVoteReply) -> None:
         """Count a promise for the term after ours."""
@@ -81,8 +91,10 @@ class Election:
             self._votes.add(sender)
 
     def on_vote_reply(self, sender: NodeId, reply: VoteReply) -> None:
-        """Count a vote of this term, once for each voter."""
-        if reply.granted and self._m.role is Role.CANDIDATE and reply.term == self._m.term:
+        """Count a vote of this term that we asked for in this life, once for each voter."""
+        m = self._m
+        ours = reply.term == m.term and reply.candidacy == self._candidacy
+        if reply.granted and m.role is Role.CANDIDATE and ours:
             self._votes.add(sender)
 
     def has_majority(self) -> bool:
@@ -99,6 +111,7 @@ class Election:
         m = self._m
         granted = (
             asked.term > m.term
+            and not m.abstains
             and not self.hears_leader
             and self._is_complete(asked.last_index, asked.last_term)
         )
@@ -107,12 +120,16 @@ class Election:
     def on_vote(self, sender: NodeId, asked: Vote) -> None:
         """Vote at most once in a term, for a log that has all of ours. The terms are equal."""
         m = self._m
-        granted = m.vote in {None, sender} and self._is_complete(asked.last_index, asked.last_term)
+        granted = (
+            not m.abstains
+            and m.vote in {None, sender}
+            and self._is_complete(asked.last_index, asked.last_term)
+        )
         if granted:
             if m.vote is None:
                 m.set_term(m.term, sender)
             self.restart_timer()
-        m.send(sender, VoteReply(m.term, granted))
+        m.send(sender, VoteReply(m.term, granted, asked.candidacy))
 
     def _is_complete(self, last_index: int, last_term: int) -> bool:
         log = self._m.log

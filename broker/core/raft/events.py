@@ -168,6 +168,23 @@ class Diverged:
     theirs: int
 
 
+@dataclass(frozen=True, slots=True)
+class FloorReached:
+    """This node's disk has all that it may have had before it was wiped: the floor may be dropped.
+
+    Nothing hangs on when that is done: a node that finds its floor again finds it reached.
+    """
+
+
 Effect = (
-    Save | Send | Apply | Restore | Refused | BarrierPassed | BarrierFailed | RoleChanged | Diverged
+    Save
+    | Send
+    | Apply
+    | Restore
+    | Refused
+    | BarrierPassed
+    | BarrierFailed
+    | RoleChanged
+    | Diverged
+    | FloorReached
 )

@@ -19,13 +19,14 @@ from broker.core.raft.events import (
     BarrierPassed,
     Diverged,
     Effect,
+    FloorReached,
     Restore,
     RoleChanged,
     Save,
     Send,
 )
 from broker.core.raft.log import RaftLog
-from broker.model.raft import Entry, HardState, NodeId, Snapshot, Stored
+from broker.model.raft import Entry, Floor, HardState, NodeId, Snapshot, Standing, Stored
 from broker.model.raft_messages import Message
 
 _HELD_MAX = 4096  # messages that wait for a disk that hangs; older ones count as lost
@@ -66,8 +67,9 @@ class Member:
         self.log = RaftLog(stored.log)
         self.snapshot = stored.snapshot
         self.durable = self.log.last_index
-        floor = stored.snapshot.id.index if stored.snapshot else 0
-        self.commit = max(floor, min(stored.hard.commit, self.durable))
+        self.floor = stored.floor
+        covered = stored.snapshot.id.index if stored.snapshot else 0
+        self.commit = max(covered, min(stored.hard.commit, self.durable))
         self.applied = 0  # the state machine is empty until the first flush
         self.hashes: deque[tuple[int, int]] = deque(maxlen=64)  # (index, hash) of our own state
         self.reads: deque[tuple[int, int]] = deque()  # (barrier, index) that wait for the apply
@@ -84,6 +86,23 @@ class Member:
         self._first_new: int | None = None
         self._image_dirty = False
         self._snapshot_dirty = False
+
+    # ------------------------------------------------------------------ what can be told
+
+    @property
+    def abstains(self) -> bool:
+        """Tell whether it may lack what it acknowledged before its disk was wiped."""
+        return self.floor > Floor()
+
+    @property
+    def standing(self) -> Standing:
+        """What it answers a member with an empty disk.
+
+        From memory, not from the disk: a leader may still count what that member once acknowledged
+        for entries that the leader's own disk does not have yet.
+        """
+        last = max(Floor(self.log.last_term, self.log.last_index), self.floor)
+        return Standing(behind=self.abstains, term=self.term, last=last)
 
     # ------------------------------------------------------------------ changes
 
@@ -200,6 +219,7 @@ class Member:
     def flush(self) -> list[Effect]:
         """End the step: return its effects in the order in which they must be carried out."""
         effects: list[Effect] = []
+        self._look_at_floor()
         self._make_save(effects)
         effects += self._now
         self._now.clear()
@@ -212,6 +232,14 @@ class Member:
             self._told = told
             effects.append(RoleChanged(self.role.value, self.term, self.leader))
         return effects
+
+    def _look_at_floor(self) -> None:
+        """Drop the floor once everything up to it is durable here."""
+        if self.abstains:
+            term = self.log.term_at(self.durable)
+            if term is not None and Floor(term, self.durable) >= self.floor:
+                self.floor = Floor()
+                self._effects.append(FloorReached())
 
     def _make_save(self, effects: list[Effect]) -> None:
         if not (

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from broker.codec.raft_member_file import Membership
 from broker.core.raft import follower as follower_module
 from broker.core.raft import member as member_module
+from broker.core.raft import rejoin
 from broker.core.raft.applier import Applier
 from broker.core.raft.core import RaftCore
 from broker.core.raft.election import Election
 from broker.core.raft.follower import Follower
 from broker.core.raft.leader import Leader
 from broker.core.raft.member import Member, Role
-from broker.model.raft import Entry, HardState, LogImage, NodeId, Snapshot
-from broker.model.raft_messages import Append, AppendReply, Chunk, Message, Vote, VoteReply
+from broker.core.raft.rejoin import Rejoin, TakePart
+from broker.model.raft import Entry, Floor, HardState, LogImage, NodeId, Snapshot
+from broker.model.raft_messages import Append, AppendReply, Chunk, Message, VoteReply
 from broker.storage import raft_journal, raft_journal_scan
 from broker.storage.raft_journal import RaftJournal
 from broker.storage.raft_meta import MetaFile
@@ -148,9 +151,7 @@ def candidate_counts_itself_at_once() -> Any:
         original(self, transfer=transfer)
         self._own_vote_save = 0
         for one in self._m.peers:  # and ask the others at once
-            self._m.send_now(
-                one, Vote(self._m.term, self._m.log.last_index, self._m.log.last_term, transfer)
-            )
+            self._m.send_now(one, self._vote(transfer=transfer))
 
     original = Election.stand
     return _replaced(Election, "stand", stand)
@@ -326,6 +327,81 @@ def install_over_a_longer_log() -> Any:
     return _replaced(Member, "install", install)
 
 
+def rejoin_votes_at_once() -> Any:
+    """Take part with an empty disk as if nothing had been there."""
+
+    def judge(self: Rejoin, told: Any) -> TakePart | None:
+        found = original(self, told)
+        return None if found is None else TakePart(found.term, Floor())
+
+    original = Rejoin._judge
+    return _replaced(Rejoin, "_judge", judge)
+
+
+def rejoin_keeps_the_old_term() -> Any:
+    """Take part in the term that the others are in, so that its leader goes on."""
+
+    def judge(self: Rejoin, told: Any) -> TakePart | None:
+        found = original(self, told)
+        return None if found is None else TakePart(max(0, found.term - 1), found.floor)
+
+    original = Rejoin._judge
+    return _replaced(Rejoin, "_judge", judge)
+
+
+@contextmanager
+def rejoin_asks_a_majority() -> Iterator[None]:
+    """Believe the first who answer, once they are a majority with the asker."""
+
+    def unanswered(self: Rejoin) -> tuple[NodeId, ...]:
+        if len(self._told) >= self._quorum - 1:
+            return ()
+        return tuple(one for one in self._others if one not in self._told)
+
+    with (
+        _replaced(Rejoin, "unanswered", property(unanswered)),
+        _replaced(rejoin, "_same", lambda before, now: before.keys() == now.keys()),
+    ):
+        yield
+
+
+def rejoin_asks_once() -> Any:
+    """Take answers of different moments for one moment's."""
+
+    def told(self: Rejoin, *answer: Any) -> TakePart | None:
+        self._before = self._before or {}
+        with _replaced(rejoin, "_same", lambda *_: True):
+            return original(self, *answer)
+
+    original = Rejoin.told
+    return _replaced(Rejoin, "told", told)
+
+
+def floor_forgotten_by_a_restart() -> Any:
+    """Abstain only as long as the process that rejoined lives."""
+
+    def read(self: RaftJournal) -> Membership | None:
+        found = original(self)
+        path = f"{self._folder}/meta"
+        meta = MetaFile(path, self._files.open(path), self._owner)
+        meta.close()
+        again = found is not None and meta.slot.hard.term >= found.term
+        return Membership(found.term, Floor()) if found is not None and again else found
+
+    original = RaftJournal._read_membership
+    return _replaced(RaftJournal, "_read_membership", read)
+
+
+def count_votes_for_a_former_life() -> Any:
+    """Count a vote of this term, whichever process asked for it."""
+
+    def on_vote_reply(self: Election, sender: NodeId, reply: VoteReply) -> None:
+        original(self, sender, VoteReply(reply.term, reply.granted, self._candidacy))
+
+    original = Election.on_vote_reply
+    return _replaced(Election, "on_vote_reply", on_vote_reply)
+
+
 # What makes a mutant's window common: faults, and the size of the group.
 HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "s1_cut_what_matches": (("double", "reorder", "power", "cut"), 3),
@@ -339,6 +415,9 @@ HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "cut_at_first_bad_record": (("rot", "kill"), 3),
     "believe_the_page_cache": (("fsync", "power", "kill"), 3),
     "retry_fsync": (("fsync", "power"), 3),
+    "rejoin_votes_at_once": (("wipe", "cut"), 3),
+    "rejoin_keeps_the_old_term": (("wipe",), 3),
+    "rejoin_asks_a_majority": (("wipe", "cut", "power"), 3),
 }
 
 MUTANTS: Final[dict[str, Mutant]] = {
@@ -369,5 +448,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         skip_folder_sync,
         retry_fsync,
         install_over_a_longer_log,
+        rejoin_votes_at_once,
+        rejoin_keeps_the_old_term,
+        rejoin_asks_a_majority,
+        rejoin_asks_once,
+        floor_forgotten_by_a_restart,
+        count_votes_for_a_former_life,
     )
 }

@@ -6,6 +6,7 @@ processes and machines do.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from typing import Any, Final, Protocol
@@ -21,6 +22,7 @@ from broker.core.raft.events import (
     Diverged,
     Effect,
     Event,
+    FloorReached,
     Propose,
     Received,
     Refusal,
@@ -35,14 +37,16 @@ from broker.core.raft.events import (
     Tick,
 )
 from broker.core.raft.member import Role
+from broker.core.raft.rejoin import Rejoin, TakePart
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
-from broker.model.raft import NodeId, Proposal, SnapshotId
+from broker.model.raft import Floor, NodeId, Proposal, SnapshotId, Standing
 from broker.model.raft_messages import Forward, Message, PreVote, Vote, VoteReply
 from broker.storage.raft_journal import RaftJournal
 from simkit.disk import PowerLostError, SimDisk
 from simkit.raft_truth import Promises, Registers, Truth
 
 FOLDER: Final = "raft"
+ASK_AGAIN: Final = 20.0
 
 
 class World(Protocol):
@@ -51,6 +55,7 @@ class World(Protocol):
     rng: random.Random
     truth: Truth
     config: RaftConfig
+    wipes: bool  # disks may be wiped, so an empty one asks before it takes part
     snapshot_entries: int
     stop_chance: float
     hang_chance: float  # that a sync takes longer than an election
@@ -58,6 +63,9 @@ class World(Protocol):
 
     def send(self, sender: SimNode, target: NodeId, message: Message) -> None:
         """Put a message on the network."""
+
+    def tell(self, sender: SimNode, target: NodeId, what: str, argument: Any) -> None:
+        """Put a control message on the network: ``happen(what, argument)`` at the target."""
 
     def later(self, node: SimNode, delay: float, what: str, argument: Any) -> None:
         """Call ``node.happen(what, argument)`` after a while, if it still lives then."""
@@ -90,12 +98,29 @@ class SimNode:
         self.paused_until = 0.0
         self.rate = 1.0
         self.waiting: dict[tuple[int, int], Proposal] = {}
+        self.joining: Rejoin | None = None
         self._saves: deque[Save] = deque()
 
     # ------------------------------------------------------------------ life and death
 
     def start(self) -> None:
         """Open the disk and begin; the power may go, the disk may fail, on the way."""
+        journal = self._open()
+        if journal is None:
+            return
+        self.life += 1
+        self.alive = True
+        self.identity = self.world.rng.getrandbits(60) if self.world.wipes else 0
+        self._take_up(journal)
+        self.joining = None
+        if journal.is_fresh and self.world.wipes and len(self.world.config.members) > 1:
+            self.joining = Rejoin(self.world.config, self.name, random=self.world.rng.randint)
+            self.world.later(self, 0.0, "ask", None)
+        else:
+            self._begin()
+
+    def _open(self) -> RaftJournal | None:
+        """Open the files; say why that cannot be done."""
         seen = self.world.truth.seen
         try:
             journal = RaftJournal(
@@ -105,19 +130,23 @@ class SimNode:
             assert self.rotten or seen["sector torn"], "damage from nowhere"
             seen["damaged node stays down"] += 1
             self.broken = True
-            return
+            return None
         except DiskFullError:
             seen["cannot start, disk full"] += 1
-            return
+            return None
         except LogFailedError:
             seen["cannot start, disk failed"] += 1
-            return
+            return None
         seen["torn journal cut"] += journal.was_torn
         seen["meta slot damaged"] += journal.damaged_slots > 0
         self.promises.check(journal.stored)
         # What was found is durable from now on, whether it had been promised or not.
         stored = journal.stored
         self.promises.saved(stored.hard, (stored.log.base_index, stored.log.entries), None, ())
+        return journal
+
+    def _take_up(self, journal: RaftJournal) -> None:
+        """Make the process's memory of what the disk has."""
         self.journal = journal
         self.machine = Registers()
         self.applier = Applier(self.machine)
@@ -125,14 +154,79 @@ class SimNode:
             self.world.config, self.name, journal.stored, random=self.world.rng.randint
         )
         self.member = self.core.member
-        self.life += 1
-        self.alive = True
         self.waiting.clear()
         self._saves.clear()
         self._commit = 0
         self._last_snapshot = journal.stored.snapshot.id.index if journal.stored.snapshot else 0
+
+    def _begin(self) -> None:
+        if self.journal.stored.floor == Floor():
+            self.world.truth.lost.discard(self.name)
         self._perform(self.core.start(self._clock()))
         self.world.later(self, 0.0, "tick", None)
+
+    def make_member(self) -> None:
+        """Let it have taken part already, with nothing done."""
+        journal = self._open()
+        assert journal is not None, "the disk is new"
+        journal.take_part(0, Floor())
+        journal.close()
+
+    def wipe(self) -> None:
+        """Replace the disk by an empty one; the process has ended."""
+        truth = self.world.truth
+        truth.seen["disk wiped"] += 1
+        truth.seen["damaged disk replaced"] += self.broken
+        truth.lost.add(self.name)
+        truth.wiped[self.name] += 1
+        self.promises = truth.promises[self.name] = Promises()
+        capacity_bytes = self.disk.capacity_bytes
+        self.disk = SimDisk(self.world.rng)
+        self.disk.seen = truth.seen
+        self.disk.capacity_bytes = capacity_bytes
+        self.broken = self.rotten = False
+
+    # ------------------------------------------------------------------ an empty disk
+
+    def _ask(self) -> None:
+        """Ask, again and again, whoever has not answered."""
+        if self.joining is not None:
+            for one in self.joining.unanswered:
+                self.world.tell(self, one, "asked", (self.name, self.joining.request_id))
+            self.world.later(self, ASK_AGAIN, "ask", None)
+
+    def _answer(self, asker: NodeId, request_id: int) -> None:
+        standing = Standing(fresh=True) if self.joining is not None else self.member.standing
+        self.world.tell(self, asker, "told", (self.name, request_id, self.identity, standing))
+
+    def _told(self, told: tuple[NodeId, int, int, Standing]) -> None:
+        if self.joining is None:
+            return
+        found = self.joining.told(*told)
+        if found is not None:
+            self._take_part(found)
+
+    def _take_part(self, found: TakePart) -> None:
+        """Note it on the disk, and begin; the disk may fail, or the power go."""
+        seen = self.world.truth.seen
+        if self.world.rng.random() < self.world.stop_chance:
+            self.disk.stop_after = self.world.rng.randrange(8)
+        try:
+            self.journal.take_part(found.term, found.floor)
+            self.journal.close()
+            journal = self._open()
+        except (PowerLostError, DiskFullError, LogFailedError):
+            journal = None
+        finally:
+            self.disk.stop_after = None
+        if journal is None:
+            self.crash(power=True)
+            self.world.died(self)
+            return
+        seen["rejoined" if found.term else "began as a new group"] += 1
+        self.joining = None
+        self._take_up(journal)
+        self._begin()
 
     def crash(self, *, power: bool) -> None:
         """End the process, or the machine."""
@@ -159,7 +253,13 @@ class SimNode:
 
     def happen(self, what: str, argument: Any) -> None:
         """Take one event of the simulation."""
-        if what == "tick":
+        if what == "ask":
+            self._ask()
+        elif what == "asked":
+            self._answer(*argument)
+        elif what == "told":
+            self._told(argument)
+        elif what == "tick":
             self.step(Tick())
             if self.alive:
                 self.world.later(self, self.world.config.heartbeat_ms / 2, "tick", None)
@@ -169,8 +269,9 @@ class SimNode:
             self.step(Received(*argument))
 
     def step(self, event: Event) -> None:
-        """Feed the core."""
-        self._perform(self.core.step(self._clock(), event))
+        """Feed the core, if it runs."""
+        if self.joining is None:
+            self._perform(self.core.step(self._clock(), event))
 
     def propose(self, proposal: Proposal) -> None:
         """Propose here, for a caller who waits until it is applied here."""
@@ -219,6 +320,8 @@ class SimNode:
                     self._refused(proposal, reason)
                 case RoleChanged():
                     self._role_changed()
+                case FloorReached():
+                    self._floor_reached()
                 case Diverged(index):
                     raise AssertionError(f"{self.name} says that it diverged at {index}")
         for event in todo:
@@ -229,9 +332,9 @@ class SimNode:
         if not isinstance(message, PreVote):
             assert message.term <= promised, f"a {message} of a term that is not durable"
         if isinstance(message, Vote):  # it votes for itself, durably before it asks
-            self.world.truth.voted(self.name, message.term, self.name)
+            self.world.truth.voted(self.name, message.term, self.name, message.candidacy)
         if isinstance(message, VoteReply) and message.granted:
-            self.world.truth.voted(self.name, message.term, target)
+            self.world.truth.voted(self.name, message.term, target, message.candidacy)
             assert promised >= message.term, "a vote that is not durable"
 
     def _refused(self, proposal: Proposal, reason: Refusal) -> None:
@@ -246,7 +349,20 @@ class SimNode:
             image = self.member.log.image()
             terms = {one.index: one.term for one in image.entries}
             self.world.truth.led(self.name, self.member.term, terms, image.base_index)
-            self.world.truth.voted(self.name, self.member.term, self.name)
+            self.world.truth.voted(self.name, self.member.term, self.name, self.candidacy)
+
+    @property
+    def candidacy(self) -> int:
+        """Which candidate this process is."""
+        election = getattr(self.core, "_election", None)
+        return election._candidacy if election is not None else 0
+
+    def _floor_reached(self) -> None:
+        truth = self.world.truth
+        truth.lost.discard(self.name)
+        truth.seen["floor reached"] += 1
+        with contextlib.suppress(DiskFullError):  # it is found again, and found to be reached
+            self.journal.drop_floor()
 
     def _after_apply(self) -> list[Event]:
         index = self.applier.index

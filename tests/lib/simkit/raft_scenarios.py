@@ -5,16 +5,38 @@ Each is the window of one mutant, which other rules of the code keep nearly clos
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final
 
 from broker.codec.checksum import crc32c
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
-from broker.core.raft.events import Event, Received, Save, Saved, Tick
+from broker.core.raft.events import Effect, Event, Received, Save, Saved, Send, Tick
 from broker.core.raft.member import Role
-from broker.model.raft import Entry, EntryKind, HardState, LogImage, NodeId, SnapshotId, Stored
-from broker.model.raft_messages import Append, AppendReply, Chunk, Message, PreVoteReply, VoteReply
+from broker.core.raft.rejoin import Rejoin, TakePart
+from broker.model.raft import (
+    Entry,
+    EntryKind,
+    Floor,
+    HardState,
+    LogImage,
+    NodeId,
+    SnapshotId,
+    Standing,
+    Stored,
+)
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    Message,
+    PreVoteReply,
+    Vote,
+    VoteReply,
+)
+from broker.storage.raft_journal import RaftJournal
+from simkit.disk import SimDisk
 
 _NAMES = tuple(NodeId(f"n{number}") for number in range(5))
 
@@ -100,10 +122,69 @@ def one_voter_twice() -> None:
     assert member.core.member.role is Role.CANDIDATE, "elected by a vote that was counted twice"
 
 
+def votes_for_the_dead() -> None:
+    """A vote arrives that was asked for before the candidate's disk was wiped: it is for nobody."""
+    member = _Member()
+    member.now_ms = 1000
+    member.step(Tick())
+    for peer in _NAMES[1:3]:
+        member.hear(peer, PreVoteReply(0, 1, True))
+    for peer, candidacy in ((_NAMES[1], 0), (_NAMES[2], 77)):
+        member.hear(peer, VoteReply(1, True, candidacy))
+    assert member.core.member.role is Role.CANDIDATE, "elected by a vote for a former life"
+
+
+def answers_of_two_moments() -> None:
+    """Of five, b told how far it was, then took what c sent it, then c was wiped and told nothing.
+
+    What b took was committed with what the asker had on its old disk. Only b, asked again, tells.
+    """
+    a, b, c, d, e = _NAMES
+    joining = Rejoin(RaftConfig(members=_NAMES), a, random=lambda low, _: low)
+    empty, behind = Standing(fresh=True), Standing(term=1)
+    learned = Standing(term=7, last=Floor(7, 30))
+    found = None
+    for told in ({b: behind, c: empty}, {b: learned, c: empty}):
+        request_id = joining.request_id
+        for sender, standing in ({d: behind, e: behind} | told).items():
+            found = found or joining.told(sender, request_id, 1, standing)
+    assert found == TakePart(8, Floor(7, 30)), f"it takes part as {found}"
+
+
+def restart_below_the_floor() -> None:
+    """Who rejoined dies twice before it has its log back; then one without that asks to lead."""
+    disk = SimDisk(random.Random(1))
+    _journal(disk).take_part(5, Floor(4, 9))
+    disk.kill()
+    _journal(disk)
+    disk.kill()
+    stored = _journal(disk).stored
+    said: list[Message] = []
+
+    def take(effects: list[Effect]) -> None:
+        for one in effects:
+            if isinstance(one, Send):
+                said.append(one.message)
+            elif isinstance(one, Save):
+                take(core.step(0, Saved(one.number)))
+
+    core = RaftCore(RaftConfig(members=_NAMES), _NAMES[0], stored, random=lambda low, _: low)
+    take(core.start(0))
+    take(core.step(0, Received(_NAMES[1], Vote(9, 3, 3, transfer=True, candidacy=1))))
+    assert said == [VoteReply(9, False, 1)], "it voted below its floor"
+
+
+def _journal(disk: SimDisk) -> RaftJournal:
+    return RaftJournal(disk.files(), "raft", cluster="script", node=_NAMES[0])
+
+
 SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "s2_count_acks_of_old_terms": answer_across_elections,
     "commit_entries_of_old_terms": copies_of_an_old_entry,
     "s8_count_votes_not_voters": one_voter_twice,
     "install_over_a_longer_log": snapshot_of_a_prefix,
     "commit_past_what_matches": commit_behind_the_message,
+    "count_votes_for_a_former_life": votes_for_the_dead,
+    "floor_forgotten_by_a_restart": restart_below_the_floor,
+    "rejoin_asks_once": answers_of_two_moments,
 }

@@ -17,11 +17,13 @@ from broker.codec.checksum import crc32c
 from broker.codec.raft_messages import decode, encode
 from broker.core.raft.applier import Outcome
 from broker.core.raft.config import RaftConfig
+from broker.core.raft.core import RaftCore
 from broker.core.raft.events import TransferLeadership
 from broker.core.raft.member import Role
 from broker.errors import HeadwaterError
 from broker.model.raft import EntryKind, NodeId, Proposal
 from broker.model.raft_messages import AppendReply, Message
+from simkit import raft_node
 from simkit.disk import ROOMY
 from simkit.raft_node import SimNode, is_unknown
 from simkit.raft_truth import KEYS, Truth, command
@@ -74,6 +76,12 @@ class RaftSim:
         self.truth = Truth(self.seen, self.config.quorum)
         self.snapshot_entries = rng.choice((6, 15, 1000))
         self.faults = set(faults or (one for one in FAULTS if rng.random() < 0.3))
+        # Another implementation of a member than ours cannot rejoin; its seeds stay as they are.
+        dice = random.Random(f"wipe {seed}")
+        own = getattr(raft_node, "RaftCore") is RaftCore  # noqa: B009
+        if own and faults is None and dice.random() < 0.3:
+            self.faults.add("wipe")
+        self.wipes = "wipe" in self.faults
         self.stop_chance = rng.choice((0.01, 0.05)) if "stop" in self.faults else 0.0
         self.hang_chance = 0.05
         self.now = 0.0
@@ -94,6 +102,12 @@ class RaftSim:
         self._healed = False
         victims = rng.sample(names, (size - 1) // 2) if "rot" in self.faults else []
         self.nodes = {one: SimNode(self, one, may_rot=one in victims) for one in names}
+        self.truth.can_win = self._can_win
+        if self.wipes and dice.random() < 0.3:
+            self.truth.lost.update(names if size > 1 else ())
+        elif self.wipes:
+            for node in self.nodes.values():
+                node.make_member()
         self.callers = [Caller(number, 1000 + number) for number in range(3)]
 
     # ------------------------------------------------------------------ the story
@@ -156,7 +170,9 @@ class RaftSim:
 
     def _start(self, node: SimNode) -> None:
         node.start()
-        if not node.alive and not node.broken:
+        if node.broken and self.wipes and self._healed:
+            self._wipe(node)
+        elif not node.alive and not node.broken:
             self._at(50.0, None, "start", node)
 
     # ------------------------------------------------------------------ what nodes ask (World)
@@ -167,6 +183,16 @@ class RaftSim:
 
     def send(self, sender: SimNode, target: NodeId, message: Message) -> None:
         """Lose, double, delay and reorder, as the seed allows; links are in order otherwise."""
+        late = self.late_chance if isinstance(message, AppendReply) else self.slow_chance
+        self._carry(sender, target, "message", (sender.name, message), late)
+
+    def tell(self, sender: SimNode, target: NodeId, what: str, argument: Any) -> None:
+        """See ``World.tell``."""
+        self._carry(sender, target, what, argument, self.slow_chance)
+
+    def _carry(
+        self, sender: SimNode, target: NodeId, what: str, argument: Any, late: float
+    ) -> None:
         rng = self.rng
         link = (sender.name, target)
         if link in self._cut:
@@ -177,18 +203,17 @@ class RaftSim:
                 return
             if rng.random() < self.double_chance:
                 copies = 2
-        if rng.random() < 0.05:
-            message = decode(encode(message))
+        if what == "message" and rng.random() < 0.05:
+            argument = (sender.name, decode(encode(argument[1])))
         node = self.nodes[target]
         for _ in range(copies):
             at = self.now + rng.random() * self.delay
-            late = self.late_chance if isinstance(message, AppendReply) else self.slow_chance
             if not self._healed and rng.random() < max(late, self.slow_chance):
                 at += rng.random() * SLOW_MS
             if "reorder" not in self.faults or self._healed:
                 at = max(at, self._last_on_link.get(link, 0.0))
                 self._last_on_link[link] = at
-            self._push(at, node, node.life, "message", (sender.name, message))
+            self._push(at, node, node.life, what, argument)
 
     def died(self, node: SimNode) -> None:
         """Start it again after a while."""
@@ -296,6 +321,8 @@ class RaftSim:
                 self._crash(node, power=kind == "power")
                 if kind == "rot" and node.may_rot:
                     node.flip()
+        elif kind == "wipe":
+            self._wipe(node)
         elif kind == "pause" and node.alive:
             node.paused_until = self.now + rng.random() * 300
             self.seen["paused"] += 1
@@ -316,6 +343,21 @@ class RaftSim:
             node.crash(power=power)
             self._at(self.rng.random() * 200, None, "start", node)
 
+    def _wipe(self, node: SimNode) -> None:
+        """End a member and empty its disk, unless too many have none, or a bad one, already."""
+        may_break = {one.name for one in self.nodes.values() if one.may_rot}
+        lost = self.truth.lost
+        if node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum:
+            self._crash(node, power=True)
+            was_broken = node.broken
+            node.wipe()
+            if was_broken:
+                self._at(self.rng.random() * 200, None, "start", node)
+
+    def _can_win(self, candidate: NodeId, candidacy: int) -> bool:
+        node = self.nodes[candidate]
+        return node.alive and node.candidacy == candidacy
+
     def _cut_off(self, name: NodeId, others: list[NodeId], *, both: bool) -> None:
         rng = self.rng
         some = others if rng.random() < 0.6 else rng.sample(others, rng.randint(0, len(others)))
@@ -335,6 +377,10 @@ class RaftSim:
             node.disk.capacity_bytes = ROOMY
             node.disk.datasync_failures = 0
         self.stop_chance = self.hang_chance = 0.0
+        if self.wipes:  # an operator's part: whoever stopped because of damage gets an empty disk
+            for node in self.nodes.values():
+                if node.broken:
+                    self._wipe(node)
         self._advance(max(self.now, *(node.paused_until for node in self.nodes.values())))
 
     # ------------------------------------------------------------------ the end
@@ -369,7 +415,10 @@ class RaftSim:
         if len(others) < self.config.quorum:
             return  # too many are broken
         self._cut = {(one.name, leader.name) for one in others}
-        self._advance(self.now + 8 * self.config.election_ms_max + 8 * self.delay)
+        for _ in range(24):  # two that are left split their votes now and then
+            self._advance(self.now + self.config.election_ms_max + self.delay)
+            if any(one.member.role is Role.LEADER for one in others):
+                break
         assert any(one.member.role is Role.LEADER for one in others), "a deaf leader blocks all"
         self.seen["deaf leader replaced"] += 1
 

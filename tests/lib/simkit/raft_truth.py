@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from broker.codec.checksum import crc32c
@@ -115,7 +115,10 @@ class Truth:
         self._terms: list[int] = []  # in which each was first committed, at the latest
         self.promises: dict[NodeId, Promises] = {}
         self.leaders: dict[int, NodeId] = {}
-        self.votes: dict[tuple[int, NodeId], NodeId] = {}
+        self.votes: dict[tuple[int, NodeId], tuple[NodeId, int, int]] = {}
+        self.wiped: Counter[NodeId] = Counter()  # how often a member lost its disk
+        self.lost: set[NodeId] = set()  # have no disk yet, or have not reached their floor
+        self.can_win: Callable[[NodeId, int], bool] = lambda *_: True
         self.hashes = [0]  # of the state after each index
         self.replies: dict[tuple[int, int], tuple[int, bytes]] = {}  # first effect of a proposal
         self._known: dict[tuple[int, int], tuple[Entry, int]] = {}
@@ -141,20 +144,31 @@ class Truth:
                 f"{node} leads term {term} without committed entry {entry.index}"
             )
 
-    def voted(self, voter: NodeId, term: int, candidate: NodeId) -> None:
-        """Nobody votes for two in a term."""
-        first = self.votes.setdefault((term, voter), candidate)
-        assert first == candidate, f"{voter} voted for {first} and {candidate} in {term}"
+    def voted(self, voter: NodeId, term: int, candidate: NodeId, candidacy: int) -> None:
+        """Nobody votes for two in a term; on a new disk, for two that can both still win."""
+        wiped = self.wiped[voter]
+        first = self.votes.setdefault((term, voter), (candidate, candidacy, wiped))
+        if first[0] != candidate:
+            forgotten = first[2] < wiped and not self.can_win(first[0], first[1])
+            assert forgotten, f"{voter} voted for {first[0]} and {candidate} in {term}"
+            self.votes[term, voter] = (candidate, candidacy, wiped)
+            self.seen["voted again for the dead one's term"] += 1
 
     def committed(self, node: NodeId, term: int, entries: tuple[Entry, ...]) -> None:
-        """A commit is the same everywhere, for ever, and durable on a majority when first said."""
+        """A commit is the same everywhere, for ever, and durable on a majority when first said.
+
+        A copy may be on a disk that was wiped since: then that member must not vote.
+        """
         for entry in entries:
             if entry.index <= len(self.chosen):
                 known = self.chosen[entry.index - 1]
                 assert known == entry, f"{node} commits another entry at {entry.index}"
                 continue
             assert entry.index == len(self.chosen) + 1, "a commit leaves a hole"
-            copies = sum(one.has(entry.index, entry.term) for one in self.promises.values())
+            copies = sum(
+                one.has(entry.index, entry.term) or name in self.lost
+                for name, one in self.promises.items()
+            )
             assert copies >= self.quorum, (
                 f"{node} commits {entry.index}/{entry.term}, durable on {copies} only"
             )

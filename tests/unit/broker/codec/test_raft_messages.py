@@ -42,8 +42,8 @@ _ENTRIES = (
 MESSAGES: tuple[Message, ...] = (
     PreVote(7, 12, 6),
     PreVoteReply(6, 7, True),
-    Vote(7, 12, 6, False),
-    VoteReply(7, True),
+    Vote(7, 12, 6, False, U64_MAX),
+    VoteReply(7, True, 17),
     Append(4, 4, 2, 3, 99, 3, U64_MAX, _ENTRIES),
     Append(4, 4, 2, 3, 99, 0, 0, ()),
     AppendReply(4, False, 10, 8, 2, 99),

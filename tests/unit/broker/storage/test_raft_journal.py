@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
 from broker.model.raft import (
     Entry,
     EntryKind,
+    Floor,
     HardState,
     LogImage,
     NodeId,
@@ -225,3 +227,78 @@ def test_a_failed_sync_is_final() -> None:
             journal.save(entries=[_entry(1)])
     with pytest.raises(LogFailedError):
         journal.reserve(1)
+
+
+# ---------------------------------------------------------------------------- taking part
+
+
+def test_a_folder_is_fresh_until_its_node_takes_part() -> None:
+    """A new folder is, one with a note is not, nor one that was in use before there were notes."""
+    disk = _disk()
+    journal = _open(disk)
+    fresh = [journal.is_fresh]
+    journal.take_part(0, Floor())
+    fresh += [journal.is_fresh, _open(disk).is_fresh]
+    assert fresh == [True, False, False]
+    assert not _open(_filled()).is_fresh
+
+
+def test_term_and_floor_of_a_rejoin_outlive_a_power_cut() -> None:
+    """Together, or not at all; in that term the node has voted, for nobody else."""
+    disk = _disk()
+    journal = _open(disk)
+    journal.take_part(9, Floor(7, 30))
+    disk.lose_power()
+    stored = _open(disk).stored
+    assert (stored.hard, stored.floor) == (HardState(9, A), Floor(7, 30))
+    for operation in range(8):
+        disk = _disk()
+        journal = _open(disk)
+        disk.stop_after = operation
+        with contextlib.suppress(PowerLostError):
+            journal.take_part(9, Floor(7, 30))
+        disk.stop_after = None
+        disk.lose_power()
+        journal = _open(disk)
+        found = (journal.is_fresh, journal.stored.hard, journal.stored.floor)
+        assert found in {
+            (True, HardState(), Floor()),
+            (False, HardState(9, A), Floor(7, 30)),
+        }, f"stopped after {operation} operations"
+
+
+def test_a_later_term_is_kept_beside_the_note() -> None:
+    """The note is of the start; what was voted since stands in the slots."""
+    disk = _disk()
+    _open(disk).take_part(9, Floor(7, 30))
+    journal = _open(disk)
+    journal.save(hard=HardState(11, NodeId("b")))
+    assert _open(disk).stored.hard == HardState(11, NodeId("b"))
+
+
+def test_a_dropped_floor_stays_dropped() -> None:
+    """And the node stays a member: it does not ask again."""
+    disk = _disk()
+    _open(disk).take_part(9, Floor(7, 30))
+    _open(disk).drop_floor()
+    disk.lose_power()
+    journal = _open(disk)
+    assert journal.stored.floor == Floor()
+    assert not journal.is_fresh
+
+
+def test_a_damaged_note_stops_the_node() -> None:
+    """Every bit of it: a floor that is not known must not be taken for none."""
+    disk = _disk()
+    _open(disk).take_part(9, Floor(7, 30))
+    for position in range(len(disk.peek("raft/member"))):
+        disk.flip_bit("raft/member", position, position % 8)
+        with pytest.raises(MetadataCorruptError):
+            _open(disk)
+        disk.flip_bit("raft/member", position, position % 8)
+    other = _disk()
+    _open(other, node=NodeId("b")).take_part(9, Floor(7, 30))
+    for name in ("meta", "journal"):
+        other.files().remove(f"raft/{name}")
+    with pytest.raises(MetadataCorruptError, match="another node"):
+        _open(other)

@@ -1,0 +1,113 @@
+"""How a member takes part again whose disk is empty: new, or wiped.
+
+It has forgotten its votes and its acks, so it learns from all the others what it may have said:
+the highest term, and the furthest log. It takes part one term above, where it has not voted, and
+below that *floor* it neither votes nor stands. Why that is enough:
+
+- A candidate is durably in a term before it asks for votes. So no candidate that can still win had
+  this member's vote in a term above what the others tell, and a leader's term is told by somebody.
+- What it acknowledged and is, or will be, committed is in the log of a member that answers: of the
+  leader that may still count that ack, or of a majority's disks without the few that are wiped.
+- In the new term the present leader steps down, and with it what it believes this member to have.
+
+All of this needs the answers of *one moment*. So everybody is asked twice, each time everybody;
+the second answers count if they come from the same processes as the first: then nobody lost a disk
+between the two. Docs: `docs/decisions/0010-own-raft.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.core.raft.config import RaftConfig
+from broker.errors import ControllersLostError
+from broker.model.raft import Floor, NodeId, Standing
+
+_REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
+
+
+@dataclass(frozen=True, slots=True)
+class TakePart:
+    """Be durably in ``term``, with the vote in it spent, and below ``floor`` abstain. (0, 0): new.
+
+    To be noted before anything is said to the group.
+    """
+
+    term: int = 0
+    floor: Floor = field(default_factory=Floor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    life: int
+    standing: Standing
+
+
+class Rejoin:
+    """One start with an empty disk. Owner: one thread; ask, listen, until there is an answer."""
+
+    def __init__(
+        self, config: RaftConfig, me: NodeId, *, random: Callable[[int, int], int]
+    ) -> None:
+        """Begin; ``random`` makes this process's requests different from an earlier one's."""
+        self._me = me
+        self._others = tuple(one for one in config.members if one != me)
+        self._quorum = config.quorum
+        self._told: dict[NodeId, _Told] = {}
+        self._before: dict[NodeId, _Told] | None = None
+        self.request_id = random(1, _REQUEST_MAX)
+        self.behind: tuple[NodeId, ...] = ()  # who must reach its own floor first
+
+    @property
+    def unanswered(self) -> tuple[NodeId, ...]:
+        """Whom to ask now, and again until this changes, with :attr:`request_id`."""
+        return tuple(one for one in self._others if one not in self._told)
+
+    def told(
+        self, sender: NodeId, request_id: int, life: int, standing: Standing
+    ) -> TakePart | None:
+        """Take an answer; ``life`` names the process that gives it. Return how to take part.
+
+        Raises:
+            ControllersLostError: more members lost their disks than the group survives.
+        """
+        if request_id != self.request_id or sender not in self.unanswered:
+            return None
+        self._told[sender] = _Told(life, standing)
+        if self.unanswered:
+            return None
+        before, now = self._before, self._told
+        self._before, self._told = now, {}
+        self.request_id += 1
+        if before is None or not _same(before, now):
+            return None
+        return self._judge({one: told.standing for one, told in now.items()})
+
+    def _judge(self, told: dict[NodeId, Standing]) -> TakePart | None:
+        if not any(one.knows for one in told.values()):
+            return TakePart()
+        fresh = [self._me, *(one for one, at in told.items() if at.fresh)]
+        if len(fresh) >= self._quorum:
+            raise ControllersLostError(
+                f"the disks of {', '.join(sorted(fresh))} are empty, and others have been in use: "
+                "more than a minority of the controllers is lost, and with it metadata that was "
+                "acknowledged. Bring back the data directory of one of them. If none is left, "
+                "only a new cluster can be made, of empty data directories everywhere",
+                lost=",".join(sorted(fresh)),
+            )
+        self.behind = tuple(sorted(one for one, at in told.items() if at.behind))
+        if len(fresh) + len(self.behind) >= self._quorum:
+            return None  # stepping in now would end a leader that those who are left cannot replace
+        term = max(one.term for one in told.values())
+        return TakePart(term + 1, max(one.last for one in told.values()))
+
+
+def _same(before: dict[NodeId, _Told], now: dict[NodeId, _Told]) -> bool:
+    """Tell whether both rounds speak of one moment: no process ended, nobody began in between."""
+    known = [any(one.standing.knows for one in told.values()) for told in (before, now)]
+    return known[0] == known[1] and all(
+        (before[one].life, before[one].standing.fresh) == (told.life, told.standing.fresh)
+        for one, told in now.items()
+    )
