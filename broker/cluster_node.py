@@ -30,6 +30,7 @@ from broker.runtime.cluster_member import ClusterMember, MemberSetting
 from broker.runtime.controller import Controller
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.raft_metadata_log import RaftMetadataLog
+from broker.runtime.raft_rejoin import ControlDesk, take_part
 
 _log = structlog.get_logger(__name__)
 
@@ -46,12 +47,15 @@ class ClusterNode:
         files: Files,
         clock: Clock,
         on_crash: Callable[[BaseException], None],
+        stopping: threading.Event,
     ) -> None:
-        """Listen, open the metadata journal, start Raft. Blocks.
+        """Listen, open the metadata journal, start Raft. Blocks; with an empty journal, for long.
 
         Raises:
             InvalidConfigError: certificates, addresses, or a folder of a broker alone.
+            ControllersLostError: more members lost their disks than the group survives.
             MetadataCorruptError: the metadata journal is damaged.
+            ShuttingDownError: ``stopping`` was set before Raft had started.
         """
         if files.exists("metadata"):
             raise InvalidConfigError(
@@ -67,17 +71,14 @@ class ClusterNode:
             peers=members,
             tls=_tls(config),
         )
-        self.metadata = RaftMetadataLog(
-            files,
-            RaftConfig(members=tuple(sorted(NodeId(one) for one in members))),
-            cluster=config.node.cluster,
-            me=NodeId(me),
-            clock=clock,
-            on_crash=on_crash,
-            transport=PeerRaftTransport(self.link) if len(members) > 1 else None,
-        )
+        self._control = control = ControlDesk(PeerControlTransport(self.link))
+        try:
+            self.metadata = self._start_raft(config, files, clock, on_crash, stopping)
+        except BaseException:
+            control.close()
+            self.link.close()
+            raise
         timing = ElectionTiming(session_ms=cluster.session_ms)
-        control = PeerControlTransport(self.link)
         self.controller = Controller(
             metadata=self.metadata, control=control, clock=clock, timing=timing, on_crash=on_crash
         )
@@ -98,8 +99,34 @@ class ClusterNode:
             on_crash=on_crash,
         )
 
+    def _start_raft(
+        self,
+        config: BrokerConfig,
+        files: Files,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        stopping: threading.Event,
+    ) -> RaftMetadataLog:
+        """Be let into the group if the journal is empty, then start."""
+        cluster, me = config.node.cluster, NodeId(config.node.id)
+        raft = RaftConfig(members=tuple(sorted(map(NodeId, config.cluster.members()))))
+        desk = self._control
+        take_part(files, raft, desk, cluster=cluster, me=me, clock=clock, stopping=stopping)
+        metadata = RaftMetadataLog(
+            files,
+            raft,
+            cluster=cluster,
+            me=me,
+            clock=clock,
+            on_crash=on_crash,
+            transport=PeerRaftTransport(self.link) if len(raft.members) > 1 else None,
+        )
+        desk.answer_with(metadata.tell_standing)
+        return metadata
+
     def close(self) -> None:
         """End Raft and the connections; the member has stopped. Blocks."""
+        self._control.close()
         self.metadata.close()
         self.link.close()
 

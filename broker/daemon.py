@@ -31,7 +31,12 @@ from broker.adapters.nats_transport import NatsTransport
 from broker.cluster_node import LIMITS, TICK_MS, ClusterNode, LateListener
 from broker.cluster_samples import ClusterSamples
 from broker.config import BrokerConfig, FlightConfig
-from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
+from broker.errors import (
+    HeadwaterError,
+    InvalidConfigError,
+    ShuttingDownError,
+    UnavailableError,
+)
 from broker.model.ids import BrokerId
 from broker.runtime.broker import Broker
 from broker.runtime.commit_scheduler import CommitScheduler
@@ -113,6 +118,9 @@ class _Daemon:
             await self._start()
             self._not_ready = None
             await self._stopping.wait()
+        except ShuttingDownError:
+            if not self._stopping.is_set():
+                raise  # else: it was stopped while it waited for the other controllers
         finally:
             self._not_ready = "shutting down"
             _log.info("broker_stopping")
@@ -198,7 +206,19 @@ class _Daemon:
                     "this data directory belongs to a cluster, and cluster.brokers is empty"
                 )
             return None
-        return await asyncio.to_thread(ClusterNode, self._config, files, clock, self._crashed)
+        stopping = threading.Event()
+
+        async def relay() -> None:
+            await self._stopping.wait()
+            stopping.set()
+
+        relaying = asyncio.create_task(relay())
+        try:
+            return await asyncio.to_thread(
+                ClusterNode, self._config, files, clock, self._crashed, stopping
+            )
+        finally:
+            relaying.cancel()
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
         lake_config = self._config.lake

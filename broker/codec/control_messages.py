@@ -21,12 +21,15 @@ from broker.model.control_messages import (
     LeaderReport,
     LogEndAsked,
     LogEndTold,
+    MemberAsked,
+    MemberTold,
     NewestAsked,
     NewestTold,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
+from broker.model.raft import Floor, Standing
 
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BBBB")
@@ -35,8 +38,8 @@ _NUMBER_MAX: Final = 1 << 62  # an epoch, offset or clock beyond it was never co
 
 (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
-    _NEWEST_TOLD,
-) = range(1, 8)  # fmt: skip
+    _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD,
+) = range(1, 10)  # fmt: skip
 _FIELDS: Final = {
     _HEARTBEAT: struct.Struct("<3Q"),
     _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
@@ -45,16 +48,18 @@ _FIELDS: Final = {
     _LOG_END_TOLD: struct.Struct("<2Q"),
     _NEWEST_ASKED: struct.Struct("<Q"),
     _NEWEST_TOLD: struct.Struct("<4Q"),
+    _MEMBER_ASKED: struct.Struct("<Q"),
+    _MEMBER_TOLD: struct.Struct("<6Q"),
 }
-_WITHOUT_PARTITION: Final = (_HEARTBEAT, _HEARTBEAT_ANSWER)
-_WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD)
+_WITHOUT_PARTITION: Final = (_HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD)
+_WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD, _MEMBER_TOLD)
 
 
 def encode(message: ControlMessage) -> bytes:
     """Return a message's bytes."""
     kind, flag, fields = _fields_of(message)
     head = _HEAD.pack(VERSION, kind, flag, 0)
-    if not isinstance(message, Heartbeat | HeartbeatAnswer):
+    if not isinstance(message, Heartbeat | HeartbeatAnswer | MemberAsked | MemberTold):
         head += _PARTITION.pack(*pack_partition_id(message.partition_id))
     return head + _FIELDS[kind].pack(*fields)
 
@@ -78,6 +83,12 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
             known = m.high_watermark is not None
             numbers = (m.request_id, m.leader_epoch, m.log_start, m.high_watermark or 0)
             return _NEWEST_TOLD, known, numbers
+        case MemberAsked():
+            return _MEMBER_ASKED, False, (m.request_id,)
+        case MemberTold():
+            one = m.standing
+            ends = (one.behind, one.term, one.last.term, one.last.index)
+            return _MEMBER_TOLD, one.fresh, (m.request_id, m.life, *ends)
 
 
 def decode(data: bytes) -> ControlMessage:
@@ -102,8 +113,20 @@ def decode(data: bytes) -> ControlMessage:
         return HeartbeatAnswer(
             broker_epoch=BrokerEpoch(fields[0]), sent_ms=fields[1], granted=bool(flag)
         )
+    if kind == _MEMBER_ASKED:
+        return MemberAsked(request_id=fields[0])
+    if kind == _MEMBER_TOLD:
+        return _member_told(fields, fresh=bool(flag))
     partition = unpack_partition_id(*_PARTITION.unpack_from(data, _HEAD.size))
     return _about_partition(kind, partition, fields, flag=bool(flag))
+
+
+def _member_told(fields: tuple[int, ...], *, fresh: bool) -> MemberTold:
+    request_id, life, behind, term, last_term, last_index = fields
+    standing = Standing(fresh, bool(behind), term, Floor(last_term, last_index))
+    if behind > 1 or (fresh and standing != Standing(fresh=True)):
+        raise EnvelopeError("a control message's account of a member does not add up")
+    return MemberTold(request_id=request_id, life=life, standing=standing)
 
 
 def _about_partition(

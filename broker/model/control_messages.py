@@ -1,7 +1,9 @@
 """What brokers and the controller in office say to each other besides commands.
 
-Nothing here is durable or decides anything: the election core proposes, ``apply`` decides. Every
-message names the broker epoch of its sender, so that a former process is not taken for this one.
+Nothing here is durable or decides anything: the election core proposes, ``apply`` decides. A
+message names the broker epoch of its sender, or the question that it answers, so that a former
+process is not taken for this one. `MemberAsked` and `MemberTold` are of the time before: they let a
+controller with an empty disk into the group, which has no broker epoch yet.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
+from broker.model.raft import Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,30 @@ class NewestTold:
     high_watermark: Offset | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberAsked:
+    """A controller whose disk is empty asks another how far the group is."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTold:
+    """``life`` is the answering process, the same number as long as it lives."""
+
+    request_id: int
+    life: int
+    standing: Standing
+
+
 ControlMessage = (
-    Heartbeat | HeartbeatAnswer | LeaderReport | LogEndAsked | LogEndTold | NewestAsked | NewestTold
+    Heartbeat
+    | HeartbeatAnswer
+    | LeaderReport
+    | LogEndAsked
+    | LogEndTold
+    | NewestAsked
+    | NewestTold
+    | MemberAsked
+    | MemberTold
 )

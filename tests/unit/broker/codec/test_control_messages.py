@@ -15,12 +15,15 @@ from broker.model.control_messages import (
     LeaderReport,
     LogEndAsked,
     LogEndTold,
+    MemberAsked,
+    MemberTold,
     NewestAsked,
     NewestTold,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.raft import Floor, Standing
 
 P = PartitionId(StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"), PartitionNumber(3))
 E, L = BrokerEpoch(1 << 40), LeaderEpoch(7)
@@ -40,6 +43,10 @@ MESSAGES: tuple[ControlMessage, ...] = (
         log_start=Offset(2),
         high_watermark=Offset(0),
     ),
+    MemberAsked(request_id=1 << 61),
+    MemberTold(request_id=5, life=1 << 62, standing=Standing(fresh=True)),
+    MemberTold(request_id=5, life=6, standing=Standing()),
+    MemberTold(request_id=5, life=6, standing=Standing(False, True, 8, Floor(7, 3))),
 )
 
 
@@ -58,6 +65,17 @@ def test_nothing_is_cut_off_or_longer(message: ControlMessage) -> None:
             decode(data[:size])
     with pytest.raises(EnvelopeError):
         decode(data + b"\0")
+
+
+def test_a_member_is_not_fresh_and_in_the_know() -> None:
+    """Who has an empty disk has no term and no log to tell of."""
+    for standing in (
+        Standing(True, term=1),
+        Standing(True, last=Floor(0, 1)),
+        Standing(True, True),
+    ):
+        with pytest.raises(EnvelopeError):
+            decode(encode(MemberTold(request_id=5, life=6, standing=standing)))
 
 
 @pytest.mark.parametrize("seed", range(300))
