@@ -113,14 +113,15 @@ class NatsLoad:
         for waiting in list(self._waiting.values()):
             self._send_again(link, waiting)
         vanish_s = time.monotonic() + self._random.expovariate(self._config.absences_per_s)
+        readable = select.poll()  # select.select() is blind above descriptor 1023
+        readable.register(link, select.POLLIN)
         while not self._ending.is_set():
             out = b"".join(self._due())
             if out:
                 link.sendall(out)
                 if time.monotonic() > vanish_s:
                     return
-            readable, _, _ = select.select([link], [], [], self._poll_s)
-            if readable:
+            if readable.poll(self._poll_s * 1000):
                 data = link.recv(_READ_BYTES)
                 if not data:
                     raise ConnectionError("nats-server closed the connection")
