@@ -22,10 +22,12 @@ SOMETIMES = (
     "conflict cut",
     "deaf follower did no harm",
     "deaf leader replaced",
+    "floor reached",
     "killed",
     "lonely follower came back",
     "power lost everywhere",
     "refused: transferring",
+    "rejoined",
     "retry answered",
     "snapshot installed",
 )

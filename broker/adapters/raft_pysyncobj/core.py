@@ -28,6 +28,7 @@ from broker.core.raft.events import (
     BarrierFailed,
     Effect,
     Event,
+    FloorReached,
     Propose,
     Received,
     Refusal,
@@ -42,7 +43,7 @@ from broker.core.raft.events import (
 )
 from broker.core.raft.log import RaftLog
 from broker.core.raft.member import Role
-from broker.model.raft import U64_MAX, Floor, NodeId, Snapshot, SnapshotId, Standing, Stored
+from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Standing, Stored
 
 _WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
 _DRAWS: Final = 1 << 32
@@ -50,9 +51,9 @@ _DRAWS: Final = 1 << 32
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of the member, as of its last durable step. ``log`` may be ahead of that."""
+    """What is known of the member, as of its last durable step."""
 
-    log: RaftLog
+    _now: LibraryLog
     role: Role = Role.FOLLOWER
     term: int = 0
     leader: NodeId | None = None
@@ -61,9 +62,17 @@ class Seen:
     durable: int = 0
 
     @property
+    def log(self) -> RaftLog:
+        """The log in memory; it may be ahead of the last durable step."""
+        return self._now.entries
+
+    @property
     def standing(self) -> Standing:
-        """What it would tell; nothing that is wiped can rejoin it."""
-        return Standing(term=self.term, last=Floor(self.log.last_term, self.log.last_index))
+        """What it answers a member with an empty disk: from memory, not from the disk.
+
+        A leader may still count what that member acknowledged for what its own disk lacks.
+        """
+        return Standing(behind=self._now.abstains, term=self._now.term, last=self._now.end)
 
 
 class PysyncobjCore:
@@ -95,14 +104,16 @@ class PysyncobjCore:
         )
         reads = Reads(config, me, self._out, random(0, U64_MAX >> 1))
         kind = type("Member", (Corrections, module.SyncObj), {})
-        around = Surroundings(config, me, self._log, self._clock, self._out, reads)
+        around = Surroundings(
+            config, me, self._log, self._clock, self._out, reads, random(0, U64_MAX >> 1)
+        )
         self._library: Corrections = kind(module, around)
         self._waiting: deque[Event] = deque()
         self._held: list[Effect] = []
         self._number = 0
         self._saving = False
         self._told: tuple[Role, int, NodeId | None] | None = None
-        self._seen = Seen(self._log.entries)
+        self._seen = Seen(self._log)
         self._publish()
 
     @property
@@ -179,7 +190,10 @@ class PysyncobjCore:
             return []
         self._saving = False
         self._log.saved()
+        reached = self._log.drop_reached_floor()
         effects, self._held = self._held, []
+        if reached:
+            effects.append(FloorReached())
         self._publish()
         told = (self._seen.role, self._seen.term, self._seen.leader)
         if told != self._told:

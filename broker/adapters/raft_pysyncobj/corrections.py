@@ -48,6 +48,7 @@ class Surroundings:
     clock: Clock
     out: Outbox
     reads: Reads
+    candidacy: int  # names this process in the votes that it asks for
 
 
 class Corrections(Following, Leading):
@@ -61,6 +62,8 @@ class Corrections(Following, Leading):
         self._clock = around.clock
         self._out = around.out
         self._reads = around.reads
+        self._candidacy = around.candidacy
+        self._voting_for = 0  # the candidacy that asked us
         self._states = vars(module)["_RAFT_STATE"]
         self._nodes: dict[str, Any] = {one: peer(module, config, one) for one in config.members}
         self._others = {one: node for one, node in self._nodes.items() if one != self._me}
@@ -144,9 +147,11 @@ class Corrections(Following, Leading):
             self._SyncObj__raftElectionDeadline = _AT_ONCE  # now the library may stand
         elif self._SyncObj__raftElectionDeadline < self._clock.seconds():
             self._restart_timer()
-            self._asking = {self._me}
             self._SyncObj__raftLeader = None
             self._reads.leader_changed()
+            if self._log.abstains:
+                return
+            self._asking = {self._me}
             log = self._log.entries
             for peer in self._others:
                 question = PreVote(self._term() + 1, log.last_index, log.last_term)
@@ -191,7 +196,7 @@ class Corrections(Following, Leading):
                 self._on_vote(node, sender, message)
             case VoteReply():
                 self._on_vote_reply(node, sender, message)
-            case TimeoutNow(term):
+            case TimeoutNow(term) if not self._log.abstains:
                 self._SyncObj__onMessageReceived(node, {"type": "timeout_now", "term": term})
             case ReadReply(_, number, index):
                 self._reads.replied(number, index)
@@ -215,7 +220,7 @@ class Corrections(Following, Leading):
             case Chunk(_, _, _, round_number):
                 self._out.send(sender, AppendReply(term, False, 0, 0, 0, round_number))
             case Vote():
-                self._out.send(sender, VoteReply(term, False))
+                self._out.send(sender, VoteReply(term, False, message.candidacy))
             case Forward() | ReadRequest():
                 self._ask_leader(self._others[sender], sender, message)
             case _:
@@ -245,15 +250,20 @@ class Corrections(Following, Leading):
     def _on_pre_vote(self, sender: NodeId, asked: PreVote) -> None:
         granted = (
             asked.term > self._term()
+            and not self._log.abstains
             and not self._hears_leader()
             and self._is_complete(asked.last_index, asked.last_term)
         )
         self._out.send(sender, PreVoteReply(self._term(), asked.term, granted))
 
     def _on_vote(self, node: Any, sender: NodeId, asked: Vote) -> None:
-        if self._log.vote == sender:  # the first answer may be lost
-            self._out.send(sender, VoteReply(asked.term, True))
+        if self._log.abstains:
+            self._out.send(sender, VoteReply(asked.term, False, asked.candidacy))
             return
+        if self._log.vote == sender:  # the first answer may be lost
+            self._out.send(sender, VoteReply(asked.term, True, asked.candidacy))
+            return
+        self._voting_for = asked.candidacy
         question = {
             "type": "request_vote",
             "term": asked.term,
@@ -263,8 +273,9 @@ class Corrections(Following, Leading):
         self._SyncObj__onMessageReceived(node, question)
 
     def _on_vote_reply(self, node: Any, sender: NodeId, reply: VoteReply) -> None:
-        """Count voters, not votes (S8)."""
-        if reply.granted and self.is_candidate() and sender not in self._voters:
+        """Count voters, not votes, and those that this process asked for (S8)."""
+        ours = reply.candidacy == self._candidacy
+        if reply.granted and ours and self.is_candidate() and sender not in self._voters:
             self._voters.add(sender)
             vote = {"type": "response_vote", "term": reply.term}
             self._SyncObj__onMessageReceived(node, vote)

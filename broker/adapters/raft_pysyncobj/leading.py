@@ -149,9 +149,11 @@ class Leading(_Library):  # type: ignore[misc]
             self._out.send(target, self._append(message))
         elif kind == "request_vote":
             last_index, last_term = message["last_log_index"], message["last_log_term"]
-            self._out.send(target, Vote(term, last_index, last_term, self._by_transfer))
+            self._out.send(
+                target, Vote(term, last_index, last_term, self._by_transfer, self._candidacy)
+            )
         elif kind == "response_vote":
-            self._out.send(target, VoteReply(term, True))
+            self._out.send(target, VoteReply(term, True, self._voting_for))
         elif kind == "timeout_now":
             self._out.send(target, TimeoutNow(term))
         else:

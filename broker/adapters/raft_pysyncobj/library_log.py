@@ -18,6 +18,7 @@ from broker.errors import LogFailedError
 from broker.model.raft import (
     Entry,
     EntryKind,
+    Floor,
     HardState,
     NodeId,
     Proposal,
@@ -52,9 +53,10 @@ class LibraryLog:
         self.snapshot = stored.snapshot
         self.term = max(stored.hard.term, self.entries.last_term)
         self.vote = stored.hard.vote if self.term == stored.hard.term else None
+        self.floor = stored.floor
         self.durable = self.entries.last_index
-        floor = stored.snapshot.id.index if stored.snapshot else 0
-        self.commit = max(floor, min(stored.hard.commit, self.durable))
+        covered = stored.snapshot.id.index if stored.snapshot else 0
+        self.commit = max(covered, min(stored.hard.commit, self.durable))
         self.hashes: deque[tuple[int, int]] = deque(maxlen=64)  # (index, hash) of our own state
         self._length_max = length_max
         self._keep_entries = keep_entries
@@ -63,6 +65,26 @@ class LibraryLog:
         self._image_changed = False
         self._truncate: int | None = None
         self._first_new: int | None = None
+
+    # ------------------------------------------------------------------ after a wiped disk
+
+    @property
+    def abstains(self) -> bool:
+        """Tell whether the member may lack what it acknowledged before its disk was wiped."""
+        return self.floor > Floor()
+
+    @property
+    def end(self) -> Floor:
+        """How far the log reaches, or its floor where that is higher."""
+        return max(Floor(self.entries.last_term, self.entries.last_index), self.floor)
+
+    def drop_reached_floor(self) -> bool:
+        """Drop the floor once everything up to it is durable here; tell whether that was now."""
+        term = self.entries.term_at(self.durable)
+        if not self.abstains or term is None or Floor(term, self.durable) < self.floor:
+            return False
+        self.floor = Floor()
+        return True
 
     # ------------------------------------------------------------------ changes of ours
 

@@ -354,8 +354,9 @@ class SimNode:
     @property
     def candidacy(self) -> int:
         """Which candidate this process is."""
-        election = getattr(self.core, "_election", None)
-        return election._candidacy if election is not None else 0
+        core: Any = self.core
+        owner = getattr(core, "_election", None) or core._library  # each implementation's own
+        return int(owner._candidacy)
 
     def _floor_reached(self) -> None:
         truth = self.world.truth

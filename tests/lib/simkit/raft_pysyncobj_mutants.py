@@ -19,9 +19,17 @@ from broker.adapters.raft_pysyncobj.leading import Leading
 from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.adapters.raft_pysyncobj.outbox import Reads
 from broker.core.raft.events import Barrier, BarrierPassed, Effect, Propose, Save
-from broker.model.raft import EntryKind, HardState, NodeId, Snapshot
-from broker.model.raft_messages import Append, AppendReply, Chunk, Message, PreVoteReply, VoteReply
-from simkit import raft_node
+from broker.model.raft import EntryKind, Floor, HardState, NodeId, Snapshot
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    Message,
+    PreVoteReply,
+    Vote,
+    VoteReply,
+)
+from simkit import raft_node, raft_sim
 from simkit.raft_rig import A, B, C, D, E, MemberRig, append, entries, proposal, snapshot_of
 
 GROUP: Final = (A, B, C, D, E)
@@ -39,8 +47,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def in_simulation() -> Any:
-    """Let the simulated members be pysyncobj."""
-    return replaced(raft_node, "RaftCore", PysyncobjCore)
+    """Let the simulated members be pysyncobj, also where disks are wiped."""
+    return _both(
+        replaced(raft_node, "RaftCore", PysyncobjCore),
+        replaced(raft_sim, "RaftCore", PysyncobjCore),
+    )
 
 
 # ---------------------------------------------------------------------------- mutants
@@ -200,6 +211,11 @@ def l3_no_check_quorum() -> Any:
     return replaced(corrections_module, "configuration", configuration)
 
 
+def vote_below_the_floor() -> Any:
+    """After a wiped disk, take part as if nothing had been forgotten."""
+    return replaced(LibraryLog, "abstains", property(lambda _: False))
+
+
 def commit_on_disk_before_its_entries() -> Any:
     """Write the commit with the term although its entries come after it."""
 
@@ -335,6 +351,15 @@ def _passed(member: MemberRig) -> list[int]:
     return [one.number for one in member.effects if isinstance(one, BarrierPassed)]
 
 
+def wiped_and_asked() -> None:
+    """A member whose disk was wiped is asked for its vote."""
+    member = MemberRig(PysyncobjCore)
+    member.journal.take_part(4, Floor(2, 20))
+    member.restart(power=True)
+    said = member.get(B, Vote(6, 50, 3, transfer=False))
+    assert VoteReply(6, granted=True) not in said, "a vote below the floor"
+
+
 def alone_at_once() -> None:
     """The first save of a member alone has its term, its entry and, in memory, their commit."""
     member = MemberRig(PysyncobjCore, members=(A,))
@@ -359,6 +384,7 @@ MUTANTS: Final[dict[str, Callable[[], Any]]] = {
         l2_no_pre_vote,
         l2_no_stickiness,
         l3_no_check_quorum,
+        vote_below_the_floor,
         commit_on_disk_before_its_entries,
         read_without_a_round,
         read_before_the_first_commit,
@@ -374,6 +400,7 @@ SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "s10_snapshot_clears_the_log": snapshot_of_a_prefix,
     "l1_step_back_for_each_refusal": two_messages_each_round,
     "commit_on_disk_before_its_entries": alone_at_once,
+    "vote_below_the_floor": wiped_and_asked,
     "read_without_a_round": read_by_a_leader_alone,
     "read_before_the_first_commit": read_by_a_new_leader,
 }
