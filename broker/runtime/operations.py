@@ -7,7 +7,6 @@ it was decided on; one that lost a race is looked at again. Implements ``Operato
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -37,11 +36,8 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.cluster_status import (
-    BrokerStatus,
     ClusterStatus,
     FollowerStatus,
-    LossStatus,
-    PartitionInfo,
     Proposed,
     ReplicaStatus,
 )
@@ -50,6 +46,7 @@ from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock
+from broker.runtime.cluster_summary import brokers_of, partitions_of
 from broker.runtime.partition_driver import PartitionDriver
 
 _log = structlog.get_logger(__name__)
@@ -123,8 +120,8 @@ class ClusterOperations:
             controller=controller,
             controllers=self._controllers,
             feature_level=state.feature_level,
-            brokers=tuple(_brokers(state, controller)),
-            partitions=tuple(_partitions(state)),
+            brokers=tuple(brokers_of(state, controller)),
+            partitions=tuple(partitions_of(state)),
         )
 
     def replicas(self) -> list[ReplicaStatus]:
@@ -319,65 +316,6 @@ def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatu
             lag_records=None if end is None else max(0, log_end - end),
             silent_ms=None if end is None else max(0, now_ms - progress.heard_ms),
         )
-
-
-def _brokers(state: MetadataState, controller: str | None) -> Iterator[BrokerStatus]:
-    leads: Counter[BrokerId | None] = Counter()
-    holds: Counter[BrokerId] = Counter()
-    for rows in state.partitions.values():
-        for row in rows:
-            leads[row.leader] += 1
-            holds.update(row.replicas)
-    for name, one in sorted(state.brokers.items()):
-        yield BrokerStatus(
-            broker=name,
-            epoch=one.epoch,
-            addresses=dict(one.addresses),
-            fenced=one.fenced,
-            stopping=one.stopping,
-            controller=name == controller,
-            leads=leads[name],
-            replicas=holds[name],
-            features_max=one.features_max,
-        )
-
-
-def _partitions(state: MetadataState) -> Iterator[PartitionInfo]:
-    for name in sorted(state.streams):
-        stream = state.streams[name]
-        for number, one in enumerate(state.partitions.get(stream.uuid, ())):
-            yield _partition(stream, number, one)
-
-
-def _partition(stream: Stream, number: int, one: PartitionState) -> PartitionInfo:
-    return PartitionInfo(
-        stream=stream.name,
-        stream_uuid=stream.uuid,
-        partition=number,
-        status=one.status,
-        leader=one.leader,
-        candidate=one.candidate,
-        leader_epoch=one.leader_epoch,
-        partition_epoch=one.partition_epoch,
-        replicas=one.replicas,
-        isr=one.isr,
-        eligible=one.eligible,
-        min_isr=one.min_isr,
-        target=one.target,
-        last_known_leader=one.last_known_leader,
-        cold_end=one.cold_end,
-        losses=tuple(
-            LossStatus(
-                leader_epoch=loss.leader_epoch,
-                leader=loss.leader,
-                log_end=loss.log_end,
-                known_end=loss.known_end,
-                given_up=loss.given_up,
-                operator=loss.operator,
-            )
-            for loss in one.losses
-        ),
-    )
 
 
 def _find(state: MetadataState, name: str, partition: int) -> tuple[Stream, PartitionState]:

@@ -293,3 +293,10 @@ def test_an_empty_stream_reads_as_nothing(run: Run, tmp_path: Path, rows: int) -
     table = pq.read_table(tmp_path / "none.parquet")
     assert table.num_rows == rows
     assert table.schema.field("value").type == pa.binary()
+
+
+def test_a_server_without_operations_says_so(run: Run) -> None:
+    """An operator's command against something else than a broker is a wrong request."""
+    result = run("cluster", "status")
+    assert result.exit_code == 2
+    assert "does not offer cluster_status" in result.stderr
