@@ -71,7 +71,7 @@ class EmbeddedCluster:
         return self.folder / f"{broker}.log"
 
     def start(self, broker: str, *, wait: bool = True) -> EmbeddedServer:
-        """Start a broker; with ``wait``, until it serves, for which a majority must run. Blocks.
+        """Start a broker; with ``wait``, until it serves: a majority must run, first all. Blocks.
 
         Raises:
             UnavailableError: it ended or was not ready in time; the message ends with its log.

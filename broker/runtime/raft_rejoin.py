@@ -139,6 +139,8 @@ class _Asking:
         self._clock = clock
         self._stopping = stopping
         self._say_ms = clock.monotonic_ms() + _SAY_AFTER_MS
+        self._said_ms = 0
+        self._said: object = None
 
     def run(self) -> TakePart:
         told = self._desk.told = queue.SimpleQueue()
@@ -169,8 +171,12 @@ class _Asking:
         return request_id
 
     def _say(self, now_ms: int) -> None:
-        if now_ms >= self._say_ms:
+        """Say who is waited for: after a while, when that changes, and now and then."""
+        waits_for = (self._rejoin.unanswered, self._rejoin.behind)
+        changed = waits_for != self._said and now_ms >= self._said_ms + _SAY_AFTER_MS
+        if now_ms >= self._say_ms or (self._said_ms and changed):
             self._say_ms = now_ms + _SAY_AGAIN_MS
+            self._said, self._said_ms = waits_for, now_ms
             _log.info(
                 "waiting_for_members",
                 unanswered=",".join(self._rejoin.unanswered),

@@ -1,0 +1,142 @@
+"""A broker of a cluster loses its whole data directory and comes back as the same one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.model.cluster_status import PartitionInfo
+from clusterkit.load import stored
+from clusterkit.running import Cluster
+from headwater.client.client import Client
+from headwater.client.operations import Operations
+from headwater.embedded import start_nats
+
+pytestmark = pytest.mark.integration
+
+STREAM = "kept"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Start a cluster of this test's own: what it does to disks is nobody else's business."""
+    with start_nats(tmp_path / "nats") as nats:
+        running = Cluster(tmp_path, nats)
+        try:
+            running.start_all()
+            yield running
+        finally:
+            running.close()
+
+
+def _publish(client: Client, *values: bytes) -> None:
+    with client.producer(STREAM) as producer:
+        producer.send(list(values)).result(30)
+
+
+def _look(client: Client) -> PartitionInfo:
+    found = Operations(client).status().partition(STREAM, 0)
+    assert found is not None
+    return found
+
+
+def _events(cluster: Cluster, number: int) -> list[dict[str, Any]]:
+    """Return what a broker has said since it was made; a half line at the end is left out."""
+    found = []
+    for line in cluster.plan.log_of(cluster.name(number)).read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def _said(cluster: Cluster, number: int, event: str) -> list[dict[str, Any]]:
+    return [one for one in _events(cluster, number) if one["event"] == event]
+
+
+def _lose_disk(cluster: Cluster, number: int) -> None:
+    cluster.kill(number)
+    shutil.rmtree(cluster.plan.folder_of(cluster.name(number)))
+
+
+def _is_back(client: Client, cluster: Cluster) -> bool:
+    return sorted(_look(client).isr) == cluster.plan.brokers
+
+
+def test_a_broker_whose_disk_was_wiped_is_taken_back(cluster: Cluster) -> None:
+    """It rejoins Raft below a floor, is out of the ISR until it has all, and is worth one again.
+
+    The controller in office is the one that loses its disk, and then the partition's leader: what
+    was acknowledged is there after each, and the last loss shows that the first broker counts.
+    """
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    values = [b"%d" % number for number in range(200)]
+    _publish(client, *values)
+    controller = Operations(client).status().controller
+    assert controller is not None
+    victim = cluster.plan.brokers.index(controller)
+    _lose_disk(cluster, victim)
+    more = [b"while it is away", b"and again"]
+    _publish(client, *more)
+    values += more
+    before = _look(client)
+    assert cluster.name(victim) != before.leader
+    cluster.start(victim)
+    (rejoined,) = _said(cluster, victim, "raft_rejoins")
+    assert rejoined["term"] > 1
+    assert rejoined["floor_index"] > 0
+    cluster.wait_for(lambda: _is_back(client, cluster), "the wiped one in the ISR")
+    assert _said(cluster, victim, "raft_floor_reached")
+    cluster.wait_for(
+        lambda: stored(client, STREAM) == values, "everything that was acknowledged is there"
+    )
+    other = next(number for number in range(3) if number != victim)
+    cluster.kill(other)  # the two that are left are a majority only with the one that was wiped
+    _publish(client, b"last")
+    values.append(b"last")
+    assert stored(client, STREAM) == values
+    (there,) = [
+        one
+        for one in Operations(cluster.client(cluster.url_of(victim))).replicas()
+        if one.stream == STREAM
+    ]
+    assert there.log_end == len(values)
+
+
+def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
+    """The third knows that there was a group: they refuse to start and name what can be done."""
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    _publish(client, b"a")
+    for number in (0, 1):
+        _lose_disk(cluster, number)
+    servers = [cluster.plan.start(cluster.name(number), wait=False) for number in (0, 1)]
+    for server in servers:
+        assert server.process.wait(60) == 64
+    for number in (0, 1):
+        (failed,) = _said(cluster, number, "start_failed")
+        assert failed["error"] == "ControllersLostError"
+        assert failed["lost"] == "broker-0,broker-1"
+
+
+def test_who_waits_for_the_others_can_be_stopped(cluster: Cluster) -> None:
+    """With an empty disk and another broker down it waits, says for whom, and ends politely."""
+    _lose_disk(cluster, 0)
+    cluster.kill(1)
+    server = cluster.plan.start(cluster.name(0), wait=False)
+    cluster.wait_for(
+        lambda: (
+            _said(cluster, 0, "waiting_for_members")[-1:] != []
+            and _said(cluster, 0, "waiting_for_members")[-1]["unanswered"] == "broker-1"
+        ),
+        "it says for whom it waits",
+    )
+    server.process.terminate()
+    assert server.process.wait(60) == 0
