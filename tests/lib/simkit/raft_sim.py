@@ -345,9 +345,14 @@ class RaftSim:
 
     def _wipe(self, node: SimNode) -> None:
         """End a member and empty its disk, unless too many have none, or a bad one, already."""
-        may_break = {one.name for one in self.nodes.values() if one.may_rot}
         lost = self.truth.lost
-        if node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum:
+        may_break = {one.name for one in self.nodes.values() if one.may_rot}
+        few = node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum
+        # A group of which too few ever began to have led: there is nothing to lose.
+        unborn = len(self.nodes) - len(lost) < self.config.quorum and not any(
+            one.promises.term for one in self.nodes.values()
+        )
+        if few or unborn:
             self._crash(node, power=True)
             was_broken = node.broken
             node.wipe()
