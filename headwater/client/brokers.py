@@ -32,6 +32,7 @@ from headwater.client.flight_connection import CALL_TIMEOUT_MS, Connection
 
 _PATIENCE_MS: Final = 10_000  # with one broker, while there are others to ask
 _LOCATE_MS: Final = 1_000
+_PING_MS: Final = 2_000
 _ASK_AGAIN_S: Final = 0.1
 _KNOWN_MAX: Final = 64  # addresses; brokers that come and go must not fill the memory
 
@@ -127,8 +128,11 @@ class Brokers:
             patience_ms = min(timeout_ms, _PATIENCE_MS)
         failure: HeadwaterError | None = None
         for address in self.known():
+            connection = self.connection(address)
             try:
-                return self.connection(address).action(name, values, timeout_ms=patience_ms)
+                if self.several and patience_ms > _PATIENCE_MS:  # is anybody there at all?
+                    connection.action("brokers", {}, timeout_ms=_PING_MS)
+                return connection.action(name, values, timeout_ms=patience_ms)
             except (UnavailableError, NotLeaderError) as error:
                 if not _is_about_the_broker(error):
                     raise

@@ -121,6 +121,14 @@ def test_what_a_broker_says_is_not_asked_again(world: World) -> None:
     assert world.asked == ["a"]
 
 
+def test_a_long_call_begins_with_a_short_one(world: World) -> None:
+    """Nobody waits a minute for a broker that is paused, if there is another."""
+    brokers = ScriptedBrokers(world, "a:1,b:1")
+    with pytest.raises(UnknownStreamError):
+        brokers.action("cut", {}, timeout_ms=60_000)
+    assert world.asked == ["a", "a"]
+
+
 def test_one_address_leads_to_the_others(world: World) -> None:
     """A client that knows one broker learns the rest from it, once."""
     brokers = ScriptedBrokers(world, "b:1")
