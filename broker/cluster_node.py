@@ -35,7 +35,6 @@ from broker.runtime.raft_rejoin import ControlDesk, take_part
 _log = structlog.get_logger(__name__)
 
 TICK_MS: Final = 50
-LIMITS: Final = LagLimits(time_ms_max=10_000)
 
 
 class ClusterNode:
@@ -64,6 +63,7 @@ class ClusterNode:
         cluster, me = config.cluster, BrokerId(config.node.id)
         members = {BrokerId(one): Address(*at) for one, at in cluster.members().items()}
         self.timing = follower_timing(cluster.session_ms)
+        self.limits = lag_limits(cluster.session_ms)
         self.link = PeerLink(
             cluster=config.node.cluster,
             me=me,
@@ -160,6 +160,11 @@ class LateListener:
             except BaseException as crash:  # noqa: BLE001 - the owner ends the process
                 self._on_crash(crash)
                 return
+
+
+def lag_limits(session_ms: int) -> LagLimits:
+    """Return how long a follower may lag: a leader that reaches it one way only waits so long."""
+    return LagLimits(time_ms_max=session_ms * 8 // 3)
 
 
 def follower_timing(session_ms: int) -> FollowerTiming:

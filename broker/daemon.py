@@ -28,7 +28,7 @@ from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.adapters.logging_setup import configure_logging
 from broker.adapters.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.adapters.nats_transport import NatsTransport
-from broker.cluster_node import LIMITS, TICK_MS, ClusterNode, LateListener
+from broker.cluster_node import TICK_MS, ClusterNode, LateListener
 from broker.cluster_samples import ClusterSamples
 from broker.config import BrokerConfig, FlightConfig
 from broker.errors import (
@@ -354,7 +354,7 @@ def _cluster_options(node: ClusterNode) -> dict[str, Any]:
     return {
         "membership": node.member,
         "tick_ms": TICK_MS,
-        "limits": LIMITS,
+        "limits": node.limits,
         "timing": node.timing,
     }
 

@@ -38,6 +38,10 @@ class ProducerTable:
         """Start empty."""
         self._batches: OrderedDict[ProducerId, deque[AppendedBatch]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """How many producers are remembered."""
+        return len(self._batches)
+
     def find(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
         """Return the base offset of a batch stored before, or None if it is the next one.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
 from broker.ports import SegmentInfo
 
 
@@ -16,6 +17,15 @@ class LocalRetention:
 
     keep_bytes: int
     keep_us: int | None  # None: size alone decides
+
+    @classmethod
+    def of(cls, config: StreamConfig) -> LocalRetention:
+        """Return what a stream's configuration says."""
+        keep_ms = config.local_retention_ms
+        return cls(
+            keep_bytes=config.local_retention_bytes,
+            keep_us=None if keep_ms is None else keep_ms * 1000,
+        )
 
 
 def plan_local_frees(

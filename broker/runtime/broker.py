@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -23,29 +23,23 @@ from broker.core.metadata.commands import (
     DeleteStream,
     DropLease,
     RecordColdEnd,
-    RegisterBroker,
     RenewLease,
     TakeLease,
     encode,
 )
-from broker.core.metadata.state import MetadataState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
 from broker.errors import (
     GapError,
     HeadwaterError,
     InvalidRequestError,
-    NotEnoughReplicasError,
-    NotLeaderError,
     RemoteTierUnavailableError,
     TableMismatchError,
     TableRolledBackError,
     UnknownPartitionError,
     UnknownStreamError,
 )
-from broker.model.control_messages import NewestTold
 from broker.model.cut import Cut, Lease, PartitionCut
-from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
@@ -65,8 +59,10 @@ from broker.ports import (
 from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
-from broker.runtime.partition_driver import OnCommit, PartitionDriver, ignore_commit
-from broker.runtime.replica_shell import AloneLinks, ReplicaLinks, not_leader
+from broker.runtime.membership import Alone, Membership, Metadata
+from broker.runtime.partition_counters import OnCommit, ignore_commit
+from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.replica_shell import not_leader
 
 _log = structlog.get_logger(__name__)
 
@@ -76,51 +72,11 @@ _MAINTENANCE_MS: Final = 250
 _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 
 
-class Metadata(Protocol):
-    """The metadata log with the state it has reached."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here."""
-
-    def propose(self, command: bytes) -> Mapping[str, Any]:
-        """See ``MetadataLog.propose``."""
-
-
 class LeadListener(Protocol):
     """Somebody who serves what this broker leads, e.g. by a subscription."""
 
     def led_changed(self, led: LedPartitions) -> None:
         """Serve these partitions of the stream and no others. Blocks until it is so."""
-
-
-class Membership(Protocol):
-    """What being alone, or one of several, changes for a broker. Any thread."""
-
-    def register(self) -> BrokerEpoch:
-        """Register this process; return its broker epoch. Blocks."""
-
-    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
-        """Take damaged replicas out of ISR and eligible; return those that others stand in for.
-
-        Blocks until the metadata shows it.
-        """
-
-    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
-        """Return what a replica here uses to reach the others."""
-
-    def resolve(self, config: StreamConfig) -> StreamConfig:
-        """Return a new stream's configuration with this cluster's defaults in it."""
-
-    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
-        """Return the replicas of each partition of a new stream; empty: this broker alone."""
-
-    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
-        """Ask the leader, on another broker, what is committed. Blocks.
-
-        Raises:
-            NotLeaderError: nobody leads the partition, or its leader does not know yet.
-        """
 
 
 class Broker:
@@ -533,46 +489,6 @@ class Broker:
             if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
         ]
         return min(floors, default=Offset(2**63 - 1))
-
-
-class Alone:
-    """The membership of a broker that is its own cluster."""
-
-    def __init__(self, metadata: Metadata, broker_id: BrokerId) -> None:
-        """Vouch for oneself."""
-        self._metadata = metadata
-        self._broker_id = broker_id
-
-    def register(self) -> BrokerEpoch:
-        """See ``Membership.register``."""
-        reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
-        return BrokerEpoch(reply["broker_epoch"])
-
-    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:  # noqa: ARG002
-        """See ``Membership.give_up``: nobody else has a copy."""
-        return []
-
-    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
-        """See ``Membership.make_links``."""
-        return AloneLinks()
-
-    def resolve(self, config: StreamConfig) -> StreamConfig:
-        """See ``Membership.resolve``."""
-        return config
-
-    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
-        """See ``Membership.place``."""
-        if config.replication_factor > 1:
-            raise NotEnoughReplicasError(
-                f"{config.replication_factor} replicas need as many brokers; this one is alone",
-                isr=[self._broker_id],
-                min_isr=config.min_isr,
-            )
-        return ()
-
-    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
-        """See ``Membership.newest``: there is nobody else to ask."""
-        raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))
 
 
 class _Catalog:

@@ -25,8 +25,9 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock, Files
 from broker.runtime.commit_scheduler import CommitScheduler
-from broker.runtime.partition_driver import OnCommit, PartitionDriver
-from broker.runtime.replica_shell import ReplicaLinks
+from broker.runtime.partition_counters import OnCommit
+from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.turn_queue import OwnerCall
 from broker.storage.partition_log import LogConfig, PartitionLog
 
@@ -169,8 +170,12 @@ class HostedPartitions:
             log=log,
             stream=stream,
             number=number,
-            broker_id=setting.me,
-            broker_epoch=self._broker_epoch,
+            identity=ReplicaIdentity(
+                me=setting.me,
+                broker_epoch=self._broker_epoch,
+                limits=setting.limits,
+                timing=setting.timing,
+            ),
             cold_end=row.cold_end,
             links=setting.make_links(stream, partition_id),
             clock=setting.clock,
@@ -179,8 +184,6 @@ class HostedPartitions:
             begin_log=begin_log,
             on_sealed=setting.on_sealed,
             on_commit=setting.on_commit,
-            limits=setting.limits,
-            timing=setting.timing,
         )
         if row.replicas == (setting.me,):
             driver.refuse_if_replaced()

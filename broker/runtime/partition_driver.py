@@ -1,13 +1,13 @@
 """The shell of one partition on this broker: group commit, reads, tiering's view.
 
 One turn = take what is queued, plan it, append, let followers fetch, sync, move the high watermark,
-answer whom the ack policy lets answer. All writing happens in turns, so one thread at a time;
-everything else takes the queue's lock for an instant. What replication decides, and whether this
-broker leads at all, is the ``ReplicaShell``'s.
+answer whom the ack policy lets answer. All writing happens in turns, on one thread at a time. What
+replication decides, and whether this broker leads, is the ``ReplicaShell``'s.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,9 +16,7 @@ import structlog
 
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.acks import AckQueue
-from broker.core.isr import LagLimits
 from broker.core.leader import PartitionLeader
-from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import PartitionView
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.errors import (
@@ -32,8 +30,8 @@ from broker.errors import (
     ShuttingDownError,
 )
 from broker.model.epoch_history import EpochHistory
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.replica_messages import LogPrefix, ReplicaMessage
@@ -42,15 +40,14 @@ from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
 from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup, RecordsWrite, Write
 from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_counters import OnCommit, PartitionCounters, ignore_commit
-from broker.runtime.replica_shell import ReplicaLinks, ReplicaShell, not_leader
+from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks, ReplicaShell, not_leader
 from broker.runtime.retry_tables import RetryTables
-from broker.runtime.turn_queue import GROUP_BYTES_MAX, QUEUE_BYTES_MAX, OwnerCall, TurnQueue
+from broker.runtime.turn_queue import (
+    OwnerCall,
+    Postponed,
+    TurnQueue,
+)
 from broker.storage.partition_log import PartitionLog
-
-__all__ = [
-    "GROUP_BYTES_MAX", "QUEUE_BYTES_MAX", "OnCommit", "PartitionCounters", "PartitionDriver",
-    "ignore_commit",
-]  # fmt: skip
 
 _log = structlog.get_logger(__name__)
 
@@ -66,8 +63,7 @@ class PartitionDriver:
         log: PartitionLog,
         stream: Stream,
         number: int,
-        broker_id: BrokerId,
-        broker_epoch: BrokerEpoch,
+        identity: ReplicaIdentity,
         cold_end: Offset,
         links: ReplicaLinks,
         clock: Clock,
@@ -76,8 +72,6 @@ class PartitionDriver:
         begin_log: BeginLog,
         on_sealed: Callable[[Stream], None],
         on_commit: OnCommit = ignore_commit,
-        limits: LagLimits | None = None,
-        timing: FollowerTiming | None = None,
     ) -> None:
         """Take over an open log; :meth:`take_view` says what to do with it."""
         self.stream = stream
@@ -85,7 +79,7 @@ class PartitionDriver:
         self.subject = stream.config.partition_subject(number)
         self.counters = PartitionCounters()
         self.cold_end = cold_end
-        self._me = broker_id
+        self._me = identity.me
         self._alone = False
         self._log = log
         self._clock = clock
@@ -99,31 +93,27 @@ class PartitionDriver:
         self.failure: HeadwaterError | None = None
         self._acks: AckQueue[Answer] = AckQueue()
         self._queue = TurnQueue(self, scheduler, str(self.partition_id))
+        self._closed = threading.Event()
         self._maintenance_queued = False  # a busy queue is never empty, and must not starve it
         self._tick_queued = False
-        self._postponed: list[tuple[int, Callable[[], None]]] = []
-        self._sealed_count = 0
-        self._unshipped_bytes = 0
+        self._postponed = Postponed()
+        self._sealed_count = self._unshipped_bytes = 0
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
-        damaged = log.recovery.damaged
         self._damaged_end = log.synced_end
         self._shell: ReplicaShell | None = None
-        if damaged:
-            self.failure = damaged[0]
+        if log.recovery.damaged:
+            self.failure = log.recovery.damaged[0]
         else:
             self._shell = ReplicaShell(
                 owner=self,
                 name=self._path,
                 log=log,
                 config=config,
-                me=broker_id,
-                broker_epoch=broker_epoch,
+                identity=identity,
                 links=links,
                 clock=clock,
                 known_high_watermark=committed,
-                limits=limits,
-                timing=timing,
             )
             try:
                 self._retries.follow_log(log)
@@ -215,7 +205,7 @@ class PartitionDriver:
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
         if self._shell is None:
-            time.sleep(timeout_ms / 1000)
+            self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
             return self._damaged_end
         return self._shell.wait_committed(above, timeout_ms)
 
@@ -319,9 +309,7 @@ class PartitionDriver:
 
     def _tick(self) -> None:
         self._tick_queued = False
-        now_ms = self._clock.monotonic_ms()
-        due = [function for at_ms, function in self._postponed if at_ms <= now_ms]
-        self._postponed = [one for one in self._postponed if one[0] > now_ms]
+        due = self._postponed.due(self._clock.monotonic_ms())
         if self._shell is None or self.failure is not None:
             return
         for function in due:
@@ -371,13 +359,11 @@ class PartitionDriver:
         floor = min(cold_end, lease_floor())
         if self._queue.closing or self.failure is not None:
             return 0
-        config = self.stream.config
-        keep_us = None if config.local_retention_ms is None else config.local_retention_ms * 1000
         plan = plan_local_frees(
             self._log.segments(),
             floor=floor,
             now_us=self._clock.now_us(),
-            retention=LocalRetention(keep_bytes=config.local_retention_bytes, keep_us=keep_us),
+            retention=LocalRetention.of(self.stream.config),
         )
         if not plan:
             return 0
@@ -409,6 +395,7 @@ class PartitionDriver:
     def close(self) -> None:
         """Refuse new writes, finish those queued, close the log. Blocks."""
         self._queue.close()
+        self._closed.set()
         if self._shell is not None:
             self._shell.wake_readers(closing=True)
         self._queue.call(self._close_log)
@@ -577,7 +564,7 @@ class PartitionDriver:
         if delay_ms == 0:
             self._queue.post(function)
         else:
-            self._postponed.append((self._clock.monotonic_ms() + delay_ms, function))
+            self._postponed.add(self._clock.monotonic_ms() + delay_ms, function)
 
     # ------------------------------------------------------------------ helpers
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
@@ -124,6 +125,16 @@ class ReplicaOwner(Protocol):
         """Call ``function`` in a turn that is not sooner than this."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaIdentity:
+    """Whose replicas these are, in which life of the broker, and how patient they are."""
+
+    me: BrokerId
+    broker_epoch: BrokerEpoch
+    limits: LagLimits | None = None
+    timing: FollowerTiming | None = None
+
+
 class ReplicaShell:
     """Drives one ``PartitionReplica`` over an open, healthy log. Owner: the partition's turns."""
 
@@ -134,13 +145,10 @@ class ReplicaShell:
         name: str,
         log: PartitionLog,
         config: StreamConfig,
-        me: BrokerId,
-        broker_epoch: BrokerEpoch,
+        identity: ReplicaIdentity,
         links: ReplicaLinks,
         clock: Clock,
         known_high_watermark: Offset,
-        limits: LagLimits | None = None,
-        timing: FollowerTiming | None = None,
     ) -> None:
         """Stand by; a role comes with the first view."""
         self._owner = owner
@@ -150,12 +158,12 @@ class ReplicaShell:
         self._clock = clock
         self._name = name
         self._replica = PartitionReplica(
-            me=me,
-            broker_epoch=broker_epoch,
+            me=identity.me,
+            broker_epoch=identity.broker_epoch,
             facts=self._facts,
             lease_until_ms=links.lease_until_ms(),
-            limits=limits,
-            timing=timing,
+            limits=identity.limits,
+            timing=identity.timing,
             known_high_watermark=known_high_watermark,
         )
         self._lease_until_ms = links.lease_until_ms()

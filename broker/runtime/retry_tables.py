@@ -17,7 +17,7 @@ from broker.ports import StoredBatch
 from broker.runtime.dedup_recovery import rebuild_producers, rebuild_window
 from broker.storage.partition_log import PartitionLog
 
-_BATCHES_SENT: Final = 8  # of each producer: what it may still retry, of records in the table
+_BATCHES_SENT_MAX: Final = 200_000  # to a log that begins anew, of all producers
 
 
 class RetryTables:
@@ -60,7 +60,8 @@ class RetryTables:
 
     def before(self, start: Offset) -> bytes:
         """Return the producers of records below ``start``, for a log that begins there."""
-        return self.producers.below(start, batches_max=_BATCHES_SENT).to_state()
+        share = max(1, _BATCHES_SENT_MAX // max(1, len(self.producers)))
+        return self.producers.below(start, batches_max=share).to_state()
 
     def begin_at(self, log: PartitionLog, producers: bytes) -> None:
         """Take over what another log knew; ``log`` is empty and keeps it from now on.

@@ -39,6 +39,24 @@ class Work:
     writes: list[Write] = field(default_factory=list)
 
 
+class Postponed:
+    """What the owner does in a later turn. Owner only."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+
+    def add(self, at_ms: int, function: Callable[[], None]) -> None:
+        """Keep a function until then."""
+        self._waiting.append((at_ms, function))
+
+    def due(self, now_ms: int) -> list[Callable[[], None]]:
+        """Take out and return what it is time for."""
+        due = [function for at_ms, function in self._waiting if at_ms <= now_ms]
+        self._waiting = [one for one in self._waiting if one[0] > now_ms]
+        return due
+
+
 class TurnQueue:
     """Any thread puts, the owner takes."""
 
