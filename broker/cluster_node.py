@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,9 @@ from broker.adapters.control_peer import PeerControlTransport
 from broker.adapters.peer_identity import Address, PeerTls
 from broker.adapters.peer_link import PeerLink
 from broker.adapters.raft_transport import PeerRaftTransport
+from broker.adapters.replica_nats import NatsReplicaTransport
 from broker.adapters.replica_peer import PeerReplicaTransport
+from broker.cluster_ports import ReplicaTransport
 from broker.config import BrokerConfig
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
@@ -62,7 +64,7 @@ class ClusterNode:
             )
         cluster, me = config.cluster, BrokerId(config.node.id)
         members = {BrokerId(one): Address(*at) for one, at in cluster.members().items()}
-        self.timing = follower_timing(cluster.session_ms)
+        self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
         self.limits = lag_limits(cluster.session_ms)
         self.link = PeerLink(
             cluster=config.node.cluster,
@@ -70,6 +72,7 @@ class ClusterNode:
             listener=_listen(cluster.listen_host or members[me].host, members[me].port),
             peers=members,
             tls=_tls(config),
+            on_crash=on_crash,
         )
         self._control = control = ControlDesk(PeerControlTransport(self.link))
         try:
@@ -93,9 +96,25 @@ class ClusterNode:
             files=files,
             metadata=self.metadata,
             control=control,
-            replicas=PeerReplicaTransport(self.link),
+            replicas=self._replica_transport(config, members, on_crash),
             controller=self.controller,
             clock=clock,
+            on_crash=on_crash,
+        )
+
+    def _replica_transport(
+        self,
+        config: BrokerConfig,
+        members: Mapping[BrokerId, Address],
+        on_crash: Callable[[BaseException], None],
+    ) -> ReplicaTransport:
+        if config.cluster.replica_transport == "peer":
+            return PeerReplicaTransport(self.link)
+        return NatsReplicaTransport(
+            config.nats,
+            cluster=config.node.cluster,
+            me=self.link.me,
+            brokers=members,
             on_crash=on_crash,
         )
 
@@ -167,11 +186,17 @@ def lag_limits(session_ms: int) -> LagLimits:
     return LagLimits(time_ms_max=session_ms * 8 // 3)
 
 
-def follower_timing(session_ms: int) -> FollowerTiming:
-    """Return a follower's patience: it notices a mute leader before its session is over."""
+def follower_timing(session_ms: int, *, parks: bool) -> FollowerTiming:
+    """Return a follower's patience: it notices a mute leader before its session is over.
+
+    Where fetches are not parked at the leader, notices of new data stand in for that.
+    """
     third = session_ms // 3
     return FollowerTiming(
-        request_ms=third, idle_ms=third, wait_ms=third, leader_ms=session_ms * 4 // 5
+        request_ms=third,
+        idle_ms=third,
+        wait_ms=third if parks else 0,
+        leader_ms=session_ms * 4 // 5,
     )
 
 
