@@ -21,6 +21,7 @@ PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+MINUTES ?= 5
 ROUNDS ?= 20
 CRASH_ARGS ?=
 RACE_ARGS ?= --commits 200
@@ -113,6 +114,11 @@ crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 crash-stream: $(STAMP) ## kill a streaming query and all it needs, and audit its copy (ROUNDS=20)
 	@cd $(ROOT)
 	$(PYTHON) tests/crash/stream.py --rounds $(ROUNDS) $(CRASH_ARGS)
+
+.PHONY: chaos
+chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped under load (MINUTES=5)
+	@cd $(ROOT)
+	$(PYTHON) tests/chaos/run.py --minutes $(MINUTES) $(CHAOS_ARGS)
 
 .PHONY: race
 race: $(STAMP) ## Spark drivers and delta-rs append to one table on S3; none may be lost

@@ -9,7 +9,7 @@ import pytest
 from clusterkit.load import Following, check, load, stored
 from clusterkit.running import Cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_producers")]
 
 
 def _kill(cluster: Cluster, number: int) -> None:
