@@ -30,7 +30,7 @@ from crashkit.reads import read_through_broker
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker
 from crashkit.running import CampaignError, count
-from crashkit.stream_query import StreamQuery
+from crashkit.stream_query import StreamQuery, failures_in
 from crashkit.tier_watch import PHASES, TierWatch
 from crashkit.upkeep import Upkeep
 from headwater import embedded
@@ -241,8 +241,7 @@ class StreamCampaign:
         self.rows_count += rows
         batches = query.checkpoint.committed()
         self._process.kill()
-        for text, times in query.failures_in(self._process.log_path).items():
-            self.tally.failures[text] = self.tally.failures.get(text, 0) + times
+        self.tally.failures = failures_in(self._process.log_path)  # of all queries so far
         self.tally.moved = self._watch.moved_count
         kills = len(self.tally.kills) - kills_before
         seconds = round(time.monotonic() - began_s, 1)

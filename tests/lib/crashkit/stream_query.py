@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from crashkit import copies
+from crashkit.running import count
 from crashkit.stream_driver import MASTER, jvm_options, lean_settings
 from crashkit.tier_watch import Checkpoint
 from spark_jobs.jobs.job import EXIT_TRY_LATER
@@ -69,15 +70,6 @@ class StreamQuery:
         last = tail.splitlines()[-1][:120] if tail else ""
         return f"exit {code}: {last}" if code in {EXIT_TRY_LATER, 1} else None
 
-    def failures_in(self, log: Path) -> dict[str, int]:
-        """Count the failures that the driver has told, by their kind."""
-        counts: dict[str, int] = {}
-        for line in log.read_text(errors="replace").splitlines():
-            if line.startswith('{"event": "failed"'):
-                text = _kind(json.loads(line)["error"])
-                counts[text] = counts.get(text, 0) + 1
-        return counts
-
     def _ingest(self, java_options: str) -> list[str]:
         settings = lean_settings(java_options)
         return [
@@ -88,6 +80,15 @@ class StreamQuery:
             "--max-records-per-trigger", str(self._records_per_trigger), "--master", MASTER,
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
         ]  # fmt: skip
+
+
+def failures_in(log: Path) -> dict[str, int]:
+    """Count the failures that drivers have told, by what Spark said."""
+    counts: dict[str, int] = {}
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith('{"event": "failed"'):
+            count(counts, _kind(json.loads(line)["error"]))
+    return counts
 
 
 def _kind(error: str) -> str:
