@@ -6,8 +6,10 @@ each with one line. Registrations count up by one, so each answer tells how many
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -90,12 +92,7 @@ class ProcessGroup:
     def __init__(self, folder: Path, core: str) -> None:
         self.names = tuple(f"n{number}" for number in range(3))
         authority = Authority()
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in self.names]
-        ports = {
-            name: one.getsockname()[1] for name, one in zip(self.names, listeners, strict=True)
-        }
-        for one in listeners:
-            one.close()
+        ports = dict(zip(self.names, _free_ports(len(self.names)), strict=True))
         self._settings = {}
         for name in self.names:
             uri = member_uri("kill", NodeId(name))
@@ -108,7 +105,11 @@ class ProcessGroup:
                 "tls": [str(tls.ca_file), str(tls.cert_file), str(tls.key_file)],
             }
         self.alive: dict[str, MemberProcess] = {}
-        self.start(*self.names)
+        try:
+            self.start(*self.names)
+        except AssertionError:
+            self.close()
+            raise
 
     def start(self, *names: str) -> None:
         """Start members on their files."""
@@ -125,6 +126,16 @@ class ProcessGroup:
     def close(self) -> None:
         """Kill whoever lives."""
         self.kill(*list(self.alive))
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that no outgoing connection is given while a member is down."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 def main() -> None:
