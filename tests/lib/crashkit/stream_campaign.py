@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +31,8 @@ from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker
 from crashkit.running import CampaignError, count
 from crashkit.stream_query import StreamQuery, failures_in
-from crashkit.tier_watch import PHASES, TierWatch
+from crashkit.stream_tally import StreamTally
+from crashkit.tier_watch import TierWatch
 from crashkit.upkeep import Upkeep
 from headwater import embedded
 from headwater.client import Client
@@ -61,31 +62,6 @@ class StreamCampaignConfig:
     queries: int = 1  # one after the other, each from earliest
     records_per_s: int = 15  # of each of the four publishers
     history_records: int = 15_000  # there before the first query
-
-
-@dataclass(slots=True)
-class StreamTally:
-    """What a campaign has seen."""
-
-    kills: list[dict[str, Any]] = field(default_factory=list)
-    queries: list[dict[str, Any]] = field(default_factory=list)
-    not_there: int = 0  # a process that was to be killed was not
-    ended: dict[str, int] = field(default_factory=dict)  # a job ended by itself, typed
-    failures: dict[str, int] = field(default_factory=dict)  # of queries, by what they said
-    moved: int = 0  # batches whose records went cold between plan and commit
-
-    def of(self, word: str) -> dict[str, int]:
-        """Count the kills by what was killed, the moment, or the phase."""
-        counts: dict[str, int] = {}
-        for one in self.kills:
-            count(counts, one[word])
-        return dict(sorted(counts.items()))
-
-    def missed(self) -> list[str]:
-        """Return which kinds were not killed in which phase."""
-        seen = {(one["what"], one["phase"]) for one in self.kills}
-        wanted = [(kind, phase) for kind in stream_faults.SHARES for phase in PHASES]
-        return [f"{kind} {phase}" for kind, phase in wanted if (kind, phase) not in seen]
 
 
 class StreamCampaign:
