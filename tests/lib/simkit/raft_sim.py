@@ -101,9 +101,12 @@ class RaftSim:
         self._barriers = 0
         self._healed = False
         victims = rng.sample(names, (size - 1) // 2) if "rot" in self.faults else []
+        boots = self.wipes and dice.random() < 0.3
+        if boots:  # who never began and who is damaged would be too many together
+            victims = []
         self.nodes = {one: SimNode(self, one, may_rot=one in victims) for one in names}
         self.truth.can_win = self._can_win
-        if self.wipes and dice.random() < 0.3:
+        if boots:
             self.truth.lost.update(names if size > 1 else ())
         elif self.wipes:
             for node in self.nodes.values():
@@ -347,12 +350,7 @@ class RaftSim:
         """End a member and empty its disk, unless too many have none, or a bad one, already."""
         lost = self.truth.lost
         may_break = {one.name for one in self.nodes.values() if one.may_rot}
-        few = node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum
-        # A group of which too few ever began to have led: there is nothing to lose.
-        unborn = len(self.nodes) - len(lost) < self.config.quorum and not any(
-            one.promises.term for one in self.nodes.values()
-        )
-        if few or unborn:
+        if node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum:
             self._crash(node, power=True)
             was_broken = node.broken
             node.wipe()
