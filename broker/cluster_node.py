@@ -100,6 +100,7 @@ class ClusterNode:
             controller=self.controller,
             clock=clock,
             on_crash=on_crash,
+            stop_asked=stopping,
         )
 
     def _replica_transport(

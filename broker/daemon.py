@@ -105,6 +105,7 @@ class _Daemon:
         self._on_ready = on_ready
         self._external_stop = stop
         self._stopping = asyncio.Event()
+        self._stop_asked = threading.Event()  # the same, for threads that wait for other brokers
         self._exit_code = EXIT_OK
         self._not_ready: str | None = "recovering"
         self._metrics: BrokerMetrics | None = None
@@ -206,19 +207,9 @@ class _Daemon:
                     "this data directory belongs to a cluster, and cluster.brokers is empty"
                 )
             return None
-        stopping = threading.Event()
-
-        async def relay() -> None:
-            await self._stopping.wait()
-            stopping.set()
-
-        relaying = asyncio.create_task(relay())
-        try:
-            return await asyncio.to_thread(
-                ClusterNode, self._config, files, clock, self._crashed, stopping
-            )
-        finally:
-            relaying.cancel()
+        return await asyncio.to_thread(
+            ClusterNode, self._config, files, clock, self._crashed, self._stop_asked
+        )
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
         lake_config = self._config.lake
@@ -295,21 +286,25 @@ class _Daemon:
     def _watch_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, self._stopping.set)
+                self._loop.add_signal_handler(number, self._ask_to_stop)
         external = self._external_stop
         if external is not None:
 
             def relay() -> None:
                 external.wait()
-                self._loop.call_soon_threadsafe(self._stopping.set)
+                self._loop.call_soon_threadsafe(self._ask_to_stop)
 
             threading.Thread(target=relay, name="stop-relay", daemon=True).start()
+
+    def _ask_to_stop(self) -> None:
+        self._stop_asked.set()
+        self._stopping.set()
 
     def _crashed(self, crash: BaseException) -> None:
         """Hear of a bug on any thread: say it, stop everything, exit non-zero."""
         _log.error("broker_crashed", exc_info=crash)
         self._exit_code = EXIT_CRASH
-        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._loop.call_soon_threadsafe(self._ask_to_stop)
 
 
 class _IngestBridge:

@@ -36,6 +36,7 @@ from broker.errors import (
     DiskFullError,
     HeadwaterError,
     NotLeaderError,
+    ShuttingDownError,
     UnavailableError,
 )
 from broker.model.control_messages import (
@@ -133,8 +134,9 @@ class ClusterMember:
         controller: Controller | None,
         clock: Clock,
         on_crash: Callable[[BaseException], None],
+        stop_asked: threading.Event,
     ) -> None:
-        """Join the ports; nothing is sent before :meth:`start`."""
+        """Join the ports; nothing is sent before :meth:`register`, which ``stop_asked`` ends."""
         self._setting = setting
         self._files = files
         self._metadata = metadata
@@ -150,7 +152,9 @@ class ClusterMember:
         self._reports_lock = threading.Lock()
         self._questions: dict[int, Future[NewestTold]] = {}
         self._numbers = itertools.count(1)
+        self._stop_asked = stop_asked
         self._stopping = threading.Event()
+        self._hears = False
         self._changed = threading.Event()
         self._addresses: dict[PartitionId, ReplicaAddress] = {}
         self._threads = [
@@ -207,7 +211,11 @@ class ClusterMember:
     # ------------------------------------------------------------------ membership
 
     def register(self) -> BrokerEpoch:
-        """See ``Membership.register``: waits for a majority of the controllers."""
+        """See ``Membership.register``: waits for a majority of the controllers.
+
+        Raises:
+            ShuttingDownError: the broker was asked to stop meanwhile.
+        """
         session, known = begin_session(self._files)
         command = RegisterBroker(
             broker=self._setting.me,
@@ -221,13 +229,15 @@ class ClusterMember:
                 reply = self._metadata.propose(encode(command), timeout_ms=_PROPOSE_MS)
             except UnavailableError as error:  # the same session again is the same registration
                 _log.info("waiting_for_controllers", reason=error.message)
-                if self._stopping.wait(_REGISTER_AGAIN_S):
-                    raise
+                if self._stop_asked.wait(_REGISTER_AGAIN_S):
+                    raise ShuttingDownError("stopped before it was registered") from error
                 continue
             self._broker_epoch = BrokerEpoch(reply["broker_epoch"])
             _log.info("registered", broker_epoch=self._broker_epoch)
-            self._control.start(self._control_message)
-            self._replicas.start(self._replica_message)
+            if not self._hears:
+                self._hears = True
+                self._control.start(self._control_message)
+                self._replicas.start(self._replica_message)
             return self._broker_epoch
 
     def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:

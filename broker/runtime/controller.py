@@ -111,9 +111,10 @@ class Controller:
         self._metadata.subscribe(lambda _, state: self._inbox.put(_State(state)))
 
     def stop(self) -> None:
-        """End; blocks."""
+        """End; blocks. One that never began has ended."""
         self._inbox.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
         """Take a broker's message. Any thread."""
