@@ -1,9 +1,14 @@
-"""What every test run needs: property tests without a stopwatch."""
+"""What every test run needs: property tests without a stopwatch, sockets as Python has them."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
+from broker.adapters.raft_pysyncobj.pinned import sockets_kept
+
 # A deadline per example fails on a busy two-core machine, not on a slow function.
 settings.register_profile("headwater", deadline=None)
 settings.load_profile("headwater")
+
+with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a test does it
+    import pysyncobj.syncobj  # noqa: F401

@@ -220,8 +220,13 @@ def test_many_partitions_share_two_connections(rig: ReplicaRig) -> None:
     _meet(rig, B)
     for number in range(500):
         rig.transports[A].serve(address(number))
-    for number in range(500):
-        rig.transports[B].send(A, address(number), fetch(number))
-    seen = {one[1] for one in (_next(rig, A) for _ in range(500)) if one is not None}
-    assert seen == {address(number).partition_id for number in range(500)}
+    unheard = {address(number).partition_id: number for number in range(500)}
+    for _ in range(60):  # a subscription may need a moment, and a transport may lose
+        for number in unheard.values():
+            rig.transports[B].send(A, address(number), fetch(number))
+        while unheard and (found := _next(rig, A, 0.5)) is not None:
+            unheard.pop(found[1], None)
+        if not unheard:
+            break
+    assert not unheard
     assert rig.connections_count(A, B) <= 2

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import importlib.abc
 import importlib.util
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -44,6 +46,19 @@ def check_source(folder: Path) -> None:
         )
 
 
+@contextmanager
+def sockets_kept() -> Iterator[None]:
+    """Undo what the library's first import does to everybody: `socket.inet_ntop` fails after it.
+
+    It is replaced by one that works on Windows only, whatever the platform is.
+    """
+    kept = {name: getattr(socket, name) for name in ("inet_ntop", "inet_pton")}
+    try:
+        yield
+    finally:
+        vars(socket).update(kept)
+
+
 def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any) -> Any:
     """Return a private instance of the library's `syncobj` module, with our surroundings.
 
@@ -55,7 +70,8 @@ def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any)
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, loader)
     module.__package__ = "pysyncobj"
-    loader.exec_module(module)
+    with sockets_kept():
+        loader.exec_module(module)
     surroundings = {
         "monotonicTime": clock,
         "random": _Dice(dice),

@@ -126,3 +126,20 @@ def test_a_member_opens_no_file_and_no_socket() -> None:
         ).start(0)
     rig.lead()
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_loading_it_leaves_the_sockets_of_everybody_as_they_were() -> None:
+    """Shipped, its first import breaks `socket.inet_ntop` for the whole process."""
+    look = "import socket; print(socket.inet_ntop(socket.AF_INET, bytes([127, 0, 0, 1])))"
+    ours = (
+        "from broker.adapters.raft_pysyncobj.pinned import load; "
+        "load(clock=lambda: 0.0, dice=lambda: 0.5, journal=None); "
+    )
+    shipped, kept = (
+        subprocess.run(
+            [sys.executable, "-c", first + look], capture_output=True, text=True, check=False
+        )
+        for first in ("import pysyncobj; ", ours)
+    )
+    assert "TypeError" in shipped.stderr
+    assert kept.stdout == "127.0.0.1\n"
