@@ -94,13 +94,11 @@ class PartitionDriver:
         self._acks: AckQueue[Answer] = AckQueue()
         self._queue = TurnQueue(self, scheduler, str(self.partition_id))
         self._closed = threading.Event()
-        self._maintenance_queued = False  # a busy queue is never empty, and must not starve it
-        self._tick_queued = False
+        self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
         self._postponed = Postponed()
-        self._sealed_count = self._unshipped_bytes = 0
+        self._sealed_count = self.unshipped_bytes = 0  # bytes on local disk, not in the table
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
-        self._damaged_end = log.synced_end
         self._shell: ReplicaShell | None = None
         if log.recovery.damaged:
             self.failure = log.recovery.damaged[0]
@@ -130,8 +128,12 @@ class PartitionDriver:
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset not known here to be committed."""
-        return self._damaged_end if self._shell is None else self._shell.high_watermark
+        """First offset not known here to be committed; of a failed log alone, its end: readers
+        shall meet the error.
+        """  # noqa: D205 - one thought
+        if self._shell is None or (self._alone and self.failure is not None):
+            return self._log.synced_end
+        return self._shell.high_watermark
 
     @property
     def log_end(self) -> Offset:
@@ -184,11 +186,6 @@ class PartitionDriver:
         epochs = self._log.epochs
         return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 
-    @property
-    def unshipped_bytes(self) -> int:
-        """Bytes on local disk that are not yet in the table."""
-        return self._unshipped_bytes
-
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
         """See ``PartitionReader.read``. Rot that it finds takes this replica out of the ISR."""
         try:
@@ -204,9 +201,11 @@ class PartitionDriver:
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
+        if self.failure is not None and not self._alone:
+            raise self.failure  # others have copies: the reader is to ask one of them
         if self._shell is None:
             self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
-            return self._damaged_end
+            return self._log.synced_end
         return self._shell.wait_committed(above, timeout_ms)
 
     # ------------------------------------------------------------------ what writers ask
@@ -263,12 +262,12 @@ class PartitionDriver:
         if not self.leads:
             raise not_leader(self._path, self.view)
         limit = self.stream.config.unshipped_bytes_max
-        if limit is not None and self._unshipped_bytes > limit:
+        if limit is not None and self.unshipped_bytes > limit:
             self.counters.refused_writes += 1
             raise OverloadedError(
-                f"{self._unshipped_bytes} bytes of {self.partition_id} wait to be tiered; the "
+                f"{self.unshipped_bytes} bytes of {self.partition_id} wait to be tiered; the "
                 f"stream allows {limit} (unshipped_bytes_max)",
-                unshipped_bytes=self._unshipped_bytes,
+                unshipped_bytes=self.unshipped_bytes,
                 limit_bytes=limit,
             )
 
@@ -475,7 +474,7 @@ class PartitionDriver:
         size = sum(batch.size for batch in group.batches)
         self.counters.appended_records += group.end - group.start
         self.counters.appended_bytes += size
-        self._unshipped_bytes += size
+        self.unshipped_bytes += size
         self.counters.syncs = shell.sync_count
         return None
 
@@ -528,7 +527,7 @@ class PartitionDriver:
 
     def copied(self, batches: Sequence[StoredBatch]) -> None:
         """See ``ReplicaOwner``: producers are remembered on every replica."""
-        self._unshipped_bytes += self._retries.copied(batches)
+        self.unshipped_bytes += self._retries.copied(batches)
 
     def shrunk(self) -> None:
         """See ``ReplicaOwner``."""
@@ -595,6 +594,6 @@ class PartitionDriver:
             self._on_sealed(self.stream)
 
     def _watch_segments(self) -> None:
-        self._unshipped_bytes = sum(
+        self.unshipped_bytes = sum(
             one.size_bytes for one in self._log.segments() if one.end_offset > self.cold_end
         )
