@@ -210,9 +210,13 @@ class Producer:
         """
         session: _Session | None = None
         while session is None:
+            connection: Connection | None = None
             try:
-                session = _Session(self._route.connect(), self._path, self._schema)
+                connection = self._route.connect()
+                session = _Session(connection, self._path, self._schema)
             except HeadwaterError as error:
+                if connection is not None:
+                    connection.close()  # else its descriptors stay until the process ends
                 self._route.failed(error)
                 if not patient:
                     threading.Thread(target=self._reopen, args=(error,), daemon=True).start()
