@@ -375,8 +375,7 @@ class PartitionDriver:
         The window is rebuilt from the local log: an id whose segment is gone would be forgotten by
         a restart, and a retry of its record stored again.
         """
-        floor = self._retries.oldest_id_offset(self._clock.now_us())
-        bases = [one.base_offset for one in plan if floor is None or one.end_offset <= floor]
+        bases = self._retries.free_of_ids(plan, self._clock.now_us(), leads=self.leads)
         if bases:
             self._log.free(bases)
             self.counters.freed_segments += len(bases)

@@ -6,6 +6,7 @@ taken, from the log, when a replica begins to lead.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +14,7 @@ from broker.core.dedup import MessageIdWindow, ProducerTable
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from broker.ports import StoredBatch
+from broker.ports import SegmentInfo, StoredBatch
 from broker.runtime.dedup_recovery import rebuild_producers, rebuild_window
 from broker.storage.partition_log import PartitionLog
 
@@ -72,7 +73,15 @@ class RetryTables:
         self.producers = ProducerTable.from_state(producers)
         log.write_producer_state(producers)
 
-    def oldest_id_offset(self, now_us: int) -> Offset | None:
-        """Return the lowest offset that a message id in the window stands for."""
-        self.window.expire(now_us)
-        return self.window.oldest_offset()
+    def free_of_ids(self, plan: Sequence[SegmentInfo], now_us: int, *, leads: bool) -> list[Offset]:
+        """Return the bases of the segments, oldest first, in which no id of the window can lie.
+
+        Whoever does not lead remembers no ids and may have to: its segments stay for the window.
+        """
+        if leads:
+            self.window.expire(now_us)
+            floor = self.window.oldest_offset()
+            return [one.base_offset for one in plan if floor is None or one.end_offset <= floor]
+        horizon_us = now_us - self._config.dedup_window_ms * 1000
+        old = itertools.takewhile(lambda one: one.max_timestamp_us < horizon_us, plan)
+        return [one.base_offset for one in old]
