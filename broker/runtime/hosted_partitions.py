@@ -16,7 +16,7 @@ import structlog
 from broker.core.isr import LagLimits
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
-from broker.core.replication.view import PartitionView, view_of
+from broker.core.replication.view import view_of
 from broker.errors import HeadwaterError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch
@@ -134,7 +134,7 @@ class HostedPartitions:
                 elif same_brokers and number < len(known) and known[number] is row:
                     continue
                 driver.learn_cold_end(row.cold_end)
-                begun.append((driver, driver.take_view(self._view(state, driver))))
+                begun.append((driver, driver.take_view(view_of(state, driver.partition_id))))
         for driver, call in begun:
             try:
                 driver.view_taken(call)
@@ -147,9 +147,6 @@ class HostedPartitions:
         if failure is not None:
             raise failure
         return changed
-
-    def _view(self, state: MetadataState, driver: PartitionDriver) -> PartitionView | None:
-        return view_of(state, driver.partition_id)
 
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
         config, setting = stream.config, self._setting

@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.errors import InvalidConfigError, MetadataCorruptError
 from broker.ports import Files
+from broker.runtime.whole_file import write_whole
 
 _FILE: Final = "node.json"
 _BYTES_MAX: Final = 4096
@@ -27,7 +28,7 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
         if files.exists("metadata") or files.exists("streams"):
             raise MetadataCorruptError(f"{_FILE} is missing beside stored data", path=_FILE)
         identity = {"cluster": cluster, "broker_id": broker_id, "uuid": str(uuid.uuid4())}
-        _write(files, json.dumps(identity, sort_keys=True).encode())
+        write_whole(files, _FILE, json.dumps(identity, sort_keys=True).encode())
         return identity["uuid"]
     found = _read(files)
     for name, wanted in (("cluster", cluster), ("broker_id", broker_id)):
@@ -51,15 +52,3 @@ def _read(files: Files) -> dict[str, object]:
     if not isinstance(found, dict):
         raise MetadataCorruptError(f"{_FILE} is not readable", path=_FILE)
     return found
-
-
-def _write(files: Files, data: bytes) -> None:
-    new = f"{_FILE}.new"
-    if files.exists(new):
-        files.remove(new)
-    file = files.open(new, create=True)
-    file.write_at(0, [data])
-    file.datasync()
-    file.close()
-    files.replace(new, _FILE)
-    files.sync_folder("")

@@ -13,6 +13,7 @@ from typing import Final
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports import Files
+from broker.runtime.whole_file import write_whole
 
 _FILE: Final = "sessions.json"
 _BYTES_MAX: Final = 8192
@@ -27,7 +28,9 @@ def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
     """
     known = _read(files) if files.exists(_FILE) else ()
     session = uuid.uuid4().hex
-    _write(files, (*known, session)[-_KEPT:])
+    sessions = (*known, session)[-_KEPT:]
+    body = {"sessions": sessions, "crc": _checksum(sessions)}
+    write_whole(files, _FILE, json.dumps(body, sort_keys=True).encode())
     return session, known
 
 
@@ -44,21 +47,6 @@ def _read(files: Files) -> tuple[str, ...]:
     if not whole:
         raise MetadataCorruptError(f"{_FILE} fails its checksum", path=_FILE)
     return sessions
-
-
-def _write(files: Files, sessions: tuple[str, ...]) -> None:
-    new = f"{_FILE}.new"
-    if files.exists(new):
-        files.remove(new)
-    file = files.open(new, create=True)
-    try:
-        body = {"sessions": sessions, "crc": _checksum(sessions)}
-        file.write_at(0, [json.dumps(body, sort_keys=True).encode()])
-        file.datasync()
-    finally:
-        file.close()
-    files.replace(new, _FILE)
-    files.sync_folder("")
 
 
 def _checksum(sessions: tuple[str, ...]) -> int:
