@@ -17,14 +17,17 @@ def place(
 ) -> tuple[tuple[BrokerId, ...], ...]:
     """Return replicas for each new partition: the brokers with the fewest, leaders spread first.
 
+    Brokers that do not live now fill up what the living are too few for, as KRaft's placement does:
+    they join the ISR once they are back, and until then min ISR alone decides what is accepted.
+
     Raises:
-        NotEnoughReplicasError: fewer brokers are alive than replicas are wanted.
+        NotEnoughReplicasError: fewer brokers are registered than replicas are wanted.
     """
-    living = sorted(one for one in state.brokers if may_lead(state, one))
-    if replication_factor > len(living):
+    absent = {one: not may_lead(state, one) for one in state.brokers}
+    if replication_factor > len(absent):
         raise NotEnoughReplicasError(
-            f"{replication_factor} replicas need as many brokers; {len(living)} are alive",
-            isr=living,
+            f"{replication_factor} replicas need as many brokers; {len(absent)} are registered",
+            isr=sorted(one for one in absent if not absent[one]),
             min_isr=replication_factor,
         )
     held: Counter[BrokerId] = Counter()
@@ -34,8 +37,10 @@ def place(
         led.update(one.replicas[:1])
     rows: list[tuple[BrokerId, ...]] = []
     for _ in range(partitions):
-        chosen = sorted(living, key=lambda one: (held[one], led[one], one))[:replication_factor]
-        chosen.sort(key=lambda one: (led[one], held[one], one))
+        chosen = sorted(absent, key=lambda one: (absent[one], held[one], led[one], one))
+        chosen = sorted(
+            chosen[:replication_factor], key=lambda one: (absent[one], led[one], held[one], one)
+        )
         held.update(chosen)
         led.update(chosen[:1])
         rows.append(tuple(chosen))

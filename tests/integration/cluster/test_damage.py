@@ -90,9 +90,8 @@ def test_a_rotten_log_is_set_aside_and_fetched_anew(cluster: Cluster, leads: boo
         file.write(bytes([byte ^ 0xFF]))
     cluster.start(victim)
     cluster.wait_for(_in_sync(client, cluster, stream), "it is in sync again")
-    assert [one["partition"] for one in _said(cluster, victim, "damaged_log_set_aside")] == [
-        f"{uuid}/0"
-    ]
+    said = [one["partition"] for one in _said(cluster, victim, "damaged_log_set_aside")]
+    assert said.count(f"{uuid}/0") == 1
     assert list((folder / "damaged").iterdir())
     assert stored(cluster.client(cluster.url_of(victim)), stream) == values
 

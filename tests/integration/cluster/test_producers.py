@@ -8,6 +8,7 @@ import pytest
 
 from clusterkit.load import Following, check, load, stored
 from clusterkit.running import Cluster
+from headwater.client.operations import Operations
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_producers")]
 
@@ -66,6 +67,10 @@ def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
     client = cluster.client()
     client.create_stream("kept", partitions=3)
     cluster.kill(0)
+    cluster.wait_for(
+        lambda: "fenced" in [one.state for one in Operations(client).status().brokers],
+        "it is missed",
+    )
     created = client.create_stream("made", partitions=2)
     assert [part.records_count for part in client.describe("made").partitions] == [0, 0]
     assert client.create_stream("made", partitions=2) == created

@@ -39,6 +39,7 @@ from broker.errors import (
     InvalidAssignmentError,
     InvalidRequestError,
     MetadataCorruptError,
+    NotEnoughReplicasError,
     StaleBrokerEpochError,
     StaleLeaderEpochError,
     StalePartitionEpochError,
@@ -338,6 +339,30 @@ def test_new_replicas_go_where_the_fewest_are() -> None:
     assert all(len(set(row)) == 2 for row in rows)
     assert {row[0] for row in rows} >= {B, C, D}
     assert rows[0][0] == D or D in rows[0]
+
+
+def test_brokers_that_are_away_fill_up_what_the_living_are_too_few_for() -> None:
+    """They are chosen last and never lead first; only who is not registered is missed."""
+    cluster = Cluster()
+    cluster.fence(A)
+    cluster.fence(B)
+    assert {frozenset(row) for row in place(cluster.state, partitions=4, replication_factor=2)} == {
+        frozenset({C, D})
+    }
+    rows = place(cluster.state, partitions=4, replication_factor=3)
+    assert {row[0] for row in rows} == {C, D}
+    assert {row[2] for row in rows} == {A, B}
+    stream = Stream(
+        name="t",
+        uuid=StreamUuid("00000000-0000-0000-0000-000000000002"),
+        config=StreamConfig(subject="t", partitions=4),
+        created_us=1,
+        table_name="t",
+    )
+    cluster.do(CreateStream(stream=stream, leader=C, assignment=rows, min_isr=2))
+    assert {one.isr for one in cluster.state.partitions[stream.uuid]} == {(C, D)}
+    with pytest.raises(NotEnoughReplicasError, match="4 are registered"):
+        place(cluster.state, partitions=1, replication_factor=5)
 
 
 def test_damaged_snapshots_are_named_and_newer_ones_refused() -> None:
