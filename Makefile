@@ -25,6 +25,7 @@ MINUTES ?= 5
 ROUNDS ?= 20
 CRASH_ARGS ?=
 RACE_ARGS ?= --commits 200
+SIM_ARGS ?=
 SEED ?=
 SEEDS ?=
 
@@ -135,6 +136,13 @@ sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one
 	@cd $(ROOT)
 	HEADWATER_SIM_SEED=$(SEED) HEADWATER_SIM_SEEDS=$(SEEDS) \
 		$(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim $(PYTEST_ARGS)
+
+.PHONY: nightly
+nightly: MINUTES = 120
+nightly: SEEDS = 200000
+nightly: $(STAMP) ## all simulations for hours, with counts (MINUTES=120 SEEDS=200000)
+	@cd $(ROOT)
+	$(PYTHON) tests/sim/nightly.py --minutes $(MINUTES) --seeds $(SEEDS) $(SIM_ARGS)
 
 .PHONY: mutants
 mutants: $(STAMP) ## break the log, replication and Raft on purpose; the simulations must notice

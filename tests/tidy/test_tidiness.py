@@ -58,7 +58,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
     "tests/race/*", "tests/chaos/*", "docs/notebook.py", "tests/notebook/run.py",
-    "tests/lib/crashkit/running.py",
+    "tests/lib/crashkit/running.py", "tests/sim/nightly.py",
 )  # fmt: skip
 
 # A thread that sleeps cannot be told to stop, and a test that sleeps is slow and still flaky.
@@ -73,6 +73,7 @@ CATCH_ALL: Final[dict[str, str]] = {
     "broker/runtime/controller.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/raft_metadata_log.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/supervisor.py": "one partition's bug must not take the others down",
+    "tests/sim/nightly.py": "a violation is told and counted; the other seeds go on",
     "tiering/deadline.py": "every error is raised again on the thread that waits for the call",
     "tiering/uploader.py": "one partition's bug must not stop the others from being shipped",
 }
