@@ -132,9 +132,13 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
+    """Return all of its session: workers whose daemon was killed are nobody's children any more."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(pid) == process.pid != pid:
+                found.append(psutil.Process(pid))
+    return found
 
 
 def _runs(process: psutil.Process, module: str) -> bool:

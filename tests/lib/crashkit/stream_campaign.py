@@ -46,6 +46,7 @@ _FLUSH_MS: Final = 60_000
 _MOMENT_S: Final = 4.0
 _PRIME_S: Final = 300.0  # a JVM that writes its archive takes its time on a busy machine
 _COLD_BATCHES: Final = 12  # about so many of a query are to lie in the table when it begins
+_MISSING_MAX: Final = 100
 _SHOWN_FROM: Final = 60  # rounds from which on every kind has to be met in every phase
 Say = Callable[[str], None]
 
@@ -94,6 +95,7 @@ class StreamCampaign:
         self._watch: TierWatch | None = None
         self._upkeep: Upkeep | None = None
         self._loads: list[NatsLoad] = []
+        self._missing_in_a_row = 0
 
     @property
     def failures(self) -> list[str]:
@@ -275,9 +277,13 @@ class StreamCampaign:
         what = self._deck.draw(phase, spare=self._process.spare_ready or not query.has_spares)
         if not self._faults.strike(what):
             self.tally.not_there += 1
+            self._missing_in_a_row += 1
+            if self._missing_in_a_row > _MISSING_MAX:
+                raise CampaignError(f"{what} is not there, whenever it is to be killed")
             self._deck.put_back(what, phase)
             self._wait_for_batch()
             return
+        self._missing_in_a_row = 0
         if self._random.random() < 0.8:
             self._wait_for_batch()
         if query.has_spares:
