@@ -121,6 +121,12 @@ chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped und
 	@cd $(ROOT)
 	$(PYTHON) tests/chaos/run.py --minutes $(MINUTES) $(CHAOS_ARGS)
 
+.PHONY: crash-cluster
+crash-cluster: $(STAMP) ## kill -9 every broker of a cluster under load, again and again (ROUNDS=20)
+	@cd $(ROOT)
+	$(PYTHON) tests/chaos/run.py --minutes 0 --brokers 3 --only "kill every broker" \
+		--times $(ROUNDS) $(CHAOS_ARGS)
+
 .PHONY: race
 race: $(STAMP) ## Spark drivers and delta-rs append to one table on S3; none may be lost
 	@cd $(ROOT)

@@ -1,8 +1,9 @@
 """``make chaos MINUTES=30``: break a cluster of real processes, and judge what it acknowledged.
 
-Prints one line a story and ``chaos: N stories, A acked, 0 lost, 0 doubled, 0 diverged, seed S`` at
-the end. Exits with 1 on any violation, and when a story was never reached; the directories are kept
-then. ``--seed`` repeats the plan; ``--plan`` only prints it.
+Prints one line a story and ``chaos: N stories, K all-node kills, A acked, 0 lost, 0 doubled, 0
+diverged, seed S`` at the end. Exits with 1 on any violation, and when a story was never reached;
+the directories are kept then. ``--seed`` repeats the plan; ``--plan`` only prints it.
+``make crash-cluster ROUNDS=20`` tells only the stories in which every broker dies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chaoskit.stories import Story
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
@@ -28,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     seed = secrets.randbits(32) if options.seed is None else options.seed
     chosen = tuple(one for one in STORIES if not options.only or options.only in one.name)
     if options.plan:
-        return _print_plan(options, seed)
+        return _print_plan(options, seed, chosen)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="headwater-chaos-"))
     print(f"chaos: seed {seed}, files in {folder}", flush=True)
     config = ChaosConfig(
@@ -39,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         partitions=options.partitions,
         records_per_s=options.records_per_s,
         stories=chosen,
+        times=options.times,
     )
     began_s, stopped = time.monotonic(), None
     campaign = ChaosCampaign(config, lambda text: print(text, flush=True))
@@ -59,8 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"chaos: FAILED {stopped or ''}\n  {verdict}\n  files are kept in {folder}")
         (folder / "violations.txt").write_text(f"seed {seed}\n{stopped}\n{verdict}\n")
     print(
-        f"chaos: {sum(tally.told.values())} stories, {campaign.recorder.acked_count} acked, "
-        f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.diverged} diverged, "
+        f"chaos: {sum(tally.told.values())} stories, {tally.all_killed} all-node kills, "
+        f"{campaign.recorder.acked_count} acked, {verdict.lost} lost, {verdict.doubled} doubled, "
+        f"{verdict.diverged} diverged, "
         f"{len(unreached)} never reached, {time.monotonic() - began_s:.0f} s, seed {seed}",
         flush=True,
     )
@@ -69,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if good else 1
 
 
-def _print_plan(options: argparse.Namespace, seed: int) -> int:
+def _print_plan(options: argparse.Namespace, seed: int, chosen: tuple[Story, ...]) -> int:
     from chaoskit.permits import namespaces_refused, refused_needs
     from chaoskit.schedule import plan
 
@@ -79,6 +86,8 @@ def _print_plan(options: argparse.Namespace, seed: int) -> int:
         brokers=options.brokers,
         partitions=options.partitions,
         refused=refused_needs(),
+        stories=chosen,
+        times=options.times,
     )
     print(f"network namespaces: {namespaces_refused() or 'permitted (proxies are used)'}")
     for number, entry in enumerate(made.entries, 1):
@@ -97,6 +106,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--records-per-s", type=int, default=100, help="of each NATS publisher")
     parser.add_argument("--seed", type=int, help="repeat the plan of an earlier run")
     parser.add_argument("--only", metavar="TEXT", help="stories with this in their name")
+    parser.add_argument("--times", type=int, default=0, help="tell so many stories at least")
     parser.add_argument("--plan", action="store_true", help="print what would be done")
     parser.add_argument("--folder", type=Path, help="keep everything here")
     parser.add_argument("--keep", action="store_true", help="keep the files also when all is good")

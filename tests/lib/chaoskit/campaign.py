@@ -49,6 +49,7 @@ class ChaosConfig:
     records_per_s: int = 100  # of each NATS publisher
     session_ms: int = 1_500
     stories: tuple[Story, ...] = STORIES
+    times: int = 0  # how many stories at least
     small_disks: bool = True  # where the machine permits them
 
 
@@ -70,6 +71,7 @@ class ChaosCampaign:
             partitions=config.partitions,
             refused=refused,
             stories=config.stories,
+            times=config.times,
         )
         self.cluster = ProcessCluster(
             config.folder,

@@ -53,6 +53,7 @@ class Tally:
     told: Counter[str] = field(default_factory=Counter)
     reached: Counter[str] = field(default_factory=Counter)
     steps: Counter[str] = field(default_factory=Counter)
+    all_killed: int = 0  # how often a kill left no broker running
     stalls_s: dict[str, list[float]] = field(default_factory=dict)  # longest time without an ack
     healing_s: dict[str, list[float]] = field(default_factory=dict)
 
@@ -221,6 +222,8 @@ class ChaosRunner:
         one = None if state is None else state.partitions.get(watch.partition)
         for broker in players.find(step.who, None if one is None else one.leader):
             self._do_to(step.do, broker)
+        if step.do is Do.KILL and not any(map(self._cluster.is_running, self._cluster.brokers)):
+            self.tally.all_killed += 1
 
     def _do_to(self, do: Do, broker: str) -> None:
         """Do it to one broker; what is so already is left."""

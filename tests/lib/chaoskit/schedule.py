@@ -61,6 +61,7 @@ def plan(
     partitions: int,
     refused: Mapping[Need, str],
     stories: Sequence[Story] = STORIES,
+    times: int = 0,
 ) -> Schedule:
     """Deal the stories for so many minutes, but each at least once.
 
@@ -71,17 +72,18 @@ def plan(
         partitions: how many the stream has; a story is about one of them.
         refused: what this machine does not permit, and why; see permits.py.
         stories: what may be told.
+        times: how many are told in all at least, however short the time is.
     """
     rng = random.Random(seed)
     skipped = {story.name: why for story in stories if (why := _obstacle(story, brokers, refused))}
     possible = [story for story in stories if story.name not in skipped]
     entries: list[Entry] = []
-    left_ms = minutes * 60_000
-    while possible and (left_ms > 0 or len(entries) < len(possible)):
+    left_ms, wanted = minutes * 60_000, max(times, len(possible))
+    while possible and (left_ms > 0 or len(entries) < wanted):
         deck = list(possible)
         rng.shuffle(deck)
         for story in deck:
-            if left_ms <= 0 and len(entries) >= len(possible):
+            if left_ms <= 0 and len(entries) >= wanted:
                 break
             entry = Entry(
                 story=_jittered(story, rng),

@@ -127,6 +127,17 @@ _PROCESSES: Final = (
         evidence=_FAILOVER,
     ),
     _story(
+        "kill every broker and nats-server",
+        Step(Do.KILL, "all"), Step(Do.NATS, ms=500), Step(Do.START, "all"), _wait(1_000),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "kill every broker, and again while they start",
+        Step(Do.KILL, "all"), _wait(200), Step(Do.START, "all"), _wait(1_500),
+        Step(Do.KILL, "all"), _wait(200), Step(Do.START, "all"), _wait(1_000),
+        evidence=_FAILOVER,
+    ),
+    _story(
         "restart storm: whoever leads is killed",
         *(one for _ in range(4) for one in (
             Step(Do.KILL, "now"), _wait(600), Step(Do.START, "all"), _wait(350),

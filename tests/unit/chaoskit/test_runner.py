@@ -61,6 +61,16 @@ def test_jetstream_s_scenario_hits_five_brokers_in_order() -> None:
     assert set(names[:2]) | {names[2]} | set(names[6:8]) == set(cluster.brokers)
 
 
+def test_a_kill_of_every_broker_is_counted() -> None:
+    """It counts when nobody is left running; a story that kills one of three does not."""
+    for name, count in (
+        ("kill every broker, and again while they start", 2),
+        ("kill the leader", 0),
+    ):
+        tally, _ = _run(FakeCluster(3, partitions=1), _only(name, brokers=3))
+        assert tally.all_killed == count
+
+
 def test_a_story_whose_point_was_missed_is_not_reached() -> None:
     """Told is not reached: nobody failed over, and the line says so."""
     nothing = Story(

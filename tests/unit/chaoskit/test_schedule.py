@@ -38,6 +38,15 @@ def test_a_long_run_deals_the_stories_evenly() -> None:
     assert {entry.partition for entry in long.entries} == {0, 1, 2}
 
 
+def test_a_run_can_be_so_many_stories() -> None:
+    """A count instead of minutes: the stories asked for, evenly, and not one more."""
+    chosen = [story for story in STORIES if story.name.startswith("kill every broker")]
+    made = plan(1, minutes=0, brokers=3, partitions=2, refused={}, stories=chosen, times=20)
+    names = [entry.story.name for entry in made.entries]
+    assert len(names) == 20
+    assert {names.count(story.name) for story in chosen} == {6, 7}
+
+
 def test_the_same_seed_deals_the_same_run() -> None:
     """A plan is its seed; another seed is another plan."""
     one, same, other = (
