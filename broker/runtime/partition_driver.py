@@ -1,4 +1,4 @@
-"""The shell of one partition on this broker: group commit, reads, tiering's view.
+"""The shell of one partition on this broker: group commit, reads, what tiering asks.
 
 One turn = take what is queued, plan it, append, let followers fetch, sync, move the high watermark,
 answer whom the ack policy lets answer. All writing happens in turns, on one thread at a time. What
@@ -18,7 +18,6 @@ from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.acks import AckQueue
 from broker.core.leader import PartitionLeader
 from broker.core.replication.view import PartitionView
-from broker.core.retention import LocalRetention, plan_local_frees
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,
@@ -26,7 +25,6 @@ from broker.errors import (
     NotLeaderError,
     OverloadedError,
     RecordTooLargeError,
-    SegmentCorruptError,
     ShuttingDownError,
 )
 from broker.model.epoch_history import EpochHistory
@@ -42,6 +40,7 @@ from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_counters import OnCommit, PartitionCounters, ignore_commit
 from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks, ReplicaShell, not_leader
 from broker.runtime.retry_tables import RetryTables
+from broker.runtime.tier_view import TierView
 from broker.runtime.turn_queue import (
     OwnerCall,
     Postponed,
@@ -78,13 +77,12 @@ class PartitionDriver:
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         self.subject = stream.config.partition_subject(number)
         self.counters = PartitionCounters()
-        self.cold_end = cold_end
+        self._tier = TierView(self.partition_id, stream.config, cold_end, record_cold_end)
         self._me = identity.me
         self._alone = False
         self._log = log
         self._clock = clock
         self._links = links
-        self._record_cold_end = record_cold_end
         self._begin_log = begin_log
         self._on_sealed = on_sealed
         self._on_commit = on_commit
@@ -96,7 +94,6 @@ class PartitionDriver:
         self._closed = threading.Event()
         self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
         self._postponed = Postponed()
-        self._sealed_count = self.unshipped_bytes = 0  # bytes on local disk, not in the table
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
         self._shell: ReplicaShell | None = None
@@ -261,15 +258,10 @@ class PartitionDriver:
             raise ShuttingDownError(f"{self._path} is closing")
         if not self.leads:
             raise not_leader(self._path, self.view)
-        limit = self.stream.config.unshipped_bytes_max
-        if limit is not None and self.unshipped_bytes > limit:
+        overload = self._tier.overload()
+        if overload is not None:
             self.counters.refused_writes += 1
-            raise OverloadedError(
-                f"{self.unshipped_bytes} bytes of {self.partition_id} wait to be tiered; the "
-                f"stream allows {limit} (unshipped_bytes_max)",
-                unshipped_bytes=self.unshipped_bytes,
-                limit_bytes=limit,
-            )
+            raise overload
 
     @property
     def _path(self) -> str:
@@ -318,6 +310,16 @@ class PartitionDriver:
 
     # ------------------------------------------------------------------ what tiering asks
 
+    @property
+    def cold_end(self) -> Offset:
+        """See ``TierSource.cold_end``."""
+        return self._tier.cold_end
+
+    @property
+    def unshipped_bytes(self) -> int:
+        """Bytes on local disk that are not in the table."""
+        return self._tier.unshipped_bytes
+
     def segments(self) -> list[SegmentInfo]:
         """See ``TierSource.segments``."""
         return self._log.segments()
@@ -328,42 +330,25 @@ class PartitionDriver:
 
     def record_cold_end(self, cold_end: Offset) -> None:
         """See ``TierSource.record_cold_end``. Blocks until the metadata log has it."""
-        self._record_cold_end(self.partition_id.number, cold_end)
-        self.cold_end = max(self.cold_end, cold_end)
+        self._tier.record(cold_end)
         self._watch_segments()
 
     def learn_cold_end(self, cold_end: Offset) -> None:
         """Take over what the metadata says is in the table. Only ever forward."""
-        if cold_end > self.cold_end:
-            self.cold_end = cold_end
+        if self._tier.learn(cold_end):
             self._watch_segments()
 
     def refuse_if_replaced(self) -> None:
         """Take no writes if the log ends below what is in its table: nobody else could have it."""
-        if self._log.log_end < self.cold_end and self.failure is None:
-            self.failure = SegmentCorruptError(
-                f"the local log of {self.partition_id} ends at {self._log.log_end}, below the "
-                f"{self.cold_end} already in its table: local files were lost or replaced",
-                offset=self._log.log_end,
-                expected=self.cold_end,
-            )
+        if self.failure is None:
+            self.failure = self._tier.replacement(self._log.log_end)
 
     def free_local(self, lease_floor: Callable[[], Offset]) -> int:
-        """Free what local retention gives up and no lease or retry needs; return how many segments.
-
-        The cold end is looked at before the leases: a lease taken in between starts at or above
-        that cold end, so it holds nothing of what is freed here.
-        """
-        cold_end = self.cold_end
-        floor = min(cold_end, lease_floor())
+        """Free what retention gives up and no lease or retry needs; return how many segments."""
         if self._queue.closing or self.failure is not None:
             return 0
-        plan = plan_local_frees(
-            self._log.segments(),
-            floor=floor,
-            now_us=self._clock.now_us(),
-            retention=LocalRetention.of(self.stream.config),
-        )
+        now_us = self._clock.now_us()
+        plan = self._tier.plan_frees(self._log.segments, lease_floor, now_us)
         if not plan:
             return 0
         freed_count: int = self._queue.call(lambda: self._free(plan))
@@ -473,7 +458,7 @@ class PartitionDriver:
         size = sum(batch.size for batch in group.batches)
         self.counters.appended_records += group.end - group.start
         self.counters.appended_bytes += size
-        self.unshipped_bytes += size
+        self._tier.unshipped_bytes += size
         self.counters.syncs = shell.sync_count
         return None
 
@@ -526,7 +511,7 @@ class PartitionDriver:
 
     def copied(self, batches: Sequence[StoredBatch]) -> None:
         """See ``ReplicaOwner``: producers are remembered on every replica."""
-        self.unshipped_bytes += self._retries.copied(batches)
+        self._tier.unshipped_bytes += self._retries.copied(batches)
 
     def shrunk(self) -> None:
         """See ``ReplicaOwner``."""
@@ -581,9 +566,7 @@ class PartitionDriver:
         self._watch_segments_if_rolled()
 
     def _watch_segments_if_rolled(self) -> None:
-        sealed_count = self._log.sealed_count
-        if sealed_count != self._sealed_count:
-            self._sealed_count = sealed_count  # here alone: another thread would hide a roll
+        if self._tier.rolled(self._log.sealed_count):
             self._watch_segments()
             if self.failure is None:
                 try:
@@ -593,6 +576,4 @@ class PartitionDriver:
             self._on_sealed(self.stream)
 
     def _watch_segments(self) -> None:
-        self.unshipped_bytes = sum(
-            one.size_bytes for one in self._log.segments() if one.end_offset > self.cold_end
-        )
+        self._tier.watch(self._log.segments())
