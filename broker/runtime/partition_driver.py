@@ -470,7 +470,7 @@ class PartitionDriver:
         if leader.is_fenced(self._clock.monotonic_ms()):
             return
         for answer in self._acks.settled(
-            synced_end=leader.synced_end, high_watermark=leader.high_watermark
+            synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
         ):
             answer.tell(None)
 
@@ -524,11 +524,20 @@ class PartitionDriver:
             return
         self.failure = error
         _log.error("partition_failed", partition=self._path, reason=error.message)
+        if isinstance(error, CorruptDataError):
+            self._mark_suspect()
         self._links.withdraw(error)
         if self._shell is not None:
             self._shell.wake_readers(closing=False)
         for answer in self._acks.abandon():
             answer.abandon(error)
+
+    def _mark_suspect(self) -> None:
+        """Let the next start find what was met, wherever it is, and fetch the log anew."""
+        try:
+            self._log.mark_suspect()
+        except HeadwaterError as error:
+            _log.error("damage_not_noted", partition=self._path, reason=error.message)
 
     def producers_before(self, start: Offset) -> bytes:
         """See ``ReplicaOwner``."""

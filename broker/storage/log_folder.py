@@ -26,6 +26,7 @@ from broker.ports import File, Files
 
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
+SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening believes no index
 TEMPORARY_SUFFIX: Final = ".tmp"
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
 

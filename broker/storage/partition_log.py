@@ -25,7 +25,7 @@ from broker.storage.damage import RecoveryReport
 from broker.storage.epoch_history import EpochHistory
 from broker.storage.handle_pool import HandlePool
 from broker.storage.index import SegmentIndex
-from broker.storage.log_folder import EPOCHS_NAME, LogFolder, is_full
+from broker.storage.log_folder import EPOCHS_NAME, SUSPECT_NAME, LogFolder, is_full
 from broker.storage.log_reader import LogReader, LogState
 from broker.storage.producer_state import read_producer_state, write_producer_state
 from broker.storage.recovery import RecoveredLog, recover
@@ -337,6 +337,21 @@ class PartitionLog:
                 end=end,
             )
             self._reload()
+
+    def mark_suspect(self) -> None:
+        """Let the next opening scan every byte: a read met damage that opening did not look at.
+
+        The mark goes when such a scan finds nothing. Repeatable, also on a damaged log.
+
+        Raises:
+            DiskFullError: there is no room for a name.
+            LogFailedError: the disk failed.
+        """
+        path = self._folder.file(SUSPECT_NAME)
+        with self._errors("marking"):
+            if not self._folder.files.exists(path):
+                self._folder.files.open(path, create=True).close()
+                self._folder.sync()
 
     def checkpoint(self) -> None:
         """Move the recovery point to the synced end, so that a restart scans from there."""

@@ -1,9 +1,10 @@
 """Open a log after any end: clean, killed, power lost, or with damage. docs/decisions/0002.
 
-Sealed segments are believed by their index. The rest is scanned, and damage in it is one of two
-things. A *torn tail* was being written when the power went: it was never acknowledged and is cut.
-*Rot* was durable and changed afterwards: it is never cut, the log keeps it by name and takes no
-more writes. Damage is rot when any of these shows that its bytes had been written whole:
+Sealed segments are believed by their index, unless a read met damage before (``suspect``). The
+rest is scanned, and damage in it is one of two things. A *torn tail* was being written when the
+power went: it was never acknowledged and is cut. *Rot* was durable and changed afterwards: it is
+never cut, the log keeps it by name and takes no more writes. Damage is rot when any of these shows
+that its bytes had been written whole:
 
     a. it lies below the recovery point, or below what an index covers, or in a sealed segment;
     b. a later valid batch was written when the log was already synced beyond it;
@@ -42,6 +43,7 @@ from broker.storage.index import SegmentIndex
 from broker.storage.log_folder import (
     EPOCHS_NAME,
     RECOVERY_NAME,
+    SUSPECT_NAME,
     TEMPORARY_SUFFIX,
     LogFolder,
     RecoveryPointFile,
@@ -88,10 +90,12 @@ class _Recovery:
         self._report = RecoveryReport()
         self._segments: list[Segment] = []
         self._indexes_to_write: list[Segment] = []
+        self._suspect = False
 
     def run(self) -> RecoveredLog:
         """Do the steps in order; each leaves a state from which all can be done again."""
         self._files.make_folder(self._folder.path)
+        self._suspect = self._files.exists(self._folder.file(SUSPECT_NAME))
         with ExitStack() as stack:
             point_file, point = self._open_point()
             stack.callback(point_file.close)
@@ -114,6 +118,8 @@ class _Recovery:
         if not self._report.damaged_ranges and self._segments[-1].sealed:
             base = self._create_segment(log_end)  # the roll was torn after its first half
             self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
+        if self._suspect and not self._report.damaged_ranges:  # every byte was looked at
+            self._files.remove(self._folder.file(SUSPECT_NAME))
         self._folder.sync()
         if not self._report.damaged_ranges:
             last = self._segments[-1]
@@ -217,6 +223,7 @@ class _Recovery:
             size = file.size()
             trusted = (
                 index is not None
+                and not self._suspect
                 and index.summary.sealed
                 and index.summary.end_offset == following
                 and index.summary.covered == size
@@ -331,7 +338,7 @@ class _Recovery:
         """Return the last segment as its index knows it, and below which position is durable."""
         durable = point.position if point is not None and point.segment_base == base else 0
         index = self._index_of(base)
-        if index is None or index.summary.covered > size:
+        if index is None or self._suspect or index.summary.covered > size:
             if index is not None or durable > 0:
                 self._report.rebuilt.append(self._folder.segment_file(base, "index"))
             covered = index.summary.covered if index is not None else 0

@@ -182,9 +182,9 @@ class SimBroker:
             return
         self.paused = False
         self.world.note("resumed", self.name)
-        late, self._late = self._late, []
+        late, self._late, life = self._late, [], self._life
         for action, args in late:
-            self._run(self._life, action, *args)
+            self._run(life, action, *args)  # unless an earlier one has ended this life
 
     def _later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
         self.world.at(delay_ms, self._run, self._life, action, *args)
@@ -243,13 +243,17 @@ class SimBroker:
         self._take_state()
 
     def found_rot(self) -> None:
-        """A read met damage: stop everything about this log, leave the ISR, fetch it anew."""
+        """A read met damage: stop everything about this log, and note it for the next start.
+
+        There it is set aside and fetched anew: under a new broker epoch, for what the metadata says
+        of this one may change until the withdrawal is decided.
+        """
         self.world.note("rot met while reading", self.name)
-        self.log.damaged = True
-        self.replica = None
         for one in self._acks.abandon():
             self._refuse(one.publish, NotLeaderError("not any more"))
-        self._repair()
+        self.log.mark_suspect()
+        self.crash(power=False)
+        self.world.at(1, self._start_again, self._life)
 
     def _is_replaced(self) -> bool:
         present, mine = self._state.brokers.get(self.name), self._broker_epoch

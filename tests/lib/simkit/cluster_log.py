@@ -6,6 +6,7 @@ on the simulated disk. Both hold the same batches, so everything above cannot te
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Protocol
@@ -61,6 +62,9 @@ class ReplicaLog(Protocol):
 
     def wipe(self) -> None:
         """Lose the disk."""
+
+    def mark_suspect(self) -> None:
+        """Note that a read met damage, for the next opening."""
 
     def rot(self) -> bool:
         """Damage a synced record; False when there is none."""
@@ -189,8 +193,13 @@ class ModelLog:
         self.changes += 1
 
     def wipe(self) -> None:
-        """See ReplicaLog."""
+        """See ReplicaLog. The new disk is a good one."""
+        self._fail_sync = False
         self._clear()
+
+    def mark_suspect(self) -> None:
+        """See ReplicaLog."""
+        self.damaged = True
 
     def rot(self) -> bool:
         """See ReplicaLog."""
@@ -282,10 +291,15 @@ class RealLog:
         self._open()
 
     def wipe(self) -> None:
-        """See ReplicaLog."""
-        self._disk.capacity_bytes = ROOMY
+        """See ReplicaLog. The new disk is a good one."""
+        self._disk.capacity_bytes, self._disk.datasync_failures = ROOMY, 0
         self._disk.files().remove_folder(FOLDER)
         self._open()
+
+    def mark_suspect(self) -> None:
+        """See ReplicaLog. A disk that refuses leaves the log as it is."""
+        with contextlib.suppress(DiskFullError, LogFailedError):
+            self._log.mark_suspect()
 
     def rot(self) -> bool:
         """See ReplicaLog. Flips a bit in the first segment: a whole sector says that it is rot."""

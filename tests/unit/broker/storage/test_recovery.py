@@ -177,6 +177,34 @@ def test_rot_in_a_sealed_segment_is_met_by_its_reader(disk: SimDisk) -> None:
     assert log.append([raw_batch()], leader_epoch=EPOCH, now_us=1) == [6]
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_suspect_log_is_scanned_whole(disk: SimDisk, sealed: bool) -> None:
+    """What a reader met is found by the next openings, until a whole scan finds nothing."""
+    written(disk, [6])
+    log = open_log(disk.files(), LARGE)
+    if sealed:
+        log.seal_active(1)
+    log.close()
+    position = start_of(2) + HEADER_SIZE + 10
+    disk.flip_bit(FIRST, position, 0)
+    log = open_log(disk.files(), LARGE)
+    assert not log.recovery.damaged  # below what opening looks at
+    with pytest.raises(SegmentCorruptError):
+        log.read(Offset(2), Offset(6), bytes_max=1)
+    log.mark_suspect()
+    log.mark_suspect()
+    proof = RotProof.SEALED if sealed else RotProof.BELOW_RECOVERY_POINT
+    for _ in range(2):
+        disk.lose_power()
+        check_rot(disk, proof, OffsetRange(Offset(2), Offset(3)), 6)
+    disk.flip_bit(FIRST, position, 0)
+    assert not open_log(disk.files(), LARGE).recovery.damaged
+    assert f"{FOLDER}/suspect" not in disk.paths()
+    log = open_log(disk.files(), LARGE)
+    assert bases(read_all(log)) == list(range(6))
+    assert log.append([raw_batch()], leader_epoch=EPOCH, now_us=1) == [6]
+
+
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_a_missing_segment_is_named(disk: SimDisk, number: int) -> None:
     """The first, one in the middle or the newest: the offsets that went with it are reported."""
