@@ -135,6 +135,7 @@ class PartitionLeader:
         self.epoch_start = synced_end
         self._limits = limits or LagLimits()
         self._lease_until_ms = lease_until_ms
+        self._doubted_end: Offset | None = None  # the log end when a lease came after a lapse
         self._now_ms = self._tick_ms = now_ms
         self._log_end = self._synced_end = synced_end
         history = epochs or EpochHistory()
@@ -168,7 +169,20 @@ class PartitionLeader:
 
     @property
     def synced_end(self) -> Offset:
-        """The leader's own synced end: what ack policy LEADER waits for."""
+        """The leader's own synced end."""
+        return self._synced_end
+
+    @property
+    def leader_ack_end(self) -> Offset:
+        """How far ack policy LEADER may be answered: the leader's own synced end.
+
+        While the lease had lapsed somebody else may have been elected, and the new lease may come
+        before the view that says so. So then only what is committed is answered, until a record
+        written after the lapse is: its followers have followed this leader since.
+        """
+        doubted = self._doubted_end
+        if doubted is not None and self.high_watermark <= doubted:
+            return self.high_watermark
         return self._synced_end
 
     @property
@@ -221,8 +235,11 @@ class PartitionLeader:
                 return []
             case LeaseGranted(until_ms, now_ms):
                 self._now_ms = max(self._now_ms, now_ms)
-                if self._lease_until_ms is not None:
-                    self._lease_until_ms = max(self._lease_until_ms, until_ms)
+                before_ms = self._lease_until_ms
+                if before_ms is not None and until_ms > before_ms:
+                    if now_ms >= before_ms:
+                        self._doubted_end = self._log_end
+                    self._lease_until_ms = until_ms
                 return list(self._advance())
             case TickElapsed(now_ms):
                 return list(self._tick(now_ms))

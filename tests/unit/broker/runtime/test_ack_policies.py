@@ -1,0 +1,270 @@
+"""When a leader answers under each ack policy: one driver, a follower and a lease of the test's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.disk_files import DiskFiles
+from broker.codec.record_batch import prepare
+from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.view import PartitionView
+from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy, AppendResult
+from broker.model.replica_messages import FetchRequest, ReplicaMessage
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.commit_scheduler import Turn
+from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.replica_shell import ReplicaIdentity
+from broker.storage.partition_log import LogConfig, PartitionLog
+from simkit.memory_broker import FakeClock
+
+A, B = BrokerId("a"), BrokerId("b")
+ALL, LEADER, NONE = AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE
+LEASE_MS = 1_000
+STREAM = Stream(
+    name="s",
+    uuid=StreamUuid("00000000-0000-4000-8000-000000000001"),
+    config=StreamConfig(subject="s"),
+    created_us=0,
+    table_name="s",
+)
+VIEW = PartitionView(
+    status="Online",
+    leader=A,
+    candidate=None,
+    leader_epoch=LeaderEpoch(1),
+    partition_epoch=PartitionEpoch(1),
+    replicas=(A, B),
+    isr=frozenset({A, B}),
+    min_isr=2,
+    broker_epochs={A: BrokerEpoch(1), B: BrokerEpoch(2)},
+    joinable=frozenset({A, B}),
+)
+
+
+class Turns:
+    """A scheduler whose turns are taken when the test says so."""
+
+    def __init__(self) -> None:
+        self._due: deque[Turn] = deque()
+
+    def schedule(self, turn: Turn) -> None:
+        """Queue a turn."""
+        self._due.append(turn)
+
+    def run_here(self, turn: Turn) -> None:
+        """Take one at once."""
+        turn.run_turn()
+
+    def run(self) -> None:
+        """Take all that are queued."""
+        while self._due:
+            self._due.popleft().run_turn()
+
+
+class Links:
+    """A broker's links: it loses every message and has the lease that the test gives it."""
+
+    def __init__(self) -> None:
+        self.until_ms = 0
+
+    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
+        """Lose it."""
+
+    def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
+        """Say nothing."""
+
+    def confirm_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Say nothing."""
+
+    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Say nothing."""
+
+    def lease_until_ms(self) -> int:
+        """Return the lease."""
+        return self.until_ms
+
+    def withdraw(self, reason: HeadwaterError) -> None:
+        """Say nothing."""
+
+    def lead_changed(self) -> None:
+        """Say nothing."""
+
+
+class Scene:
+    """The leader of a partition with one follower, which fetches when the test says so."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock, self.links, self.turns = FakeClock(), Links(), Turns()
+        self.files = DiskFiles(root)
+        number = PartitionNumber(0)
+        self.log = PartitionLog.open(
+            self.files, "log", PartitionId(STREAM.uuid, number), LogConfig()
+        )
+        self.grant()
+        self.driver = PartitionDriver(
+            log=self.log,
+            stream=STREAM,
+            number=0,
+            identity=ReplicaIdentity(me=A, broker_epoch=BrokerEpoch(1)),
+            cold_end=Offset(0),
+            links=self.links,
+            clock=self.clock,
+            scheduler=self.turns,  # type: ignore[arg-type]
+            record_cold_end=lambda _number, _end: None,
+            begin_log=lambda _start, _epochs: self.log,
+            on_sealed=lambda _stream: None,
+        )
+        self.view(VIEW)
+        self._request = 0
+
+    def grant(self) -> None:
+        """Give the broker a lease from now on."""
+        self.links.until_ms = self.clock.monotonic_ms() + LEASE_MS
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass."""
+        self.clock.advance(us=ms * 1000)
+
+    def view(self, view: PartitionView) -> None:
+        """Show the driver a view of the metadata."""
+        call = self.driver.take_view(view)
+        self.turns.run()
+        self.driver.view_taken(call)
+
+    def put(self, policy: AckPolicy, *, run: bool = True) -> list[Any]:
+        """Submit a record; return the list that its outcome comes into."""
+        heard: list[Any] = []
+
+        def done(outcomes: Sequence[AppendResult | HeadwaterError]) -> None:
+            heard.extend(outcomes)
+
+        batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
+        self.driver.submit([prepare(batch, now_us=1)], done, policy=policy)
+        if run:
+            self.turns.run()
+        return heard
+
+    def fetched(self, *, synced: int) -> None:
+        """Let the follower fetch; it has synced everything below ``synced``."""
+        self._request += 1
+        request = FetchRequest(
+            follower=B,
+            broker_epoch=BrokerEpoch(2),
+            leader_epoch=LeaderEpoch(1),
+            request_id=self._request,
+            fetch_from=Offset(synced),
+            last_epoch=LeaderEpoch(1 if synced else 0),
+            synced_end=Offset(synced),
+        )
+        self.driver.deliver(request)
+        self.turns.run()
+
+    def tick(self) -> None:
+        """Let the replica look at its lease."""
+        self.driver.tick_replica()
+        self.turns.run()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """Give a leader with a lease."""
+    scene = Scene(tmp_path)
+    yield scene
+    scene.log.close()
+    scene.files.close()
+
+
+def test_each_policy_is_answered_at_its_own_time(scene: Scene) -> None:
+    """In one group: LEADER and NONE after the leader's sync, ALL when the follower has synced."""
+    all_, leader, none = (scene.put(policy, run=False) for policy in (ALL, LEADER, NONE))
+    assert [all_, leader, none] == [[], [], []]
+    scene.turns.run()
+    assert scene.log.synced_end == 3
+    assert [one.base_offset for one in leader + none] == [1, 2]
+    assert all_ == []
+    scene.fetched(synced=0)
+    assert all_ == []
+    scene.fetched(synced=1)
+    assert [one.base_offset for one in all_] == [0]
+    assert (len(leader), len(none)) == (1, 1), "nobody hears twice"
+
+
+def test_all_is_refused_below_the_minimum_where_leader_is_taken(scene: Scene) -> None:
+    """With too few replicas in sync only the weaker policies store records."""
+    scene.view(
+        replace(VIEW, isr=frozenset({A}), partition_epoch=PartitionEpoch(VIEW.partition_epoch + 1))
+    )
+    (refusal,) = scene.put(ALL)
+    assert isinstance(refusal, NotEnoughReplicasError)
+    (stored,) = scene.put(LEADER)
+    assert stored.base_offset == 0
+    assert (scene.log.synced_end, scene.driver.high_watermark) == (1, 0)
+
+
+@pytest.mark.parametrize("policy", [ALL, LEADER, NONE])
+def test_without_a_lease_nothing_is_taken(scene: Scene, policy: AckPolicy) -> None:
+    """A leader that was not scheduled for too long refuses what has come meanwhile."""
+    heard = scene.put(policy, run=False)
+    scene.pass_ms(LEASE_MS)
+    scene.turns.run()
+    assert [type(one) for one in heard] == [NotLeaderError]
+    assert scene.log.log_end == 0
+
+
+@pytest.mark.parametrize("policy", [ALL, LEADER])
+def test_a_pause_in_the_sync_leaves_no_ack(
+    scene: Scene, policy: AckPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is looked at after the sync: who stood still in it acks nothing afterwards."""
+    sync = PartitionLog.sync
+
+    def slow_sync(log: PartitionLog) -> None:
+        sync(log)
+        scene.pass_ms(LEASE_MS)
+
+    monkeypatch.setattr(PartitionLog, "sync", slow_sync)
+    heard = scene.put(policy)
+    assert scene.log.synced_end == 1
+    assert heard == []
+    scene.view(
+        replace(VIEW, leader=B, leader_epoch=LeaderEpoch(2), partition_epoch=PartitionEpoch(2))
+    )
+    assert [type(one) for one in heard] == [NotLeaderError]
+
+
+def test_a_new_lease_proves_nothing_to_leader_acks(scene: Scene) -> None:
+    """After a lapse somebody else may lead, unknown here: LEADER waits for a commit, once."""
+    scene.fetched(synced=0)
+    before = scene.put(LEADER)
+    assert len(before) == 1
+    scene.pass_ms(LEASE_MS + 1)
+    scene.grant()
+    scene.tick()
+    doubtful = scene.put(LEADER)
+    assert scene.log.synced_end == 2
+    assert doubtful == [], "the view that another leads may still be on its way"
+    scene.fetched(synced=1)
+    assert doubtful == [], "that record is older than the lapse, and the fetch may be, too"
+    scene.fetched(synced=2)
+    assert [one.base_offset for one in doubtful] == [1]
+    assert len(scene.put(LEADER)) == 1, "its follower has followed since"
+
+
+def test_a_lease_kept_in_time_keeps_leader_acks_quick(scene: Scene) -> None:
+    """A lease that is extended before it ends casts no doubt."""
+    scene.pass_ms(LEASE_MS - 1)
+    scene.grant()
+    scene.tick()
+    scene.pass_ms(LEASE_MS - 1)
+    assert len(scene.put(LEADER)) == 1
