@@ -106,6 +106,12 @@ bench-spark: $(STAMP) ## run Spark's benchmarks against Kafka, delta-spark and t
 	@cd $(ROOT)
 	$(PYTHON) -m bench --only spark spark_log planning tiering --kafka $(BENCH_ARGS)
 
+.PHONY: bench-cluster
+bench-cluster: $(STAMP) ## run the benchmarks of three brokers against JetStream R3 and Kafka RF3
+	@cd $(ROOT)
+	$(PYTHON) -m bench --kafka --only cluster_publish cluster_latency cluster_failover \
+		cluster_cut cluster_partitions $(BENCH_ARGS)
+
 .PHONY: crash
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)

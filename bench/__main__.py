@@ -23,6 +23,7 @@ from typing import Any, Final
 import psutil
 
 from bench import machine
+from bench.cluster_rows import CLUSTER_ROWS
 from bench.kafka import Kafka
 from bench.peer_tools import find_tools
 from bench.processes import BenchError
@@ -31,7 +32,7 @@ from bench.rows import ROWS
 from bench.servers import settings
 from bench.session import Session
 from bench.stats import Summary
-from bench.table import BEGIN, render, replace_between
+from bench.table import BEGIN, render, render_beside, replace_between
 from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -44,6 +45,10 @@ EXPECTED: Final = (
 MEASURES: Final = (
     "publish", "ingest", "latency", "catch_up", "tiering", "spark", "spark_log", "planning",
     "memory",
+)  # fmt: skip
+# Three brokers each; only by name, as `make bench-cluster` does.
+CLUSTER_MEASURES: Final = (
+    "cluster_publish", "cluster_latency", "cluster_failover", "cluster_cut", "cluster_partitions",
 )  # fmt: skip
 
 
@@ -84,6 +89,7 @@ def _measure(options: argparse.Namespace, work: Path) -> bool:
         recorder=recorder,
         tools=tools,
         kafka=kafka,
+        kills=options.kills,
     )
     failed = False
     for name in options.only or MEASURES:
@@ -115,7 +121,9 @@ def _run_one(name: str, session: Session) -> bool:
 
 def _report(figures: dict[str, Summary], *, write: bool) -> None:
     table = render(ROWS, figures)
-    print(table)
+    clusters = render_beside(CLUSTER_ROWS, figures)
+    shown = [table] if any(row.measured(figures) for row in ROWS) or not clusters else []
+    print("\n\n".join([*shown, clusters]).strip())
     if not write:
         return
     text = _README.read_text(encoding="utf-8") if _README.exists() else ""
@@ -129,10 +137,11 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     now = dt.datetime.now(dt.UTC)
-    add = parser.add_argument
-    add("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
+    add, names = parser.add_argument, (*MEASURES, *CLUSTER_MEASURES)
+    add("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     add("--scale", type=float, default=1.0, help="multiply all record counts")
     add("--repeat", type=int, default=3, help="turns per side (default 3)")
+    add("--kills", type=int, default=30, help="kills of a cluster's leader (default 30)")
     add("--kafka", action="store_true", help="run Kafka too (Java, Maven)")
     default_out = _ROOT / "bench" / "results" / f"{now:%Y-%m-%dT%H%M%S}.json"
     add("--out", type=Path, default=default_out, help="default: bench/results/<time>.json")
@@ -144,6 +153,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 100 or not 1 <= options.repeat <= 100:
         parser.error("--scale is above 0 and at most 100, --repeat is 1 to 100")
+    if not 1 <= options.kills <= 1000:
+        parser.error("--kills is 1 to 1000")
     options.cache = Path(Path(options.cache).resolve())
     return options
 

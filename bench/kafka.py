@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,18 @@ from bench.processes import BenchError, Child, run_text
 from headwater.embedded import free_port
 
 _POM: Final = Path(__file__).with_name("peer") / "kafka" / "pom.xml"
-_HEAP: Final = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
+HEAP: Final = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")
 _SENT: Final = re.compile(r"(\d+) records sent, ([\d.]+) records/sec")
 PRODUCER: Final = ("acks=all", "linger.ms=5", "batch.size=65536")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A combined broker and controller, and its ports."""
+
+    number: int
+    port: int
+    controller_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +66,15 @@ class Kafka:
     def server(self, folder: Path) -> Iterator[KafkaServer]:
         """Run one combined broker and controller."""
         folder.mkdir(parents=True, exist_ok=True)
-        port, controller = free_port(), free_port()
+        node = Node(1, free_port(), free_port())
         config = folder / "server.properties"
-        config.write_text(_properties(folder, port, controller), encoding="utf-8")
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        cluster = f"A{cluster[1:]}"  # an id must not begin with a dash
-        run_text(
-            [*self.java("kafka.tools.StorageTool"), "format", "-t", cluster, "-c", str(config)]
-        )
-        command = ["java", *_HEAP, "-cp", f"{self.libs}/*", "kafka.Kafka", str(config)]
+        config.write_text(properties(folder, node, [node], min_isr=1), encoding="utf-8")
+        tool = self.java("kafka.tools.StorageTool")
+        run_text([*tool, "format", "-t", cluster_id(), "-c", str(config)])
+        command = ["java", *HEAP, "-cp", f"{self.libs}/*", "kafka.Kafka", str(config)]
         with Child("kafka", command, folder / "kafka.log") as child:
             try:
-                server = KafkaServer(self, f"127.0.0.1:{port}", child)
+                server = KafkaServer(self, f"127.0.0.1:{node.port}", child)
                 server.wait_ready()
                 yield server
             finally:
@@ -98,12 +104,12 @@ class KafkaServer:
                 return
         raise BenchError(f"Kafka was not ready: {self.child.tail()}")
 
-    def create(self, topic: str, *, partitions: int = 1) -> None:
-        """Create a topic, of one replica."""
+    def create(self, topic: str, *, partitions: int = 1, replicas: int = 1) -> None:
+        """Create a topic."""
         run_text([
             *self.kafka.java("org.apache.kafka.tools.TopicCommand"), "--bootstrap-server",
             self.address, "--create", "--topic", topic, "--partitions", str(partitions),
-            "--replication-factor", "1",
+            "--replication-factor", str(replicas),
         ])  # fmt: skip
 
     def delete(self, topic: str) -> None:
@@ -152,19 +158,28 @@ class KafkaServer:
         return float(rows[-1].split(",")[9])  # fetch.nMsg.sec
 
 
-def _properties(folder: Path, port: int, controller: int) -> str:
+def cluster_id() -> str:
+    """Return a new id of a cluster."""
+    text = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return f"A{text[1:]}"  # an id must not begin with a dash
+
+
+def properties(folder: Path, node: Node, nodes: Sequence[Node], *, min_isr: int) -> str:
+    """Return the configuration of one of ``nodes``, each broker and controller at once."""
+    voters = ",".join(f"{one.number}@127.0.0.1:{one.controller_port}" for one in nodes)
     return f"""\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+node.id={node.number}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{node.controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{node.port}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder / "data"}
 num.partitions=1
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
+min.insync.replicas={min_isr}
+offsets.topic.replication.factor={len(nodes)}
+transaction.state.log.replication.factor={len(nodes)}
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 """

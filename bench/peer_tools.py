@@ -36,13 +36,13 @@ class PeerTools:
 
     # ------------------------------------------------------------------ acknowledged publish
 
-    def create(self, url: str, stream: str) -> None:
-        """Create a file stream with one replica on the subject of its name."""
+    def create(self, url: str, stream: str, *, replicas: int = 1) -> None:
+        """Create a file stream on the subject of its name."""
         config = {
             "name": stream,
             "subjects": [stream],
             "storage": "file",
-            "num_replicas": 1,
+            "num_replicas": replicas,
             "allow_atomic": True,
         }
         self._api(url, f"STREAM.CREATE.{stream}", config)
@@ -107,6 +107,20 @@ class PeerTools:
         load = Load("nats_latency", url=url, subject=subject, size=size, count=count)
         load.go()
         return {**load.result(), "tool": "raw socket"}
+
+    def first_acks_ms(self, url: str, *, replicas: int, count: int) -> list[float]:
+        """Create streams one after another; return the times to each one's first ack.
+
+        Raises:
+            BenchError: there is no Go client.
+        """
+        if self.client is None:
+            raise BenchError("JetStream's first ack needs Go")
+        found = run_json([
+            str(self.client), "first-ack", "-url", url, "-stream", "first", "-replicas",
+            str(replicas), "-messages", str(count),
+        ])  # fmt: skip
+        return [float(one) for one in found["first_ack_ms"]]
 
     def consume(self, url: str, stream: str, *, size: int, count: int) -> tuple[float, str]:
         """Read a stream from its first message; return records/s and the tool's name."""

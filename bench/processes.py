@@ -45,7 +45,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
-                _with_shim(command),
+                with_shim(command),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -150,7 +150,7 @@ def _run(
     command: Sequence[str], env: Mapping[str, str] | None, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        _with_shim(command),
+        with_shim(command),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -171,7 +171,7 @@ class Load:
         command = [sys.executable, "-m", "bench.load", kind, json.dumps(arguments)]
         self._command = command
         self._process = subprocess.Popen(
-            _with_shim(command),
+            with_shim(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -233,7 +233,8 @@ def span_s(results: Sequence[Mapping[str, Any]]) -> float:
     return float(max(one["end_ns"] for one in results) - start) / 1e9
 
 
-def _with_shim(command: Sequence[str]) -> list[str]:
+def with_shim(command: Sequence[str]) -> list[str]:
+    """Return the command of a child that the kernel ends when this process does."""
     program = shutil.which(command[0])
     if program is None:
         raise BenchError(f"{command[0]} is not installed")

@@ -21,7 +21,8 @@ class RawNats:
     """One connection. Raises OSError, or ValueError for what it does not expect."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        """Connect to a server; of a list with commas, to the first."""
+        parts = urlsplit(url.partition(",")[0])
         assert parts.hostname is not None, f"no host: {url}"
         assert parts.port is not None, f"no port: {url}"
         self.socket = socket.create_connection((parts.hostname, parts.port), timeout=_TIMEOUT_S)

@@ -24,6 +24,7 @@ class Session:
     recorder: Recorder
     tools: PeerTools
     kafka: Kafka | None = None
+    kills: int = 30  # of a cluster's leader
 
     def count(self, records: int, *, multiple: int = 1) -> int:
         """Return ``records`` at this run's scale, rounded up to a multiple."""

@@ -18,6 +18,12 @@ Figures = Mapping[str, Summary]
 BEGIN: Final = "<!-- bench:begin -->"
 END: Final = "<!-- bench:end -->"
 _NOTHING: Final = "–"
+_HEAD_LINES: Final = 2
+_NOT_SYNCED: Final = (
+    "Neither JetStream R3 nor Kafka RF3 syncs a record before it acknowledges it: both run with "
+    "their defaults, and at least two of three nodes have it in memory. Ours is acknowledged when "
+    "at least two of three brokers have synced it to their disks."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class Row:
     ours: tuple[str, ...]
     default: tuple[str, ...] = ()  # the peer with its default settings
     synced: tuple[str, ...] = ()  # the peer, made to sync before it acknowledges
+    kafka: tuple[str, ...] = ()  # the second peer, where a table has a column for it
     bar: str = ""
     bars: tuple[tuple[Bar, ...], ...] = ()
 
@@ -128,6 +135,30 @@ def render(rows: Sequence[Row], figures: Figures) -> str:
     return "\n".join(lines)
 
 
+def render_beside(rows: Sequence[Row], figures: Figures) -> str:
+    """Return the table of clusters: JetStream R3 and Kafka RF3 beside ours, or nothing.
+
+    Rows whose figures this run does not have are left out.
+    """
+    lines = [
+        "| path | ours, 3 brokers | JetStream R3 | Kafka RF3 | ours ÷ best peer | bar | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.measured(figures):
+            cells = [
+                row.path,
+                _cell(row.ours, row.unit, figures),
+                _cell(row.default, row.unit, figures),
+                _cell(row.kafka, row.unit, figures),
+                _ratio_to_best(row, figures),
+                row.bar or _NOTHING,
+                verdict(row, figures),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _NOT_SYNCED]) if len(lines) > _HEAD_LINES else ""
+
+
 def replace_between(text: str, table: str) -> str:
     """Return ``text`` with everything between the two markers replaced.
 
@@ -159,6 +190,18 @@ def _ratio(row: Row, figures: Figures) -> str:
         if peer in figures and figures[peer].median > 0
     ]
     return " / ".join(f"{ours / peer:.2f}×" for ours, peer in pairs) or _NOTHING
+
+
+def _ratio_to_best(row: Row, figures: Figures) -> str:
+    """Compare ours with the better peer: more of a rate, less of anything else."""
+    better = max if row.unit.endswith("/s") else min
+    ratios = []
+    for index, ours in enumerate(row.ours):
+        names = [side[index] for side in (row.default, row.kafka) if index < len(side)]
+        known = [figures[name].median for name in names if name in figures]
+        if known and min(known) > 0:
+            ratios.append(f"{figures[ours].median / better(known):.2f}×")
+    return " / ".join(ratios) or _NOTHING
 
 
 def quantity(value: float, unit: str) -> str:

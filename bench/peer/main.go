@@ -6,6 +6,8 @@
 //	peer publish -stream S -window W        acknowledged, at most W unanswered per publisher
 //	peer latency -stream S                  acknowledged, one outstanding
 //	peer consume -stream S -messages N      ordered consumer from the first message
+//	peer first-ack -stream S -messages N    N new streams: from the call to create to the first ack
+//	peer probe   -stream S                  one record at a time for ever; a line "SENT ACKED" each
 package main
 
 import (
@@ -23,12 +25,14 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
 )
 
 type options struct {
 	url, stream, subject string
 	messages, size       int
 	publishers, window   int
+	replicas             int
 	timeout              time.Duration
 }
 
@@ -40,9 +44,10 @@ var refused atomic.Int64
 func main() {
 	commands := map[string]func(context.Context, options) (result, error){
 		"create": create, "publish": publish, "latency": latency, "consume": consume,
+		"first-ack": firstAck, "probe": probe,
 	}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: peer create|publish|latency|consume [flags]")
+		fmt.Fprintln(os.Stderr, "usage: peer create|publish|latency|consume|first-ack|probe [flags]")
 		os.Exit(2)
 	}
 	o := parse(os.Args[2:])
@@ -68,6 +73,7 @@ func parse(arguments []string) options {
 	f.IntVar(&o.size, "size", 100, "payload bytes")
 	f.IntVar(&o.publishers, "publishers", 1, "publishers, each with a connection of its own")
 	f.IntVar(&o.window, "window", 1000, "unanswered messages allowed per publisher")
+	f.IntVar(&o.replicas, "replicas", 1, "replicas of a stream that is created")
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "give up after this long")
 	_ = f.Parse(arguments)
 	if o.subject == "" {
@@ -108,11 +114,15 @@ func create(ctx context.Context, o options) (result, error) {
 		return nil, err
 	}
 	defer connection.Close()
-	_, err = js.CreateStream(ctx, jetstream.StreamConfig{
-		Name: o.stream, Subjects: []string{o.subject}, Storage: jetstream.FileStorage, Replicas: 1,
-		AllowAtomicPublish: true,
-	})
+	_, err = js.CreateStream(ctx, config(o, o.stream, o.subject))
 	return result{"stream": o.stream}, err
+}
+
+func config(o options, stream, subject string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: stream, Subjects: []string{subject}, Storage: jetstream.FileStorage,
+		Replicas: o.replicas, AllowAtomicPublish: true,
+	}
 }
 
 func publish(ctx context.Context, o options) (result, error) {
@@ -225,4 +235,70 @@ func consume(ctx context.Context, o options) (result, error) {
 		return nil, fmt.Errorf("only some of %d messages came: %w", o.messages, ctx.Err())
 	}
 	return rate(o, o.messages, time.Since(start)), nil
+}
+
+func firstAck(ctx context.Context, o options) (result, error) {
+	connection, js, err := connect(o)
+	if err != nil {
+		return nil, err
+	}
+	defer connection.Close()
+	value := payload(o.size)
+	times := make([]float64, 0, o.messages)
+	for i := range o.messages {
+		name := fmt.Sprintf("%s-%d", o.stream, i)
+		start := time.Now()
+		if _, err := js.CreateStream(ctx, config(o, name, name)); err != nil {
+			return nil, err
+		}
+		if _, err := js.Publish(ctx, name, value); err != nil {
+			return nil, err
+		}
+		times = append(times, float64(time.Since(start).Nanoseconds())/1e6)
+		if err := js.DeleteStream(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	return result{"first_ack_ms": times}, nil
+}
+
+// probe ends when it is killed. A publish that is not answered is tried again after probeTimeout.
+func probe(_ context.Context, o options) (result, error) {
+	const probeTimeout, pause = 500 * time.Millisecond, 5 * time.Millisecond
+	connection, err := nats.Connect(o.url, nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond), nats.ReconnectJitter(0, 0))
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(connection)
+	if err != nil {
+		return nil, err
+	}
+	value := payload(o.size)
+	for {
+		sent, err := monotonic()
+		if err != nil {
+			return nil, err
+		}
+		once, cancel := context.WithTimeout(context.Background(), probeTimeout)
+		_, failure := js.Publish(once, o.subject, value)
+		cancel()
+		acked, err := monotonic()
+		if err != nil {
+			return nil, err
+		}
+		if failure != nil {
+			fmt.Fprintln(os.Stderr, failure)
+		} else {
+			fmt.Println(sent, acked)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// monotonic is the clock that all processes of the machine share.
+func monotonic() (int64, error) {
+	var now unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return now.Nano(), err
 }

@@ -15,6 +15,7 @@ from bench.table import (
     Times,
     quantity,
     render,
+    render_beside,
     replace_between,
     verdict,
 )
@@ -90,6 +91,50 @@ def test_the_table_has_medians_ranges_ratio_and_verdict() -> None:
     lines = render([RATE, absent], figures).splitlines()
     cells = ["publish", "2.00 M rec/s (1.50 M–2.50 M)", "160 k rec/s (150 k–170 k)", "–"]
     assert lines[2:] == [f"| {' | '.join([*cells, '12.50×', '≥ 2×', 'yes'])} |"]
+
+
+CLUSTER_RATE = Row(
+    path="publish",
+    unit="rec/s",
+    ours=("c/flight",),
+    default=("c/jetstream",),
+    kafka=("c/kafka",),
+    bar="≥ 8×",
+    bars=((Times(8.0, ("c/jetstream", "c/kafka")),),),
+)
+
+
+def test_a_cluster_is_compared_with_the_better_of_its_peers() -> None:
+    """More of a rate is better, whoever has it; that nobody else syncs is said below."""
+    figures = {"c/flight": one(800.0), "c/jetstream": one(100.0), "c/kafka": one(50.0)}
+    table = render_beside([CLUSTER_RATE], figures)
+    assert table.splitlines()[2] == (
+        "| publish | 800 rec/s | 100 rec/s | 50.0 rec/s | 8.00× | ≥ 8× | yes |"
+    )
+    assert "Neither JetStream R3 nor Kafka RF3 syncs" in table
+    assert "**no**" in render_beside([CLUSTER_RATE], figures | {"c/kafka": one(101.0)})
+
+
+def test_the_better_peer_of_a_time_is_the_shorter_one() -> None:
+    """Figure by figure, because one peer may have the median and the other the tail."""
+    row = Row(
+        path="latency",
+        unit="ms",
+        ours=("l/a_p50", "l/a_p99"),
+        default=("l/j_p50", "l/j_p99"),
+        kafka=("l/k_p50", "l/k_p99"),
+    )
+    figures = {
+        "l/a_p50": one(1.0), "l/a_p99": one(2.0), "l/j_p50": one(0.5), "l/j_p99": one(4.0),
+        "l/k_p50": one(2.0), "l/k_p99": one(1.0),
+    }  # fmt: skip
+    assert "| 2.00× / 2.00× |" in render_beside([row], figures)
+
+
+def test_a_cluster_whose_peers_did_not_run_has_no_ratio() -> None:
+    """Neither met nor missed; and without figures of ours there is no table at all."""
+    assert "| – | ≥ 8× | Kafka not run |" in render_beside([CLUSTER_RATE], {"c/flight": one(1.0)})
+    assert render_beside([CLUSTER_RATE], {"c/kafka": one(1.0)}) == ""
 
 
 @pytest.mark.parametrize(

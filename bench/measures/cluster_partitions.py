@@ -1,0 +1,90 @@
+"""1,000 partitions of three replicas on three brokers: made, idle, and without one of the brokers.
+
+Idle means that nobody publishes or reads: CPU time of each broker over ten seconds, some seconds
+after every partition is in sync. Then one broker is killed, and each partition that it led has to
+find another leader. How the cluster stands is asked at one broker that stays.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from bench.clusters import COUNT, HeadwaterCluster, headwater_cluster, wait_until
+from bench.session import Session
+
+_PARTITIONS: Final = 1_000
+_PARTITIONS_MIN: Final = 30
+_STREAM: Final = "wide"
+_SETTLE_S: Final = 5.0
+_IDLE_S: Final = 10.0
+_MADE_TIMEOUT_S: Final = 300.0
+_ELECTED_TIMEOUT_S: Final = 120.0
+
+
+def run(session: Session) -> None:
+    """Measure once: what is compared is not with a peer."""
+    count = max(_PARTITIONS_MIN, min(_PARTITIONS, int(_PARTITIONS * session.scale)))
+    with headwater_cluster(session.work / "ours") as cluster:
+        _idle(session, cluster, "empty", 0)
+        start = time.monotonic()
+        cluster.create(_STREAM, partitions=count)
+        created_s = time.monotonic() - start
+        wait_until(
+            f"{count} partitions in sync",
+            lambda: cluster.in_sync(_STREAM),
+            timeout_s=_MADE_TIMEOUT_S,
+        )
+        add = session.recorder.add
+        add("cluster_partitions/created_s", created_s, "s", partitions=count)
+        add("cluster_partitions/in_sync_s", time.monotonic() - start, "s", partitions=count)
+        _idle(session, cluster, "", count)
+        _without_one(session, cluster, count)
+
+
+def _idle(session: Session, cluster: HeadwaterCluster, which: str, partitions: int) -> None:
+    """Record memory and CPU of the brokers while nothing happens."""
+    time.sleep(_SETTLE_S)
+    before, start = _cpu_s(cluster), time.monotonic()
+    time.sleep(_IDLE_S)
+    took_s = time.monotonic() - start
+    after = _cpu_s(cluster)
+    percents = {node: (after[node] - before[node]) / took_s * 100 for node in cluster.nodes}
+    rss = {node: cluster.process(node).memory_info().rss / 2**20 for node in cluster.nodes}
+    figure, facts = f"cluster_partitions/{which and f'{which}_'}", {"partitions": partitions}
+    add = session.recorder.add
+    add(f"{figure}idle_cpu_low", min(percents.values()), "%", brokers=percents, **facts)
+    add(f"{figure}idle_cpu_high", max(percents.values()), "%", brokers=percents, **facts)
+    add(f"{figure}rss_mib", max(rss.values()), "MiB", brokers=rss, **facts)
+
+
+def _cpu_s(cluster: HeadwaterCluster) -> dict[str, float]:
+    times = {node: cluster.process(node).cpu_times() for node in cluster.nodes}
+    return {node: float(one.user + one.system) for node, one in times.items()}
+
+
+def _without_one(session: Session, cluster: HeadwaterCluster, count: int) -> None:
+    victim, teller = cluster.nodes[0], cluster.nodes[-1]
+    led = sum(one.leader == victim for one in _partitions(cluster, teller))
+    cluster.kill(victim)
+    start = time.monotonic()
+
+    def all_led() -> bool:
+        found = _partitions(cluster, teller)
+        return len(found) == count and all(
+            one.status == "online" and one.leader not in (None, victim) for one in found
+        )
+
+    wait_until(f"{count} leaders among {COUNT - 1}", all_led, timeout_s=_ELECTED_TIMEOUT_S)
+    session.recorder.add(
+        "cluster_partitions/elected_s",
+        time.monotonic() - start,
+        "s",
+        partitions=count,
+        led_by_killed=led,
+    )
+
+
+def _partitions(cluster: HeadwaterCluster, teller: str) -> list[Any]:
+    status = cluster.status_at(teller)
+    return [one for one in status.partitions if one.stream == _STREAM] if status else []

@@ -1,0 +1,114 @@
+"""How long nobody could publish: a publisher beside the fault, and the arithmetic of its lines.
+
+A probe is a program that publishes one record at a time and prints ``SENT ACKED`` for each, in
+nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from bench.processes import BenchError, with_shim
+
+Ack = tuple[int, int]  # when a record was sent and when it was acknowledged
+
+_LATE_NS: Final = 20_000_000
+_WARM_ACKS: Final = 20
+
+
+def parse_ack(line: str) -> Ack | None:
+    """Return what a line of a probe says; None for anything else."""
+    words = line.split()
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
+        return None
+    sent_ns, acked_ns = int(words[0]), int(words[1])
+    return (sent_ns, acked_ns) if sent_ns <= acked_ns else None
+
+
+def first_after(acks: Sequence[Ack], fault_ns: int) -> Ack | None:
+    """Return the first acknowledgement that shows that publishing goes on after the fault.
+
+    That of a record sent later. One sent before counts only if its acknowledgement came so late
+    that it cannot have been under way already.
+    """
+    for sent_ns, acked_ns in acks:
+        if acked_ns > fault_ns and (sent_ns >= fault_ns or acked_ns - fault_ns > _LATE_NS):
+            return sent_ns, acked_ns
+    return None
+
+
+class Probe:
+    """A running probe. A context manager that ends it."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        """Start it; what it complains about goes to ``log``."""
+        self._log = log
+        self._acks: list[Ack] = []
+        self._changed = threading.Condition()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                with_shim(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, name="probe", daemon=True)
+        self._reader.start()
+
+    def warm_up(self, *, timeout_s: float = 60.0) -> None:
+        """Wait for some more acknowledgements: it publishes to the leader of now."""
+        with self._changed:
+            wanted = len(self._acks) + _WARM_ACKS
+            if not self._changed.wait_for(lambda: len(self._acks) >= wanted, timeout_s):
+                raise BenchError(f"the probe does not get through: {self._tail()}")
+
+    def seconds_after(self, fault_ns: int, *, timeout_s: float = 120.0) -> float:
+        """Return the seconds from a fault to the next acknowledged publish."""
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        with self._changed:
+            while True:
+                found = first_after(self._acks[seen:], fault_ns)
+                if found is not None:
+                    return (found[1] - fault_ns) / 1e9
+                seen = len(self._acks)
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise BenchError(f"no publish within {timeout_s:g} s: {self._tail()}")
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                ack = parse_ack(line)
+                if ack is not None:
+                    with self._changed:
+                        self._acks.append(ack)
+                        self._changed.notify_all()
+
+    def _tail(self) -> str:
+        return self._log.read_bytes()[-800:].decode(errors="replace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,58 @@
+"""When a publisher goes on after a fault, by the lines of a probe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.probe import Probe, first_after, parse_ack
+from bench.processes import BenchError
+
+FAULT = 1_000_000_000
+MS = 1_000_000
+
+
+def test_the_first_record_that_was_sent_after_the_fault_counts() -> None:
+    """However quickly it was acknowledged."""
+    acks = [(FAULT - 9 * MS, FAULT - 8 * MS), (FAULT, FAULT + 1), (FAULT + 2, FAULT + 3)]
+    assert first_after(acks, FAULT) == (FAULT, FAULT + 1)
+
+
+def test_an_acknowledgement_that_was_under_way_does_not_count() -> None:
+    """The leader had answered before it died: that says nothing of the next one."""
+    acks = [(FAULT - MS, FAULT + 20 * MS), (FAULT + 21 * MS, FAULT + 900 * MS)]
+    assert first_after(acks, FAULT) == acks[1]
+
+
+def test_a_record_that_was_sent_again_to_the_next_leader_counts() -> None:
+    """It was sent before the fault, but acknowledged much later."""
+    late = (FAULT - MS, FAULT + 20 * MS + 1)
+    assert first_after([late], FAULT) == late
+
+
+def test_nothing_counts_before_the_fault() -> None:
+    """A probe that stands still has no answer."""
+    assert first_after([(FAULT - 2, FAULT - 1), (FAULT - 1, FAULT)], FAULT) is None
+
+
+@pytest.mark.parametrize("line", ["", "1", "1 2 3", "one two", "-1 2", "5 4", "error: 1 2"])
+def test_other_lines_of_a_probe_are_no_acknowledgements(line: str) -> None:
+    """Whatever a client prints besides is passed over."""
+    assert parse_ack(line) is None
+
+
+def test_a_line_of_a_probe_is_two_times() -> None:
+    """Sent, acknowledged."""
+    assert parse_ack("5 6\n") == (5, 6)
+
+
+def test_a_probe_that_never_gets_through_is_told_with_its_complaint(tmp_path: Path) -> None:
+    """Nobody has to wait for the end of a run to see why."""
+    command = [sys.executable, "-c", "import sys; print('no leader', file=sys.stderr)"]
+    with (
+        Probe(command, tmp_path / "probe.log") as probe,
+        pytest.raises(BenchError, match="no leader"),
+    ):
+        probe.warm_up(timeout_s=1.0)
