@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.model.cluster_status import PartitionInfo
-from clusterkit.load import stored
+from clusterkit.load import publish, stored
 from clusterkit.running import Cluster
 from headwater.cli.main import app
 from headwater.client.client import Client
@@ -33,11 +33,6 @@ def _run(server: str, *arguments: str) -> Any:
     return result
 
 
-def _publish(client: Client, stream: str, *values: bytes) -> None:
-    with client.producer(stream) as producer:
-        producer.send(list(values)).result(30)
-
-
 def _metrics(port: int) -> dict[str, float]:
     """Scrape a broker; return each series' value by its name with labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -46,21 +41,15 @@ def _metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, _, value in pairs}
 
 
-def _look(cluster: Cluster, stream: str) -> PartitionInfo:
-    found = Operations(cluster.client()).status().partition(stream, 0)
-    assert found is not None
-    return found
-
-
 def _wait(cluster: Cluster, stream: str, so: Callable[[PartitionInfo], bool], what: str) -> None:
-    cluster.wait_for(lambda: so(_look(cluster, stream)), what)
+    cluster.wait_for(lambda: so(cluster.look(stream)), what)
 
 
 def test_status_shows_the_cluster(cluster: Cluster) -> None:
     """Brokers, the one controller in office, and each partition with its replicas."""
     client = cluster.client()
     client.create_stream("told", partitions=2)
-    _publish(client, "told", b"a", b"b")
+    cluster.publish("told", b"a", b"b")
     found = json.loads(_run(cluster.url, "status", "--json").stdout)
     assert [one["state"] for one in found["brokers"]] == ["alive"] * 3
     assert [one["broker"] for one in found["brokers"] if one["controller"]] == [found["controller"]]
@@ -113,14 +102,14 @@ def test_leadership_is_handed_over(cluster: Cluster) -> None:
     """The named broker leads in a newer epoch; what was written is there, and more can be."""
     client = cluster.client()
     client.create_stream("handed")
-    _publish(client, "handed", b"before")
-    before = _look(cluster, "handed")
+    cluster.publish("handed", b"before")
+    before = cluster.look("handed")
     to = next(name for name in before.isr if name != before.leader)
     _run(cluster.url, "transfer-leader", "handed", "0", "--to", to)
-    after = _look(cluster, "handed")
+    after = cluster.look("handed")
     assert after.leader == to
     assert after.leader_epoch > before.leader_epoch
-    _publish(client, "handed", b"after")
+    cluster.publish("handed", b"after")
     assert stored(client, "handed") == [b"before", b"after"]
 
 
@@ -128,12 +117,12 @@ def test_a_partition_moves_to_another_broker(cluster: Cluster) -> None:
     """The new replica has all of it before the old one goes, and its folder with it."""
     client = cluster.client()
     stream = client.create_stream("moved", replication_factor=2, min_isr=1)
-    _publish(client, "moved", *(b"%d" % number for number in range(100)))
-    before = _look(cluster, "moved")
+    cluster.publish("moved", *(b"%d" % number for number in range(100)))
+    before = cluster.look("moved")
     (spare,) = set(cluster.plan.brokers) - set(before.replicas)
     leaving, staying = before.replicas
     _run(cluster.url, "move", "moved", "0", "--to", f"{staying},{spare}")
-    after = _look(cluster, "moved")
+    after = cluster.look("moved")
     assert after.replicas == (staying, spare)
     assert set(after.isr) == {staying, spare}
     assert after.leader in after.replicas
@@ -153,16 +142,16 @@ def test_a_partition_moves_to_another_broker(cluster: Cluster) -> None:
 def test_leaders_return_to_where_they_belong(cluster: Cluster) -> None:
     """A broker that was killed and came back gets its leaderships by `balance`, not before."""
     cluster.client().create_stream("balanced")
-    before = _look(cluster, "balanced")
+    before = cluster.look("balanced")
     preferred = before.replicas[0]
     number = cluster.plan.brokers.index(preferred)
     cluster.kill(number)
     _wait(cluster, "balanced", lambda one: one.leader not in (None, preferred), "another leader")
     cluster.start(number)
     _wait(cluster, "balanced", lambda one: preferred in one.isr, "the broker in sync again")
-    assert _look(cluster, "balanced").leader != preferred
+    assert cluster.look("balanced").leader != preferred
     assert "balanced/0" in _run(cluster.url, "balance").stdout
-    assert _look(cluster, "balanced").leader == preferred
+    assert cluster.look("balanced").leader == preferred
     assert "balanced/0" not in _run(cluster.url, "balance").stdout
 
 
@@ -170,15 +159,15 @@ def test_giving_records_up_is_asked_shown_and_recorded(cluster: Cluster) -> None
     """Only one broker has the newest records, and it is gone: nothing is elected by itself."""
     client = cluster.client()
     client.create_stream("lossy", replication_factor=2, min_isr=1)
-    _publish(client, "lossy", b"on both")
-    one = _look(cluster, "lossy")
+    cluster.publish("lossy", b"on both")
+    one = cluster.look("lossy")
     (behind,) = set(one.isr) - {one.leader}
     assert one.leader is not None
     leader = one.leader
     first, second = (cluster.plan.brokers.index(name) for name in (behind, leader))
     cluster.kill(first)
     _wait(cluster, "lossy", lambda now: now.isr == (leader,), "the leader in sync with itself")
-    _publish(client, "lossy", b"on the leader only")
+    cluster.publish("lossy", b"on the leader only")
     cluster.kill(second)
     cluster.start(first)
     _wait(cluster, "lossy", lambda now: now.status == "offline", "nobody who could lead")
@@ -196,16 +185,16 @@ def test_giving_records_up_is_asked_shown_and_recorded(cluster: Cluster) -> None
     assert asked.exit_code == 2
     assert f"is on {leader}" in asked.stderr
     assert "ends at offset 1" in asked.stderr
-    assert _look(cluster, "lossy").status == "offline"
+    assert cluster.look("lossy").status == "offline"
 
     done = CliRunner().invoke(app, [*command, "--accept-data-loss"])
     assert done.exit_code == 0, done.output
-    after = _look(cluster, "lossy")
+    after = cluster.look("lossy")
     assert (after.status, after.leader) == ("online", behind)
     (loss,) = after.losses
     assert (loss.leader, loss.log_end, loss.given_up) == (behind, 1, (leader,))
     assert "lossy/0 lost records" in _run(cluster.url, "status").stderr
-    _publish(client, "lossy", b"afterwards")
+    cluster.publish("lossy", b"afterwards")
     assert stored(client, "lossy") == [b"on both", b"afterwards"]
     cluster.start(second)
     _wait(cluster, "lossy", lambda now: set(now.isr) == {behind, leader}, "the old leader follows")
@@ -221,14 +210,14 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert http_status(int(found.http.rpartition(":")[2]), "GET", "/readyz") == 200
         with Client(found.flight) as client:
             client.create_stream("kept")
-            _publish(client, "kept", b"one")
+            publish(client, "kept", b"one")
             brokers = [
                 one
                 for one in psutil.Process(server.process.pid).children(recursive=True)
                 if "broker-2.toml" in " ".join(one.cmdline())
             ]
             brokers[0].kill()
-            _publish(client, "kept", b"two")
+            publish(client, "kept", b"two")
             assert stored(client, "kept") == [b"one", b"two"]
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGINT)

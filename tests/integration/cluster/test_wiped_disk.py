@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from broker.model.cluster_status import PartitionInfo
 from clusterkit.load import stored
 from clusterkit.running import Cluster
-from headwater.client.client import Client
 from headwater.client.operations import Operations
 from headwater.embedded import start_nats
 
@@ -34,39 +30,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             running.close()
 
 
-def _publish(client: Client, *values: bytes) -> None:
-    with client.producer(STREAM) as producer:
-        producer.send(list(values)).result(30)
-
-
-def _look(client: Client) -> PartitionInfo:
-    found = Operations(client).status().partition(STREAM, 0)
-    assert found is not None
-    return found
-
-
-def _events(cluster: Cluster, number: int) -> list[dict[str, Any]]:
-    """Return what a broker has said since it was made; a half line at the end is left out."""
-    found = []
-    for line in cluster.plan.log_of(cluster.name(number)).read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
-def _said(cluster: Cluster, number: int, event: str) -> list[dict[str, Any]]:
-    return [one for one in _events(cluster, number) if one["event"] == event]
-
-
 def _lose_disk(cluster: Cluster, number: int) -> None:
     cluster.kill(number)
     shutil.rmtree(cluster.plan.folder_of(cluster.name(number)))
-
-
-def _is_back(client: Client, cluster: Cluster) -> bool:
-    return sorted(_look(client).isr) == cluster.plan.brokers
 
 
 def test_a_broker_whose_disk_was_wiped_is_taken_back(cluster: Cluster) -> None:
@@ -78,28 +44,28 @@ def test_a_broker_whose_disk_was_wiped_is_taken_back(cluster: Cluster) -> None:
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
     values = [b"%d" % number for number in range(200)]
-    _publish(client, *values)
+    cluster.publish(STREAM, *values)
     controller = Operations(client).status().controller
     assert controller is not None
     victim = cluster.plan.brokers.index(controller)
     _lose_disk(cluster, victim)
     more = [b"while it is away", b"and again"]
-    _publish(client, *more)
+    cluster.publish(STREAM, *more)
     values += more
-    before = _look(client)
+    before = cluster.look(STREAM)
     assert cluster.name(victim) != before.leader
     cluster.start(victim)
-    (rejoined,) = _said(cluster, victim, "raft_rejoins")
+    (rejoined,) = cluster.said(victim, "raft_rejoins")
     assert rejoined["term"] > 1
     assert rejoined["floor_index"] > 0
-    cluster.wait_for(lambda: _is_back(client, cluster), "the wiped one in the ISR")
-    assert _said(cluster, victim, "raft_floor_reached")
+    cluster.wait_for(cluster.in_sync(STREAM), "the wiped one in the ISR")
+    assert cluster.said(victim, "raft_floor_reached")
     cluster.wait_for(
         lambda: stored(client, STREAM) == values, "everything that was acknowledged is there"
     )
     other = next(number for number in range(3) if number != victim)
     cluster.kill(other)  # the two that are left are a majority only with the one that was wiped
-    _publish(client, b"last")
+    cluster.publish(STREAM, b"last")
     values.append(b"last")
     assert stored(client, STREAM) == values
     (there,) = [
@@ -114,7 +80,7 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
     """The third knows that there was a group: they refuse to start and name what can be done."""
     client = cluster.client()
     client.create_stream(STREAM, replication_factor=3, min_isr=2)
-    _publish(client, b"a")
+    cluster.publish(STREAM, b"a")
     for number in (0, 1):
         _lose_disk(cluster, number)
     servers = {number: cluster.plan.start(cluster.name(number), wait=False) for number in (0, 1)}
@@ -125,9 +91,9 @@ def test_two_wiped_of_three_do_not_begin_anew(cluster: Cluster) -> None:
     for number, server in servers.items():
         server.process.terminate()  # one that could not ask the other any more waits for it
         codes.append(server.process.wait(60))
-        assert not _said(cluster, number, "registered")[1:], "nobody began anew"
+        assert not cluster.said(number, "registered")[1:], "nobody began anew"
         if codes[-1] == 64:
-            (failed,) = _said(cluster, number, "start_failed")
+            (failed,) = cluster.said(number, "start_failed")
             assert failed["error"] == "ControllersLostError"
             assert failed["lost"] == "broker-0,broker-1"
     assert 64 in codes
@@ -141,8 +107,8 @@ def test_who_waits_for_the_others_can_be_stopped(cluster: Cluster) -> None:
     server = cluster.plan.start(cluster.name(0), wait=False)
     cluster.wait_for(
         lambda: (
-            _said(cluster, 0, "waiting_for_members")[-1:] != []
-            and _said(cluster, 0, "waiting_for_members")[-1]["unanswered"] == "broker-1"
+            cluster.said(0, "waiting_for_members")[-1:] != []
+            and cluster.said(0, "waiting_for_members")[-1]["unanswered"] == "broker-1"
         ),
         "it says for whom it waits",
     )

@@ -73,6 +73,12 @@ def load(client: Client, stream: str) -> Iterator[Load]:
         running.stop()
 
 
+def publish(client: Client, stream: str, *values: bytes) -> None:
+    """Store the values as one batch; return when they are acknowledged."""
+    with client.producer(stream) as producer:
+        producer.send(list(values)).result(30)
+
+
 def stored(client: Client, stream: str) -> list[bytes]:
     """Return the values of a partition, in order."""
     return [value for part in client.fetch(stream) for value in part.batch["value"].to_pylist()]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from broker.codec.flight_protocol import ReadRequest
 from broker.errors import HeadwaterError
+from broker.model.cluster_status import PartitionInfo
+from clusterkit.load import publish
 from headwater.client.address import resolve_addresses
 from headwater.client.brokers import Brokers
 from headwater.client.client import Client
 from headwater.client.fetch import Fetch
+from headwater.client.operations import Operations
 from headwater.client.read_route import ReadRoute
 from headwater.embedded import EmbeddedServer
 from headwater.embedded_cluster import EmbeddedCluster, plan_cluster
@@ -24,15 +30,27 @@ _PATIENCE_S = 30.0
 class Cluster:
     """Three brokers by number, to be killed, paused and started; ended with the module."""
 
-    def __init__(self, folder: Path, nats: EmbeddedServer) -> None:
-        self.nats_url = nats.address
+    def __init__(
+        self,
+        folder: Path,
+        nats: EmbeddedServer | str,
+        *,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Plan a cluster in ``folder``; ``settings`` are keys of the brokers' files, by section."""
+        self.nats_url = nats if isinstance(nats, str) else nats.address
         self.lake_uri = str(folder / "lake")
         self.plan: EmbeddedCluster = plan_cluster(
-            folder / "cluster", count=3, nats_url=nats.address, lake_uri=self.lake_uri
+            folder / "cluster",
+            count=3,
+            nats_url=self.nats_url,
+            lake_uri=self.lake_uri,
+            settings=settings,
         )
         self.servers: dict[str, EmbeddedServer] = {}
         self._paused: set[int] = set()
         self._clients: list[Client] = []
+        self._asking: Client | None = None
 
     @property
     def url(self) -> str:
@@ -110,7 +128,7 @@ class Cluster:
         for number in list(self._paused):
             self.resume(number)
         self.start_all()
-        client = self.client()
+        client = self._own()
         self.wait_for(
             lambda: all(
                 len(place.isr) == len(place.replicas) and place.leader is not None
@@ -130,15 +148,46 @@ class Cluster:
             server.process.kill()  # what they would do when asked politely has its own test
             server.process.wait()
 
+    def _own(self) -> Client:
+        """Return the client with which the cluster asks for itself."""
+        if self._asking is None:
+            self._asking = self.client()
+        return self._asking
+
+    # ------------------------------------------------------------------ what it holds and says
+
+    def publish(self, stream: str, *values: bytes) -> None:
+        """Store the values as one batch; return when they are acknowledged."""
+        publish(self._own(), stream, *values)
+
+    def look(self, stream: str, partition: int = 0) -> PartitionInfo:
+        """Return what a broker says about a partition now."""
+        found = Operations(self._own()).status().partition(stream, partition)
+        assert found is not None, f"nobody knows {stream}/{partition}"
+        return found
+
+    def in_sync(self, stream: str) -> Callable[[], bool]:
+        """Return what tells whether every broker is in sync with a stream's leader."""
+        return lambda: sorted(self.look(stream).isr) == self.plan.brokers
+
+    def said(self, number: int, event: str) -> list[dict[str, Any]]:
+        """Return what a broker has printed of this kind over all its lives, oldest first."""
+        found = []
+        text = self.plan.log_of(self.name(number)).read_text(encoding="utf-8")
+        for line in text.splitlines():
+            if f'"event": "{event}"' in line:
+                with suppress(ValueError):  # the last line may be half written
+                    found.append(json.loads(line))
+        return found
+
     # ------------------------------------------------------------------ waiting
 
     def leader(self, stream: str, partition: int = 0) -> int:
         """Return the number of the broker that leads a partition, once one does."""
         found: list[str] = []
-        client = self.client()
 
         def look() -> bool:
-            leader = client.locate(stream)[partition].leader
+            leader = self._own().locate(stream)[partition].leader
             found[:] = [] if leader is None else [leader]
             return bool(found)
 
