@@ -18,7 +18,7 @@ from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream, StreamConfig
 
 # ---------------------------------------------------------------------------- time and files
@@ -311,8 +311,13 @@ class PartitionHandle(PartitionReader, Protocol):
         done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
         *,
         may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """Queue batches for one group commit; ``done`` gets one outcome per batch, once durable.
+
+        Durable is what ``policy`` says: ALL committed, LEADER on this broker's disk. Under NONE
+        ``done`` is called after the write, for the caller's own accounts: it promises nothing, and
+        nobody may be told that a record is stored.
 
         Returns at once, from any thread; with ``may_block`` an idle partition may commit on the
         caller's thread, which is quicker for a caller that waits for the outcome anyway. ``done``
@@ -330,12 +335,14 @@ class PartitionHandle(PartitionReader, Protocol):
         batch: pa.RecordBatch,
         message_ids: Sequence[str | None] | None,
         done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """Queue producer columns for one group commit, each row deduplicated by its message id.
 
         Rows whose id is within the stream's window, or occurs earlier in the batch, are dropped
-        and answered with the first offset. Encoding happens on the caller's thread. ``done`` and
-        errors are as for :meth:`submit`.
+        and answered with the first offset. Encoding happens on the caller's thread. ``done``,
+        ``policy`` and errors are as for :meth:`submit`.
         """
 
 

@@ -205,7 +205,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches and answer each with its base offset or its error."""
-        path = StreamPath.from_path(descriptor.path)
+        path = StreamPath.from_path(descriptor.path, put=True)
         if path.partition is None:
             raise InvalidRequestError("do_put needs a partition in its path", field="path")
         stream = self._api.stream(path.stream)
@@ -220,6 +220,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 clock=self._clock,
                 config=self._config,
                 explain=self._explained,
+                policy=path.acks,
             )
             with self._registered(put):
                 put.run(_chunks(reader))

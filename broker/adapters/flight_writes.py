@@ -6,6 +6,9 @@ batches without waiting for any to be durable, so that a group commit forms acro
 The acknowledger waits for outcomes and writes them; a client that does not read its answers
 blocks that thread alone, never the commit thread. What is received and not yet answered is
 bounded by bytes and by batches: beyond, the reader stops reading.
+
+Under ack policy NONE only refusals are answered, after a first frame which says that the call is
+not refused as a whole: without it a producer would hand batches to a broker that does not lead.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from typing import Protocol
 import pyarrow as pa
 
 from broker.adapters.flight_config import FlightConfig
-from broker.codec.flight_protocol import decode_put_mark, encode_ack, encode_closing
+from broker.codec.flight_protocol import (
+    decode_put_mark,
+    encode_ack,
+    encode_closing,
+    encode_ready,
+)
 from broker.codec.record_batch import PreparedBatch, Preparer
 from broker.codec.record_sizes import check_record_sizes
 from broker.errors import (
@@ -31,7 +39,8 @@ from broker.errors import (
     SchemaMismatchError,
     ShuttingDownError,
 )
-from broker.model.records import AppendResult
+from broker.model.ids import NO_PRODUCER
+from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
 from broker.ports import Clock, PartitionHandle
 
@@ -62,7 +71,9 @@ class PutStream:
         clock: Clock,
         config: FlightConfig,
         explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
+        self._policy = policy
         self._explain = explain  # to its client
         self._preparer = Preparer(schema, codec=stream_config.compression)
         self._handle = handle
@@ -89,6 +100,8 @@ class PutStream:
             CommitTimeoutError: the last outcomes did not come in time.
             Whatever ``chunks`` raises, once all outcomes are known.
         """
+        if self._policy is AckPolicy.NONE:
+            self._write(encode_ready())
         self._acknowledger.start()
         try:
             in_a_row = 0
@@ -144,7 +157,7 @@ class PutStream:
         outcomes: SimpleQueue[Sequence[_Outcome]] = SimpleQueue()
         try:
             prepared = self._prepare(batch, metadata, size)
-            self._handle.submit([prepared], outcomes.put, may_block=True)
+            self._handle.submit([prepared], outcomes.put, may_block=True, policy=self._policy)
             outcome = outcomes.get(timeout=self._config.commit_timeout_ms / 1000)[0]
         except HeadwaterError as error:
             outcome = error
@@ -182,6 +195,12 @@ class PutStream:
                 limit_bytes=self._config.put_batch_bytes_max,
             )
         producer_id, base_sequence = decode_put_mark(metadata)
+        if producer_id != NO_PRODUCER and self._policy is not AckPolicy.ALL:
+            raise InvalidRequestError(
+                f"a batch of a producer cannot go under {self._policy.value}: after a leader that "
+                "lost it, the producer's next one would be a gap",
+                field="app_metadata",
+            )
         validate(batch)
         if size > self._stream_config.record_bytes_max:
             check_record_sizes(batch, record_bytes_max=self._stream_config.record_bytes_max)
@@ -195,12 +214,12 @@ class PutStream:
     def _submit(self, prepared: PreparedBatch, place: int, size: int) -> None:
         done = self._done(place, size)
         try:
-            self._handle.submit([prepared], done)
+            self._handle.submit([prepared], done, policy=self._policy)
         except OverloadedError:
             # The queue drains while we wait for our own batches: back-pressure, then one retry.
             with self._room:
                 self._room.wait_for(lambda: self._inflight_batches == 1)
-            self._handle.submit([prepared], done)
+            self._handle.submit([prepared], done, policy=self._policy)
 
     def _done(self, place: int, size: int) -> Callable[[Sequence[_Outcome]], None]:
         def done(outcomes: Sequence[_Outcome]) -> None:  # on the commit thread: must not block
@@ -232,6 +251,8 @@ class PutStream:
     def _answer(self, outcome: _Outcome) -> None:
         if isinstance(outcome, HeadwaterError):
             outcome = self._explain(outcome)
+        elif self._policy is AckPolicy.NONE:
+            return  # nobody waits for it, and it would promise something
         self._write(encode_ack(outcome))
 
     def _write(self, frame: bytes) -> None:

@@ -4,10 +4,12 @@ Text from a client is JSON of bounded size with known fields of known types, num
 little-endian structs; nothing is unpickled or evaluated. Whatever does not parse is an
 InvalidRequestError that names the field. Drawn in docs/wire_and_disk_formats.md:
 
-    do_put path     [stream, partition] or [stream, partition, stream_uuid]
+    do_put path     [stream, partition] or [stream, partition, stream_uuid], and after it
+                    acks=leader or acks=none, if not all
     do_put mark     <qq      producer_id, base_sequence                       (optional, per batch)
     do_put ack      <BB2xIqq 0, duplicate, records_count, base_offset, leader_epoch
-                    or 1, JSON of the error;  or 2: the server closes, finish your stream
+                    or 1, JSON of the error;  or 2: the server closes, finish your stream;
+                    or 3, first and under acks=none only: batches are taken
     do_get ticket   JSON, see ReadRequest
     do_get mark     <qqqq    base_offset, end_offset, high_watermark, leader_epoch   (every batch)
 
@@ -41,7 +43,7 @@ from broker.model.ids import (
     is_uuid,
 )
 from broker.model.offsets import OFFSET_MAX, Offset
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 
 VERSION: Final = 1
 TICKET_BYTES_MAX: Final = 64 * 1024
@@ -63,6 +65,8 @@ assert (_PUT_MARK.size, _ACK.size, _ROWS_MARK.size) == (16, 24, 32)  # as drawn 
 _ACK_OK: Final = 0
 _ACK_ERROR: Final = 1
 _ACK_CLOSING: Final = 2
+_ACK_READY: Final = 3
+_ACKS: Final = "acks="  # neither a partition nor a stream uuid has such a sign in it
 
 
 # ---------------------------------------------------------------------------- paths
@@ -75,6 +79,7 @@ class StreamPath:
     stream: str
     partition: int | None = None  # None: all of them
     stream_uuid: StreamUuid | None = None  # given: another incarnation is refused
+    acks: AckPolicy = AckPolicy.ALL  # of a do_put; elsewhere it means nothing and is refused
 
     def to_path(self) -> list[bytes]:
         """Return the descriptor's path."""
@@ -83,11 +88,17 @@ class StreamPath:
             parts.append(str(self.partition))
             if self.stream_uuid is not None:
                 parts.append(self.stream_uuid)
+        if self.acks is not AckPolicy.ALL:
+            parts.append(_ACKS + self.acks.value)
         return [part.encode() for part in parts]
 
     @classmethod
-    def from_path(cls, path: Sequence[bytes] | None) -> StreamPath:
-        """Parse a descriptor's path; raises InvalidRequestError."""
+    def from_path(cls, path: Sequence[bytes] | None, *, put: bool = False) -> StreamPath:
+        """Parse a descriptor's path, of a do_put or not; raises InvalidRequestError."""
+        acks = AckPolicy.ALL
+        if put and path and len(path) <= 4 and path[-1].startswith(_ACKS.encode()):
+            *path, last = path
+            acks = ack_policy(_ascii(last, "acks").removeprefix(_ACKS))
         if not path or len(path) > 3:
             raise InvalidRequestError(
                 "a descriptor is a path of stream, partition and (optionally) stream uuid",
@@ -96,7 +107,19 @@ class StreamPath:
         parts = [_ascii(part, "path") for part in path]
         partition = _partition_text(parts[1]) if len(parts) > 1 else None
         uuid = stream_uuid(parts[2], "path") if len(parts) > 2 else None
-        return cls(stream=stream_name(parts[0], "path"), partition=partition, stream_uuid=uuid)
+        name = stream_name(parts[0], "path")
+        return cls(stream=name, partition=partition, stream_uuid=uuid, acks=acks)
+
+
+def ack_policy(text: object) -> AckPolicy:
+    """Return the policy of this name; raises InvalidRequestError."""
+    known = {policy.value: policy for policy in AckPolicy}
+    found = known.get(text) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidRequestError(
+            f"acks must be one of {', '.join(known)}, not {_short(text)}", field="acks"
+        )
+    return found
 
 
 def _ascii(part: bytes, field: str) -> str:
@@ -389,6 +412,16 @@ def encode_ack(outcome: AppendResult | HeadwaterError) -> bytes:
 def encode_closing() -> bytes:
     """Return the frame that asks a producer to finish its stream: the server closes."""
     return bytes([_ACK_CLOSING])
+
+
+def encode_ready() -> bytes:
+    """Return the frame that tells a producer under NONE that its put has begun."""
+    return bytes([_ACK_READY])
+
+
+def is_ready(frame: bytes) -> bool:
+    """Tell whether a frame says that the put has begun."""
+    return frame == bytes([_ACK_READY])
 
 
 def decode_ack(frame: bytes) -> AppendResult | HeadwaterError | None:

@@ -8,7 +8,7 @@ cannot be a record is taken out alone, with its typed error; its neighbours are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from broker.errors import (
     MalformedMessageError,
     RecordTooLargeError,
 )
-from broker.model.records import Headers
+from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
@@ -83,6 +83,7 @@ class Records:
     message_ids: Sequence[str | None] | None
     replies: Mapping[int, bytes]  # row -> reply subject
     opened: Mapping[int, Opened]  # row -> envelope
+    policy: AckPolicy = AckPolicy.ALL  # what whoever waits was promised
 
     @property
     def rows_count(self) -> int:
@@ -109,7 +110,28 @@ class Records:
             None if ids is None else ids[start:end],
             {row - start: one for row, one in self.replies.items() if start <= row < end},
             {row - start: one for row, one in self.opened.items() if start <= row < end},
+            self.policy,
         )
+
+    def by_policy(self, *, puback: bool) -> Iterator[Records]:
+        """Yield the same rows in order, in runs of one ack policy.
+
+        A row without an envelope is of policy ALL, and so is one that gets a PubAck.
+        """
+        weaker = {
+            row: one.publish.ack_policy
+            for row, one in self.opened.items()
+            if one.publish.ack_policy is not AckPolicy.ALL and not (puback and row in self.replies)
+        }
+        if not weaker:
+            yield self
+            return
+        start, rows = 0, self.rows_count
+        for row in range(1, rows + 1):
+            policy = weaker.get(start, AckPolicy.ALL)
+            if row == rows or weaker.get(row, AckPolicy.ALL) is not policy:
+                yield replace(self._slice(start, row), policy=policy)
+                start = row
 
     def fitting(self, bytes_max: int) -> Iterator[Records]:
         """Yield the same rows in order, in parts that fit; a single row may still be too big."""
@@ -134,8 +156,10 @@ def to_records(
     columns.check_sizes()
     columns.read_subjects()
     records, refused = columns.build()
-    parts = [] if records is None else list(records.fitting(rules.batch_bytes_max))
-    return parts, refused
+    if records is None:
+        return [], refused
+    runs = records.by_policy(puback=rules.puback)
+    return [part for run in runs for part in run.fitting(rules.batch_bytes_max)], refused
 
 
 def _is_plain(messages: MessageBatch, values: pa.Array, rules: RecordRules) -> bool:

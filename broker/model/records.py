@@ -37,9 +37,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where a durable batch stands in its partition."""
+    """Where a batch stands in its partition, as durable as its ack policy says.
+
+    Under NONE nobody knows: ``base_offset`` is -1.
+    """
 
     base_offset: Offset
     records_count: int
     leader_epoch: LeaderEpoch
     duplicate: bool = False  # a retry: these are the offsets of the first time
+    acks: AckPolicy = AckPolicy.ALL  # as the client asked; the broker does not fill it in

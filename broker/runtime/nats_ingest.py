@@ -282,7 +282,9 @@ class NatsIngest:
         # Counted before it is handed over: the commit thread may be faster than the next line.
         self._count_pending(submission, 1)
         try:
-            submission.partition.handle.submit_records(records.batch, records.message_ids, done)
+            submission.partition.handle.submit_records(
+                records.batch, records.message_ids, done, policy=records.policy
+            )
         except HeadwaterError as error:
             self._count_pending(submission, -1)
             return error

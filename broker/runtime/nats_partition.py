@@ -193,7 +193,7 @@ class PartitionIngest:
             self._ack(one, Offset(0), answers, kind)
 
     def _ack(self, opened: Opened, offset: Offset, answers: Answers, error: AckError) -> None:
-        """Answer an AckInbox. LEADER and ALL are the same on one node: on its disk."""
+        """Answer an AckInbox; when that may be is the partition's business."""
         publish = opened.publish
         inbox = publish.ack_inbox.encode()
         if publish.ack_policy is AckPolicy.NONE or not inbox:

@@ -47,7 +47,7 @@ from broker.model.ids import (
     StreamUuid,
 )
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import (
     BrokerPlace,
@@ -106,6 +106,7 @@ class MemoryPartition:
         self.leads = True
         self.log_start = Offset(0)
         self.submits_count = 0
+        self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
         self._batches: list[StoredBatch] = []
         self._end = Offset(0)
         self._producers = ProducerTable()
@@ -214,8 +215,10 @@ class MemoryPartition:
         done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
         *,
         may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """Queue batches for the commit thread, also for a caller that would wait."""
+        self.policies.append(policy)
 
         def commit() -> Callable[[], None]:
             outcomes = [self._append_once(batch) for batch in batches]
@@ -231,8 +234,11 @@ class MemoryPartition:
         batch: pa.RecordBatch,
         message_ids: Sequence[str | None] | None,
         done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """Queue rows for the commit thread, repeated message ids left out."""
+        self.policies.append(policy)
         ids: Sequence[str | None] = message_ids or [None] * batch.num_rows
 
         def commit() -> Callable[[], None]:

@@ -12,7 +12,7 @@ import pytest
 
 from broker.adapters.flight_config import FlightConfig
 from broker.adapters.flight_writes import PutStream
-from broker.codec.flight_protocol import decode_ack, encode_put_mark
+from broker.codec.flight_protocol import decode_ack, encode_put_mark, is_ready
 from broker.codec.record_batch import Preparer, prepare
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import (
@@ -26,7 +26,7 @@ from broker.errors import (
     ShuttingDownError,
 )
 from broker.model.ids import ProducerId
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
 from simkit.memory_broker import MemoryBroker, MemoryPartition, numbered, records
 
@@ -65,12 +65,19 @@ class Harness:
         config: FlightConfig,
         stream: StreamConfig,
         schema: pa.Schema = VALUES,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         broker.create_stream("s", stream)
         self.partition: MemoryPartition = broker.partition("s", 0)
         self.sink = Sink()
         self.put = PutStream(
-            self.partition, stream, schema, self.sink, clock=broker.clock, config=config
+            self.partition,
+            stream,
+            schema,
+            self.sink,
+            clock=broker.clock,
+            config=config,
+            policy=policy,
         )
         self.taken = threading.Semaphore(0)  # released each time the reader asks for a chunk
         self.error: HeadwaterError | None = None
@@ -144,6 +151,42 @@ def test_answers_come_in_the_order_of_the_batches(harness: Harness) -> None:
     assert [a.base_offset for a in answers if isinstance(a, AppendResult)] == [0, 10, 20]
     harness.finish()
     assert harness.partition.high_watermark == 30
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_under_none_only_refusals_are_answered(broker: MemoryBroker, alone: bool) -> None:
+    """What is stored is not confirmed to anybody; what cannot be stored is told."""
+    config = FlightConfig(put_alone_after=0 if alone else 99, put_alone_wait_us=0)
+    harness = Harness(broker, config, StreamConfig(subject="s"), policy=AckPolicy.NONE)
+    harness.send(batch(0), (None, None), batch(10))
+    harness.finish()
+    assert is_ready(harness.sink.frames.get(timeout=WAIT_S))
+    (answer,) = harness.sink.answers(1)
+    assert isinstance(answer, InvalidRequestError)
+    assert harness.sink.frames.empty()
+    assert harness.partition.high_watermark == 20
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.LEADER, AckPolicy.NONE])
+def test_a_numbered_batch_goes_under_all_only(broker: MemoryBroker, policy: AckPolicy) -> None:
+    """Else a failover that loses an acknowledged batch would make the next one a gap."""
+    harness = Harness(broker, FlightConfig(), StreamConfig(subject="s"), policy=policy)
+    harness.send((numbered(0, 1), encode_put_mark(ProducerId(7), 0)))
+    if policy is AckPolicy.NONE:
+        assert is_ready(harness.sink.frames.get(timeout=WAIT_S))
+    (answer,) = harness.sink.answers(1)
+    harness.finish()
+    assert isinstance(answer, InvalidRequestError)
+    assert harness.partition.policies == []
+
+
+@pytest.mark.parametrize("policy", list(AckPolicy))
+def test_the_policy_reaches_the_log(broker: MemoryBroker, policy: AckPolicy) -> None:
+    """Every batch of a put is submitted under the put's policy."""
+    harness = Harness(broker, FlightConfig(), StreamConfig(subject="s"), policy=policy)
+    harness.send(batch(0), batch(10))
+    harness.finish()
+    assert harness.partition.policies == [policy] * 2
 
 
 def test_a_refused_batch_waits_for_its_turn(harness: Harness) -> None:

@@ -34,7 +34,7 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId, StreamUuid
 from broker.model.offsets import Offset
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 
 UUID = StreamUuid("0f8fad5b-d9cb-469f-a165-70867728950e")
 
@@ -50,6 +50,33 @@ UUID = StreamUuid("0f8fad5b-d9cb-469f-a165-70867728950e")
 def test_a_path_comes_back_as_it_was(path: StreamPath) -> None:
     """What a client puts into a descriptor is what the server takes out."""
     assert StreamPath.from_path(path.to_path()) == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        StreamPath(stream="flights", partition=0, acks=AckPolicy.NONE),
+        StreamPath(stream="flights", partition=0, stream_uuid=UUID, acks=AckPolicy.LEADER),
+        StreamPath(stream="flights", partition=0, stream_uuid=UUID),
+    ],
+)
+def test_an_ack_policy_belongs_to_a_put_only(path: StreamPath) -> None:
+    """ALL is the default and adds nothing to the path; where nothing is put a policy is refused."""
+    assert StreamPath.from_path(path.to_path(), put=True) == path
+    if path.acks is AckPolicy.ALL:
+        assert path.to_path() == [b"flights", b"0", UUID.encode()]
+    else:
+        with pytest.raises(InvalidRequestError):
+            StreamPath.from_path(path.to_path())
+
+
+@pytest.mark.parametrize("acks", [b"acks=", b"acks=LEADER", b"acks=1", b"acks=\xff", b"ack=all"])
+def test_an_unknown_ack_policy_is_refused(acks: bytes) -> None:
+    """Nobody guesses what a publisher wanted to wait for."""
+    with pytest.raises(InvalidRequestError):
+        StreamPath.from_path([b"flights", b"0", acks], put=True)
+    with pytest.raises(InvalidRequestError):
+        StreamPath.from_path([b"flights", b"0", UUID.encode(), b"x", b"acks=all"], put=True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from broker.codec.nats_stream import MessageBatch, NatsStream
 from broker.codec.record_batch import prepare
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import MalformedMessageError, RecordTooLargeError
+from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
 from broker.wire.liftbridge import message_pb2 as wire
 from simkit.natsproc import pub
@@ -146,6 +147,35 @@ def test_an_envelope_is_opened() -> None:
     assert list(records.opened) == [1]
     assert records.opened[1].publish.ack_inbox == "in.1"
     assert records.opened[1].subject == b"foo"
+
+
+def test_rows_go_to_the_log_in_runs_of_one_ack_policy() -> None:
+    """Order is kept; who has chosen nothing, or gets a PubAck, waits for ALL. No row is lost."""
+
+    def of(policy: wire.AckPolicy, value: bytes) -> bytes:
+        return liftbridge(value=value, ackInbox=value.decode(), ackPolicy=policy)
+
+    messages = (
+        pub("foo", of(wire.LEADER, b"0")),
+        pub("foo", of(wire.LEADER, b"1")),
+        pub("foo", b"2"),
+        pub("foo", of(wire.ALL, b"3"), reply="in.3"),
+        pub("foo", of(wire.LEADER, b"4"), reply="in.4"),
+        pub("foo", of(wire.NONE, b"5")),
+        pub("foo", of(wire.LEADER, b"6")),
+    )
+    records, refused = convert(delivered(*messages), rules(puback=True))
+    assert refused == []
+    assert [(one.policy, [row["value"] for row in one.batch.to_pylist()]) for one in records] == [
+        (AckPolicy.LEADER, [b"0", b"1"]),
+        (AckPolicy.ALL, [b"2", b"3", b"4"]),
+        (AckPolicy.NONE, [b"5"]),
+        (AckPolicy.LEADER, [b"6"]),
+    ]
+    assert [sorted(one.opened) for one in records] == [[0, 1], [1, 2], [0], [0]]
+    assert records[1].replies == {1: b"in.3", 2: b"in.4"}
+    without = [one.policy for one in convert(delivered(*messages), rules())[0]]
+    assert without[1:3] == [AckPolicy.ALL, AckPolicy.LEADER], "no PubAck raises the fifth row's"
 
 
 @pytest.mark.parametrize(

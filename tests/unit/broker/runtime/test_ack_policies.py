@@ -39,7 +39,7 @@ STREAM = Stream(
     table_name="s",
 )
 VIEW = PartitionView(
-    status="Online",
+    status="online",
     leader=A,
     candidate=None,
     leader_epoch=LeaderEpoch(1),

@@ -24,6 +24,7 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import RecordsOutcome
 from broker.runtime.nats_ingest import IngestLimits, NatsIngest
@@ -90,10 +91,16 @@ class FakeLog:
         self.full = False
         self.rows_max = 1_000_000
         self.taken: list[list[bytes]] = []
+        self.policies: list[AckPolicy] = []  # of what was taken
         self.waiting: list[Done] = []
 
     def submit_records(
-        self, batch: pa.RecordBatch, message_ids: Sequence[str | None] | None, done: Done
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None] | None,
+        done: Done,
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         """Take a batch, or raise."""
         if self.full:
@@ -103,6 +110,7 @@ class FakeLog:
         if batch.num_rows > self.rows_max:
             raise RecordTooLargeError("too many")
         self.taken.append(batch.column("value").to_pylist())
+        self.policies.append(policy)
         self.waiting.append(done)
 
     def complete(self, outcome: HeadwaterError | None = None) -> None:
