@@ -16,6 +16,7 @@ import typer
 
 from broker.codec.checksum import crc32c
 from broker.errors import InvalidRequestError, RecordTooLargeError, UnknownPartitionError
+from broker.model.records import AckPolicy
 from broker.model.stream import Stream
 from headwater.cli import console
 from headwater.cli.discovery import Server, connect, find_server
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _READ_BYTES: Final = 256 * 1024
 _RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WINDOW_DEFAULT: Final = 8192
+_STORED: Final = {AckPolicy.ALL: "on disk", AckPolicy.LEADER: "on the leader's disk"}
+_NOT_ASKED: Final = "not asked whether they were stored"
 _FIELD_PLACE: Final = re.compile(r"\{[^{}]*\}")
 
 
@@ -52,7 +55,7 @@ class Sink(Protocol):
 
     @property
     def acked(self) -> int:
-        """Records known to be durable."""
+        """Records known to be stored, as durably as was asked for."""
 
 
 FileArgument = Annotated[str, typer.Argument(metavar="[FILE|-]", help="File to read; - is stdin.")]
@@ -85,7 +88,14 @@ ViaOption = Annotated[
 ]
 NoAckOption = Annotated[
     bool,
-    typer.Option("--no-ack", help="NATS only: do not ask whether records were stored."),
+    typer.Option("--no-ack", help="The same as --acks none."),
+]
+AcksOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What to wait for: all replicas in sync, the leader's disk (flight only), or none.",
+        show_default="all",
+    ),
 ]
 WindowOption = Annotated[
     int, typer.Option(min=1, help="Records that may wait for their answer (NATS).")
@@ -104,6 +114,7 @@ def publish(
     raw: RawOption = False,
     via: ViaOption = "nats",
     no_ack: NoAckOption = False,
+    acks: AcksOption = None,
     window: WindowOption = _WINDOW_DEFAULT,
     server: ServerOption = None,
     nats: NatsOption = None,
@@ -111,7 +122,8 @@ def publish(
 ) -> None:
     """Publish each line of a file, or of stdin, as one record.
 
-    The command ends once every record is on the broker's disk, and tells how many.
+    The command ends once every record is as safe as --acks says, and tells how many. By default
+    that is on the disks of all replicas in sync.
 
     [bold]Examples[/bold]
 
@@ -124,6 +136,7 @@ def publish(
         raise typer.BadParameter("choose nats or flight", param_hint="--via")
     if key is not None and key_field is not None:
         raise typer.BadParameter("give --key or --key-field, not both", param_hint="--key")
+    policy = _policy(acks, no_ack=no_ack, via=via)
     headers = _headers(header or [])
     target = find_server(server, nats=nats)
     with ExitStack() as stack:
@@ -138,18 +151,36 @@ def publish(
         )
         source = stack.enter_context(_opened(file))
         sink = stack.enter_context(
-            _nats_sink(target, found, headers, window, acks=not no_ack)
+            _nats_sink(target, found, headers, window, acks=policy is not AckPolicy.NONE)
             if via == "nats"
-            else _flight_sink(client, found, headers)
+            else _flight_sink(client, found, headers, policy)
         )
         sent, seconds = _run(router, _values(source, raw), sink)
     acked = sink.acked
     if json:
-        console.json_line({"sent": sent, "acked": acked, "seconds": round(seconds, 3)})
+        counts = {"sent": sent, "acked": acked, "acks": policy.value}
+        console.json_line({**counts, "seconds": round(seconds, 3)})
     else:
         rate = sent / seconds if seconds > 0 else 0
-        told = "not asked whether they were stored" if no_ack else f"{acked:,} on disk"
+        told = _NOT_ASKED if policy is AckPolicy.NONE else f"{acked:,} {_STORED[policy]}"
         console.note(f"{sent:,} records sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+
+
+def _policy(acks: str | None, *, no_ack: bool, via: str) -> AckPolicy:
+    """Return what the two options mean together."""
+    known = {policy.value: policy for policy in AckPolicy}
+    if acks is None:
+        return AckPolicy.NONE if no_ack else AckPolicy.ALL
+    if acks not in known:
+        raise typer.BadParameter(f"choose one of {', '.join(known)}", param_hint="--acks")
+    if no_ack and acks != "none":
+        raise typer.BadParameter("give --acks or --no-ack, not both", param_hint="--acks")
+    if acks == "leader" and via == "nats":
+        raise typer.BadParameter(
+            "a plain NATS message is answered once it is committed: use --via flight",
+            param_hint="--acks",
+        )
+    return known[acks]
 
 
 class Router:
@@ -316,7 +347,9 @@ def _nats_sink(
     return NatsSink(server.nats, stream, headers, window=window, acks=acks)
 
 
-def _flight_sink(client: Client, stream: Stream, headers: list[tuple[str, str]]) -> Any:
+def _flight_sink(
+    client: Client, stream: Stream, headers: list[tuple[str, str]], acks: AckPolicy
+) -> Any:
     from headwater.cli.publish_sinks import FlightSink
 
-    return FlightSink(client, stream, headers)
+    return FlightSink(client, stream, headers, acks)

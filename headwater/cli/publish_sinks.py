@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import InvalidRequestError
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream
 from headwater.cli.publish import Outgoing
 from headwater.nats_publisher import NatsMessage, NatsPublisher
@@ -87,12 +87,19 @@ class NatsSink:
 
 
 class FlightSink:
-    """Sends Arrow batches, one producer per partition; a retry is stored once."""
+    """Sends Arrow batches, one producer per partition; under ALL a retry is stored once."""
 
-    def __init__(self, client: Client, stream: Stream, headers: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        stream: Stream,
+        headers: list[tuple[str, str]],
+        acks: AckPolicy = AckPolicy.ALL,
+    ) -> None:
         """Prepare; a producer is opened with its partition's first record."""
         self._client = client
         self._stream = stream
+        self._acks = acks
         entries = [{"key": name, "value": value.encode()} for name, value in headers]
         self._headers = pa.scalar(entries or None, HEADERS_TYPE)
         self._producers: dict[int, Producer] = {}
@@ -102,7 +109,7 @@ class FlightSink:
 
     @property
     def acked(self) -> int:
-        """Records known to be durable."""
+        """Records known to be stored as the policy says; under NONE nothing is known."""
         return self._acked
 
     def send(self, records: list[Outgoing]) -> None:
@@ -126,7 +133,9 @@ class FlightSink:
     def _producer(self, partition: int) -> Producer:
         found = self._producers.get(partition)
         if found is None:
-            opened = self._client.producer(self._stream.name, partition=partition)
+            opened = self._client.producer(
+                self._stream.name, partition=partition, acks=self._acks.value
+            )
             found = self._producers[partition] = self._stack.enter_context(opened)
         return found
 
@@ -145,7 +154,9 @@ class FlightSink:
 
     def _count_next(self) -> None:
         """Count the oldest batch; waits for its answer and raises what the broker refused."""
-        self._acked += self._unanswered.popleft().result().records_count
+        result = self._unanswered.popleft().result()
+        if result.acks is not AckPolicy.NONE:
+            self._acked += result.records_count
 
     def __enter__(self) -> Self:
         return self

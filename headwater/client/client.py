@@ -20,6 +20,7 @@ from broker.codec.flight_protocol import (
     ReadRequest,
     StartAt,
     StreamPath,
+    ack_policy,
 )
 from broker.errors import EnvelopeError
 from broker.model.cut import Cut, Lease
@@ -193,6 +194,7 @@ class Client:
         stream_uuid: StreamUuid | None = None,
         producer_id: ProducerId | None = None,
         sequence: int = 0,
+        acks: str = "all",
     ) -> Producer:
         """Return a producer for one partition; it connects with its first batch.
 
@@ -206,13 +208,17 @@ class Client:
                 incarnation that the name means now.
             producer_id: 63 random bits by default. Whoever chooses one continues its numbers.
             sequence: The sequence number of the first record that is sent.
+            acks: What an acknowledgement waits for: ``all`` replicas in sync, the ``leader``'s
+                disk, or ``none``. Below ``all`` records can be lost or doubled by a failover.
 
         Raises:
+            InvalidRequestError: an argument is out of its bounds.
             UnknownStreamError, UnknownPartitionError (with the first batch).
         """
+        policy = ack_policy(acks)
         uuid = stream_uuid or self.stream(stream).uuid
         self._brokers.discover()
-        path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid)
+        path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid, acks=policy)
         return Producer(
             LeaderRoute(self._brokers, path),
             path,

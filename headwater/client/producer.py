@@ -3,6 +3,10 @@
 Callers write to the connection themselves (one outstanding record costs no hop to another
 thread); a thread per connection reads the answers, and when the connection ends before its
 batches are settled, that thread opens the next one. Decisions are in window.py.
+
+Only under ack policy ALL do batches have numbers by which a broker knows them again: under LEADER
+a leader may die with a batch that it acknowledged, and the producer's next one would be a gap.
+Under NONE a batch is settled once the connection has taken it; refusals are told by ``flush``.
 """
 
 from __future__ import annotations
@@ -10,15 +14,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark
+from broker.codec.flight_protocol import StreamPath
 from broker.errors import (
     CommitTimeoutError,
     HeadwaterError,
@@ -26,10 +29,13 @@ from broker.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from broker.model.ids import ProducerId
-from broker.model.records import AppendResult
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import NO_PRODUCER, ProducerId
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy, AppendResult
 from headwater.client.flight_connection import Connection
 from headwater.client.leader_route import Route
+from headwater.client.put_session import PutSession
 from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
 from headwater.client.window import Entry, Window, worth_retrying
@@ -46,6 +52,7 @@ class Producer:
 
     Batches of one schema are pipelined; a change of the schema waits for those before it. Use it
     in a ``with`` statement, or :meth:`close` it: what is not flushed is not known to be stored.
+    docs/client.md says what the ack policies mean.
     """
 
     def __init__(
@@ -58,13 +65,19 @@ class Producer:
         producer_id: ProducerId | None,
         sequence: int,
     ) -> None:
+        numbered = path.acks is AckPolicy.ALL
+        if not numbered and (producer_id is not None or sequence):
+            raise InvalidRequestError(
+                f"under acks={path.acks.value} no broker looks at a producer id",
+                field="producer_id",
+            )
         if not 1 <= window_batches <= WINDOW_BATCHES_MAX:
             raise InvalidRequestError(f"window_batches must be 1 to {WINDOW_BATCHES_MAX}")
         self._route = route
         self._path = path
         self._retry_ms_max = retry_ms_max
         self._window = Window(
-            producer_id=new_producer_id() if producer_id is None else producer_id,
+            producer_id=_first_id(producer_id) if numbered else NO_PRODUCER,
             sequence=sequence,
             batches_max=window_batches,
             bytes_max=_WINDOW_BYTES_MAX,
@@ -72,7 +85,7 @@ class Producer:
         )
         self._changed = threading.Condition()  # guards the window and the fields below
         self._schema: pa.Schema | None = None
-        self._session: _Session | None = None
+        self._session: PutSession | None = None
         self._connecting = False  # one thread opens the next session
         self._failed: HeadwaterError | None = None  # no further batch is taken
         self._refused: HeadwaterError | None = None  # first batch that failed since the last flush
@@ -101,7 +114,7 @@ class Producer:
             with self._write_lock:
                 entry, session = self._admit(batch)
                 if entry is not None and session is not None:
-                    session.write(entry)
+                    self._write(session, entry)
                     return entry.future
             if entry is not None:
                 if self._must_connect():
@@ -113,18 +126,31 @@ class Producer:
     def flush(self, timeout_ms: int = 60_000) -> None:
         """Wait until every batch sent before is settled.
 
+        Under NONE, until the broker has answered for everything that it was sent; a broken
+        connection counts as a refusal, for nobody knows what was lost with it.
+
         Raises:
             HeadwaterError: why the first batch that failed since the last flush did.
             CommitTimeoutError: time is up.
         """
         with self._changed:
             settled = self._changed.wait_for(lambda: not self._window, timeout_ms / 1000)
+        if self._path.acks is AckPolicy.NONE and settled:
+            settled = self._drain(timeout_ms)
+        with self._changed:
             refused, self._refused = self._refused, None
             left = len(self._window)
         if refused is not None:
             raise refused
         if not settled:
             raise CommitTimeoutError(f"{left} batches are not settled after {timeout_ms} ms")
+
+    def _drain(self, timeout_ms: int) -> bool:
+        """End the connection in order; tell whether the broker has ended it, too."""
+        with self._write_lock, self._changed:
+            session = self._session
+            self._retire_session()
+        return session is None or session.join(timeout_ms)
 
     def close(self, timeout_ms: int = 60_000) -> None:
         """Flush, then end the connection; a second close is fine."""
@@ -146,7 +172,10 @@ class Producer:
 
     @property
     def producer_id(self) -> ProducerId:
-        """The id under which batches are sent now; 63 random bits unless the caller chose it."""
+        """The id under which batches are sent now; 63 random bits unless the caller chose it.
+
+        Below ack policy ALL it is NO_PRODUCER: batches are not recognised when they are sent again.
+        """
         return self._window.producer_id
 
     @property
@@ -169,7 +198,7 @@ class Producer:
         """Tell whether a batch of this schema may be added now."""
         return self._window.has_room() and (not self._window or schema.equals(self._schema))
 
-    def _admit(self, batch: pa.RecordBatch) -> tuple[Entry | None, _Session | None]:
+    def _admit(self, batch: pa.RecordBatch) -> tuple[Entry | None, PutSession | None]:
         """Add a batch to the window; return it and the session that may take it now, if any."""
         with self._changed:
             if self._failed is not None:
@@ -185,6 +214,16 @@ class Producer:
             due = self._window.next_to_send()
             assert due is entry or due is None, "a batch before this one was not sent"
             return entry, None if due is None else self._session
+
+    def _write(self, session: PutSession, entry: Entry) -> None:
+        """Write a batch; under NONE that was all."""
+        if session.write(entry) and self._path.acks is AckPolicy.NONE:
+            with self._changed:
+                self._window.handed_over(entry)
+                self._struggling_since_ms = None
+                session.progressed = True
+                self._changed.notify_all()
+            _resolve(entry, _handed_over(entry.records_count))
 
     def _retire_session(self) -> None:
         """Let the session end, with nothing unsettled on it: a do_put has one schema."""
@@ -208,12 +247,12 @@ class Producer:
         By whoever set ``_connecting``; others add to the window meanwhile. What goes wrong after
         the connection stands is the business of the new session's thread.
         """
-        session: _Session | None = None
+        session: PutSession | None = None
         while session is None:
             connection: Connection | None = None
             try:
                 connection = self._route.connect()
-                session = _Session(connection, self._path, self._schema)
+                session = PutSession(connection, self._path, self._schema)
             except HeadwaterError as error:
                 if connection is not None:
                     connection.close()  # else its descriptors stay until the process ends
@@ -232,12 +271,14 @@ class Producer:
                 self._watch.start()
                 closed = self._closed
             session.start(self._answered, self._ended)
+            if self._path.acks is AckPolicy.NONE:
+                session.wait_ready()  # a broker that does not lead is to be given nothing
             while (entry := self._next_to_send(session)) is not None:
-                session.write(entry)
+                self._write(session, entry)
         if closed:
             session.finish()
 
-    def _next_to_send(self, session: _Session) -> Entry | None:
+    def _next_to_send(self, session: PutSession) -> Entry | None:
         """Return the next batch for a new session, once it may be sent; None: no more."""
         with self._changed:
             self._changed.wait_for(lambda: session.over or not self._window.must_wait)
@@ -265,8 +306,11 @@ class Producer:
         self._backoff_ms = min(2 * self._backoff_ms, _BACKOFF_MS_MAX)
         return True
 
-    def _answered(self, session: _Session, answer: AppendResult | HeadwaterError | None) -> None:
+    def _answered(self, session: PutSession, answer: AppendResult | HeadwaterError | None) -> None:
         """Apply one answer; on the session's thread."""
+        if self._path.acks is AckPolicy.NONE:
+            self._told(session, answer)
+            return
         with self._changed:
             if session is not self._session:
                 return  # retired: nothing is awaited on it
@@ -281,6 +325,7 @@ class Producer:
                 session.progressed = True
                 if isinstance(answer, AppendResult):
                     self._route.succeeded(answer.leader_epoch)
+                    answer = replace(answer, acks=self._path.acks)
                 self._struggling_since_ms = None
                 if isinstance(answer, HeadwaterError):
                     self._refused = self._refused or answer
@@ -293,25 +338,51 @@ class Producer:
         if draining:
             session.finish()
 
-    def _ended(self, session: _Session, cause: HeadwaterError | None) -> None:
+    def _told(self, session: PutSession, answer: AppendResult | HeadwaterError | None) -> None:
+        """Hear of a refusal under NONE, or that the broker closes (None); its batch is lost."""
+        with self._changed:
+            self._answers_count += 1
+            leave = answer is None
+            if isinstance(answer, HeadwaterError):
+                self._refused = self._refused or answer
+                leave = self._worth_retrying(answer)  # others may take what comes next
+                session.refusal = answer if leave else session.refusal
+            if leave and session is self._session:
+                self._window.draining = True
+        if leave:
+            session.finish()
+
+    def _ended(self, session: PutSession, cause: HeadwaterError | None) -> None:
         """Replace a session that is over, unless nothing is left to do; on its thread."""
+        unacked = self._path.acks is AckPolicy.NONE
         with self._changed:
             session.over = True
             self._changed.notify_all()
+            if unacked and session.progressed:
+                self._refused = self._refused or cause
             if session is not self._session:
                 return  # retired
             self._session = None
             self._window.ended()
-            if not self._window or self._closed:
+            if self._closed or not (self._window or unacked):
                 return
             self._connecting = True
         if cause is None or self._worth_retrying(cause):
             cause = session.refusal or cause or _ENDED
         self._route.failed(cause)
+        if self._nothing_left() and self._worth_retrying(cause):
+            return
         if session.progressed and self._worth_retrying(cause):
             self._open_session(patient=True)
         else:
             self._reopen(cause)
+
+    def _nothing_left(self) -> bool:
+        """Tell whether nothing waits to be sent; then the next ``send`` connects."""
+        with self._changed:
+            if not self._window:
+                self._connecting = False
+            return not self._connecting
 
     def _reopen(self, cause: HeadwaterError) -> None:
         """Open the next session after a failure, if it makes sense, after a while."""
@@ -338,86 +409,18 @@ class Producer:
             _resolve(entry, error)
 
 
-class _Session:
-    """One connection with one do_put: written to by callers, read by a thread of its own."""
-
-    def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
-        self.over = False  # this and the next are set by the producer, under its lock
-        self.progressed = False  # a batch was settled
-        self.refusal: HeadwaterError | None = None  # the last answer that is worth a retry
-        self._connection = connection
-        self._call = connection.put(path, schema)
-        self._guard = threading.Lock()  # one write, finish or close at a time
-        self._finish_wanted = False
-        self._finished = False
-        self._thread: threading.Thread | None = None
-
-    def start(
-        self,
-        answered: Callable[[_Session, AppendResult | HeadwaterError | None], None],
-        ended: Callable[[_Session, HeadwaterError | None], None],
-    ) -> None:
-        """Begin to read answers; ``ended`` is called last, once."""
-        self._thread = threading.Thread(
-            target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
-        )
-        self._thread.start()
-
-    def write(self, entry: Entry) -> None:
-        """Send a batch; a broken connection is noticed by the reading thread."""
-        mark = encode_put_mark(entry.producer_id, entry.base_sequence)
-        with self._guard:
-            if not self._finished:
-                with suppress(HeadwaterError):
-                    self._call.write(entry.batch, mark)
-        if self._finish_wanted:
-            self._finish_if_wanted()
-
-    def finish(self) -> None:
-        """Tell the broker that nothing more comes. Never waits for a blocked write."""
-        self._finish_wanted = True
-        self._finish_if_wanted()
-
-    def join(self, timeout_ms: int) -> None:
-        """Wait for the reading thread."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_ms / 1000)
-
-    def _finish_if_wanted(self) -> None:
-        # Whoever holds the guard looks again after letting it go, so a wish is never lost.
-        while self._finish_wanted and not self._finished and self._guard.acquire(blocking=False):
-            try:
-                if not self._finished:
-                    self._finished = True
-                    with suppress(HeadwaterError):
-                        self._call.finish()
-            finally:
-                self._guard.release()
-
-    def _read(
-        self,
-        answered: Callable[[_Session, AppendResult | HeadwaterError | None], None],
-        ended: Callable[[_Session, HeadwaterError | None], None],
-    ) -> None:
-        cause: HeadwaterError | None = None
-        try:
-            while (frame := self._call.read()) is not None:
-                answered(self, decode_ack(frame))
-        except HeadwaterError as error:
-            cause = error
-        try:
-            with self._guard:
-                self._finished = True
-                self._call.close()
-        except HeadwaterError as error:
-            cause = cause or error
-        self._connection.close()
-        ended(self, cause)
-
-
 def new_producer_id() -> ProducerId:
     """Return 63 random bits."""
     return ProducerId(secrets.randbits(63))
+
+
+def _first_id(chosen: ProducerId | None) -> ProducerId:
+    return new_producer_id() if chosen is None else chosen
+
+
+def _handed_over(records_count: int) -> AppendResult:
+    """Return what is known of a batch under NONE."""
+    return AppendResult(Offset(-1), records_count, LeaderEpoch(0), acks=AckPolicy.NONE)
 
 
 def _resolve(entry: Entry, answer: AppendResult | HeadwaterError) -> None:

@@ -11,6 +11,9 @@ The rules that keep every batch stored once, in order (Source: Kafka's idempoten
    tell a later batch from the first, so it would store it in the wrong place.
 5. Who answers in an older leader epoch than one that was seen leads no more, so its answer says
    nothing; the batch goes again.
+
+Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply, and what is sent again may
+be stored twice or behind a later batch.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from broker.errors import (
     StreamRecreatedError,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import ProducerId
+from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.records import AppendResult
 
 
@@ -85,7 +88,8 @@ class Window:
         self.next_sequence = sequence
         self.leader_epoch = LeaderEpoch(0)  # the newest that an acknowledgement had
         self.several = False  # there are other brokers that may lead
-        self.confirmed = False  # a batch under this producer id is stored
+        self._numbered = producer_id != NO_PRODUCER
+        self.confirmed = not self._numbered  # a batch under this producer id is stored
         self.draining = False  # send nothing more on this connection, let it end
         self._new_producer_id = new_producer_id
         self._batches_max = batches_max
@@ -108,7 +112,8 @@ class Window:
 
     def add(self, batch: Any, *, records_count: int, size_bytes: int) -> Entry:
         """Give a batch its numbers and its place in the order."""
-        entry = Entry(batch, records_count, size_bytes, self.producer_id, self.next_sequence)
+        sequence = self.next_sequence if self._numbered else NO_SEQUENCE
+        entry = Entry(batch, records_count, size_bytes, self.producer_id, sequence)
         self.next_sequence += records_count
         self._unsettled.append(entry)
         self._to_send.append(entry)
@@ -164,7 +169,7 @@ class Window:
         elif isinstance(answer, SequenceGapError) and (self.draining or self._gap):
             entry.maybe_stored = settled = False
         elif isinstance(answer, InvalidRequestError) and not isinstance(answer, SequenceGapError):
-            self._gap = True
+            self._gap = self._numbered
         elif worth_retrying(answer, several=self.several):
             self.draining = True
             settled = False
@@ -175,6 +180,12 @@ class Window:
         if self._gap and not any(other.maybe_stored for other in self._unsettled):
             self._renumber()
         return entry if settled else None
+
+    def handed_over(self, entry: Entry) -> None:
+        """Settle a batch that nobody will answer for; it was the last one sent."""
+        if self._awaiting and self._awaiting[-1] is entry:
+            self._awaiting.pop()
+        self._settle(entry)
 
     def ended(self) -> None:
         """Note that the connection is over."""

@@ -22,7 +22,7 @@ from broker.errors import (
     StreamRecreatedError,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import ProducerId
+from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from headwater.client.window import Entry, Window
@@ -285,3 +285,51 @@ def test_a_failed_disk_ends_a_producer_only_where_nobody_takes_over() -> None:
         else:
             with pytest.raises(LogFailedError):
                 pipe.answered(LogFailedError("the log failed"))
+
+
+def unnumbered_window() -> Window:
+    """Return a connected window whose batches no broker knows again."""
+    pipe = Window(
+        producer_id=NO_PRODUCER,
+        sequence=0,
+        batches_max=8,
+        bytes_max=1_000,
+        new_producer_id=lambda: pytest.fail("nobody is to get a number"),
+    )
+    pipe.connected()
+    return pipe
+
+
+def test_batches_without_numbers_need_no_first_one() -> None:
+    """No broker has to know the producer before the second batch, so all may go at once."""
+    pipe = unnumbered_window()
+    entries = send(pipe, 8)
+    assert {(one.producer_id, one.base_sequence) for one in entries} == {(NO_PRODUCER, NO_SEQUENCE)}
+    assert not pipe.has_room()
+
+
+def test_a_refused_batch_without_numbers_leaves_no_gap() -> None:
+    """Its neighbours are stored as they are; what failed for now goes again."""
+    pipe = unnumbered_window()
+    first, second, third = send(pipe, 3)
+    assert pipe.answered(RecordTooLargeError("x")) is first
+    assert pipe.answered(OverloadedError("x")) is None
+    assert pipe.answered(OK) is third
+    assert pipe.draining
+    pipe.ended()
+    pipe.connected()
+    assert pipe.next_to_send() is second
+    assert pipe.answered(OK) is second
+    assert not pipe
+
+
+def test_a_batch_that_nobody_answers_for_is_settled_when_it_is_sent() -> None:
+    """Also when the connection ended just then: it does not go again."""
+    pipe = unnumbered_window()
+    first, second = send(pipe, 2)
+    pipe.handed_over(second)
+    pipe.ended()
+    pipe.handed_over(first)
+    assert not pipe
+    pipe.connected()
+    assert pipe.next_to_send() is None

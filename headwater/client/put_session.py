@@ -1,0 +1,108 @@
+"""One do_put of a producer: written to by its callers, read by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pyarrow as pa
+
+from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark, is_ready
+from broker.errors import HeadwaterError
+from broker.model.records import AppendResult
+from headwater.client.flight_connection import Connection
+from headwater.client.window import Entry
+
+
+class PutSession:
+    """One connection with one do_put: written to by callers, read by a thread of its own."""
+
+    def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
+        self.over = False  # this and the next are set by the producer, under its lock
+        self.progressed = False  # a batch was settled
+        self.refusal: HeadwaterError | None = None  # the last answer that is worth a retry
+        self._connection = connection
+        self._call = connection.put(path, schema)
+        self._ready = threading.Event()  # the broker takes batches, or the call has ended
+        self._guard = threading.Lock()  # one write, finish or close at a time
+        self._finish_wanted = False
+        self._finished = False
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        answered: Callable[[PutSession, AppendResult | HeadwaterError | None], None],
+        ended: Callable[[PutSession, HeadwaterError | None], None],
+    ) -> None:
+        """Begin to read answers; ``ended`` is called last, once."""
+        self._thread = threading.Thread(
+            target=self._read, args=(answered, ended), name="headwater-acks", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, entry: Entry) -> bool:
+        """Send a batch; a broken connection is noticed by the reading thread.
+
+        True once the connection has taken it, which says nothing of the broker.
+        """
+        mark = encode_put_mark(entry.producer_id, entry.base_sequence)
+        taken = False
+        with self._guard:
+            if not self._finished:
+                with suppress(HeadwaterError):
+                    self._call.write(entry.batch, mark)
+                    taken = True
+        if self._finish_wanted:
+            self._finish_if_wanted()
+        return taken
+
+    def wait_ready(self) -> None:
+        """Wait until the broker has taken the call, or ended it; under NONE only."""
+        self._ready.wait()
+
+    def finish(self) -> None:
+        """Tell the broker that nothing more comes. Never waits for a blocked write."""
+        self._finish_wanted = True
+        self._finish_if_wanted()
+
+    def join(self, timeout_ms: int) -> bool:
+        """Wait for the reading thread; tell whether it has ended."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_ms / 1000)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _finish_if_wanted(self) -> None:
+        # Whoever holds the guard looks again after letting it go, so a wish is never lost.
+        while self._finish_wanted and not self._finished and self._guard.acquire(blocking=False):
+            try:
+                if not self._finished:
+                    self._finished = True
+                    with suppress(HeadwaterError):
+                        self._call.finish()
+            finally:
+                self._guard.release()
+
+    def _read(
+        self,
+        answered: Callable[[PutSession, AppendResult | HeadwaterError | None], None],
+        ended: Callable[[PutSession, HeadwaterError | None], None],
+    ) -> None:
+        cause: HeadwaterError | None = None
+        try:
+            while (frame := self._call.read()) is not None:
+                if is_ready(frame):
+                    self._ready.set()
+                else:
+                    answered(self, decode_ack(frame))
+        except HeadwaterError as error:
+            cause = error
+        try:
+            with self._guard:
+                self._finished = True
+                self._call.close()
+        except HeadwaterError as error:
+            cause = cause or error
+        self._connection.close()
+        self._ready.set()  # before ``ended``, which may wait for whoever waits for this
+        ended(self, cause)

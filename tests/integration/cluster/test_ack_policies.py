@@ -1,0 +1,216 @@
+"""Ack policies in a real cluster: each publisher hears at the time that its policy names.
+
+Streams here have two replicas on three brokers. Pausing the follower leaves the metadata its
+majority, so the leader keeps its lease; with both others paused it would lose it within a second
+and, rightly, acknowledge nothing under any policy.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from broker.codec import envelope
+from broker.codec.envelope import EnvelopeKind
+from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark
+from broker.errors import HeadwaterError, InvalidRequestError, NotLeaderError
+from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
+from broker.model.records import AckPolicy
+from broker.wire.liftbridge import message_pb2 as wire
+from clusterkit.load import stored
+from clusterkit.running import Cluster
+from headwater.client.address import resolve_addresses
+from headwater.client.client import Client
+from headwater.client.flight_connection import Connection
+from headwater.client.records import to_batch
+from headwater.nats_publisher import NatsMessage, NatsPublisher
+from simkit.natsproc import RawNats, pub
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_ack_policies")]
+
+UNNUMBERED = encode_put_mark(NO_PRODUCER, NO_SEQUENCE)
+
+
+def _pair(cluster: Cluster, name: str, **config: Any) -> tuple[int, int]:
+    """Create a stream of two replicas, both needed; return its leader and its follower."""
+    client = cluster.client()
+    client.create_stream(name, replication_factor=2, min_isr=2, **config)
+    leader = cluster.leader(name)
+    replicas = client.locate(name)[0].replicas
+    (follower,) = [n for n in (0, 1, 2) if cluster.name(n) in replicas and n != leader]
+    return leader, follower
+
+
+def test_leader_acks_without_its_follower_and_all_does_not(cluster: Cluster) -> None:
+    """Also once the follower has left the ISR, which is then too small for ALL to be stored."""
+    _, follower = _pair(cluster, "policies")
+    client = cluster.client()
+    with client.producer("policies") as all_, client.producer("policies", acks="leader") as leader:
+        all_.send([b"0"]).result(30)
+        cluster.pause(follower)
+        waiting = all_.send([b"1"])
+        cluster.wait_for(
+            lambda: client.describe("policies").partitions[0].high_watermark == 1, "one committed"
+        )
+        first = leader.send([b"2"]).result(30)
+        assert (first.acks, first.duplicate) == (AckPolicy.LEADER, False)
+        assert not waiting.done()
+        cluster.wait_for(lambda: len(client.locate("policies")[0].isr) == 1, "the ISR shrinks")
+        second = leader.send([b"3"]).result(30)
+        assert second.base_offset == first.base_offset + 1
+        assert not waiting.done()
+        assert stored(client, "policies") == [b"0"], "nothing is committed meanwhile"
+        cluster.resume(follower)
+        answer = waiting.result(30)
+        assert answer.acks is AckPolicy.ALL
+        values = stored(client, "policies")
+        assert sorted(values) == [b"0", b"1", b"2", b"3"]
+        for offset, value in ((answer.base_offset, b"1"), (first.base_offset, b"2")):
+            assert values[offset] == value
+
+
+def test_a_leader_that_was_paused_and_replaced_acks_nothing(cluster: Cluster) -> None:
+    """What waits in its sockets, and what comes right after it wakes up, is refused."""
+    client = cluster.client()
+    stream = client.create_stream("woken")
+    _begin(client, "woken")
+    old = cluster.leader("woken")
+    path = StreamPath(stream="woken", partition=0, stream_uuid=stream.uuid, acks=AckPolicy.LEADER)
+    connection = Connection(resolve_addresses(cluster.url_of(old)).brokers[0])
+    batch = to_batch([b"x"])
+    call = connection.put(path, batch.schema)
+    try:
+        call.write(batch, UNNUMBERED)
+        assert not isinstance(_answer(call.read()), HeadwaterError), "it leads and acknowledges"
+        cluster.pause(old)
+        for _ in range(10):
+            call.write(batch, UNNUMBERED)
+        others = cluster.client(",".join(cluster.url_of(n) for n in (0, 1, 2) if n != old))
+        cluster.wait_for(
+            lambda: others.locate("woken")[0].leader not in (None, cluster.name(old)), "a successor"
+        )
+        cluster.resume(old)
+        for _ in range(100):
+            call.write(batch, UNNUMBERED)
+            assert isinstance(_answer(call.read()), NotLeaderError)
+        call.finish()
+    finally:
+        connection.close()
+    with client.producer("woken", acks="leader") as producer:
+        producer.send([b"y"]).result(30)
+        producer.flush()
+    cluster.wait_for(lambda: b"y" in stored(client, "woken"), "the new leader's record")
+    assert stored(client, "woken").count(b"x") <= 1
+
+
+def test_none_returns_at_once_and_its_records_arrive(cluster: Cluster) -> None:
+    """Nobody is waited for; the records are there once the follower is back."""
+    _, follower = _pair(cluster, "unasked")
+    client = cluster.client()
+    _begin(client, "unasked")
+    cluster.pause(follower)
+    with client.producer("unasked", acks="none") as producer:
+        sent = [producer.send([b"%d" % number]) for number in range(20)]
+        last = sent[-1].result(30)
+        assert all(one.done() for one in sent)
+        assert (last.base_offset, last.acks) == (-1, AckPolicy.NONE)
+        producer.flush()
+        assert stored(client, "unasked") == [b"first"]
+        cluster.resume(follower)
+        cluster.wait_for(lambda: len(stored(client, "unasked")) == 21, "all of them")
+    assert stored(client, "unasked")[1:] == [b"%d" % number for number in range(20)]
+
+
+def test_none_goes_on_at_the_next_leader(cluster: Cluster) -> None:
+    """A killed leader costs what was on its way, and ``flush`` says so; later records arrive."""
+    client = cluster.client()
+    client.create_stream("restless")
+    producer = client.producer("restless", acks="none")
+    producer.send([b"before"])
+    producer.flush()
+    cluster.kill(cluster.leader("restless"))
+
+    def arrives() -> bool:
+        producer.send([b"after"])
+        return b"after" in stored(client, "restless")
+
+    cluster.wait_for(arrives, "a record at the new leader")
+    with suppress(HeadwaterError):  # told that something may be lost, which it may
+        producer.close()
+    assert stored(client, "restless")[0] == b"before"
+
+
+def test_policies_of_one_burst_are_answered_each_at_its_time(cluster: Cluster) -> None:
+    """Envelopes and a plain message in one write: LEADER at once, ALL and PubAck once committed."""
+    _, follower = _pair(cluster, "burst", puback=True)
+    client = cluster.client()
+    with NatsPublisher(cluster.nats_url, ack_timeout_s=1.0) as out:
+        out.publish([NatsMessage("burst", b"0")])  # until the leader listens
+        out.finish()
+    burst = [
+        pub("burst", _envelope(b"1", "in.leader", wire.LEADER)),
+        pub("burst", _envelope(b"2", "in.all", wire.ALL)),
+        pub("burst", b"3", reply="in.puback"),
+        pub("burst", _envelope(b"4", "in.none", wire.NONE)),
+        pub("burst", _envelope(b"5", "in.leader", wire.LEADER)),
+        pub("burst", _envelope(b"6", "in.both", wire.LEADER), reply="in.both"),
+    ]
+    with RawNats(int(cluster.nats_url.rpartition(":")[2])) as nats:
+        nats.subscribe("in.>")
+        cluster.pause(follower)
+        nats.send(b"".join(burst))
+        early = [nats.next_message() for _ in range(2)]
+        assert [subject for subject, _ in early] == ["in.leader"] * 2
+        assert [_ack(payload).offset for _, payload in early] == [1, 5]
+        assert stored(client, "burst") == [b"0"]
+        cluster.resume(follower)
+        late = [nats.next_message()[0] for _ in range(4)]
+        assert sorted(late) == ["in.all", "in.both", "in.both", "in.puback"]
+        nats.publish("burst", b"7", reply="in.end")
+        assert nats.next_message()[0] == "in.end", "NONE hears nothing, and nobody hears twice"
+    assert stored(client, "burst") == [b"%d" % number for number in range(8)]
+
+
+def test_what_is_not_a_policy_is_refused(cluster: Cluster) -> None:
+    """By the client, and by a broker that another client asks; so is a numbered batch."""
+    client = cluster.client()
+    stream = client.create_stream("picky")
+    _begin(client, "picky")
+    with pytest.raises(InvalidRequestError, match="acks"):
+        client.producer("picky", acks="some")
+    with pytest.raises(InvalidRequestError, match="producer id"):
+        client.producer("picky", acks="leader", producer_id=ProducerId(1))
+    address = resolve_addresses(cluster.url_of(cluster.leader("picky"))).brokers[0]
+    connection = Connection(address)
+    batch = to_batch([b"x"])
+    path = StreamPath(stream="picky", partition=0, stream_uuid=stream.uuid, acks=AckPolicy.LEADER)
+    call = connection.put(path, batch.schema)
+    call.write(batch, encode_put_mark(ProducerId(1), 0))
+    assert isinstance(_answer(call.read()), InvalidRequestError)
+    call.finish()
+    connection.close()
+    assert stored(client, "picky") == [b"first"]
+
+
+def _begin(client: Client, stream: str) -> None:
+    """Store a record, so that the leader knows that it leads."""
+    with client.producer(stream) as producer:
+        producer.send([b"first"]).result(30)
+
+
+def _answer(frame: bytes | None) -> object:
+    assert frame is not None, "the broker ended the call"
+    return decode_ack(frame)
+
+
+def _envelope(value: bytes, inbox: str, policy: wire.AckPolicy) -> bytes:
+    message = wire.Message(value=value, ackInbox=inbox, ackPolicy=policy)
+    return envelope.encode(EnvelopeKind.PUBLISH, message.SerializeToString())
+
+
+def _ack(payload: bytes) -> wire.Ack:
+    ack = wire.Ack()
+    ack.ParseFromString(envelope.decode(payload, EnvelopeKind.ACK))
+    return ack
