@@ -23,6 +23,7 @@ from broker.core.metadata.commands import COMMAND_BYTES_MAX, decode
 from broker.core.metadata.state import MetadataState
 from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, MetadataCorruptError
 from broker.ports import File, Files
+from broker.storage.whole_file import write_whole
 
 _HEAD: Final = struct.Struct("<IIQ")
 _CRC: Final = struct.Struct("<I")
@@ -137,16 +138,7 @@ class LocalMetadataLog:
         self._position = 0
 
     def _write_whole(self, name: str, data: bytes) -> None:
-        path = f"{self._folder}/{name}"
-        new = f"{path}.new"
-        if self._files.exists(new):
-            self._files.remove(new)
-        file = self._files.open(new, create=True)
-        file.write_at(0, [data])
-        file.datasync()
-        file.close()
-        self._files.replace(new, path)
-        self._files.sync_folder(self._folder)
+        write_whole(self._files, f"{self._folder}/{name}", [data])
 
     def _open_journal(self) -> File:
         path = f"{self._folder}/journal"

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.errors import InvalidConfigError, MetadataCorruptError
 from broker.ports import Files
-from broker.runtime.whole_file import write_whole
+from broker.storage.whole_file import write_whole
 
 _FILE: Final = "node.json"
 _BYTES_MAX: Final = 4096
@@ -28,7 +28,7 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
         if files.exists("metadata") or files.exists("streams"):
             raise MetadataCorruptError(f"{_FILE} is missing beside stored data", path=_FILE)
         identity = {"cluster": cluster, "broker_id": broker_id, "uuid": str(uuid.uuid4())}
-        write_whole(files, _FILE, json.dumps(identity, sort_keys=True).encode())
+        write_whole(files, _FILE, [json.dumps(identity, sort_keys=True).encode()])
         return identity["uuid"]
     found = _read(files)
     for name, wanted in (("cluster", cluster), ("broker_id", broker_id)):

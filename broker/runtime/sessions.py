@@ -13,7 +13,7 @@ from typing import Final
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports import Files
-from broker.runtime.whole_file import write_whole
+from broker.storage.whole_file import write_whole
 
 _FILE: Final = "sessions.json"
 _BYTES_MAX: Final = 8192
@@ -30,7 +30,7 @@ def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
     session = uuid.uuid4().hex
     sessions = (*known, session)[-_KEPT:]
     body = {"sessions": sessions, "crc": _checksum(sessions)}
-    write_whole(files, _FILE, json.dumps(body, sort_keys=True).encode())
+    write_whole(files, _FILE, [json.dumps(body, sort_keys=True).encode()])
     return session, known
 
 

@@ -52,6 +52,7 @@ from broker.model.raft import (
 from broker.ports import File, Files
 from broker.storage.raft_journal_scan import Found, read_journal
 from broker.storage.raft_meta import MetaFile, first_meta
+from broker.storage.whole_file import write_whole
 
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # what an opener is willing to read
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -337,18 +338,7 @@ class RaftJournal:
         self._number = self._synced = number
 
     def _write_whole(self, name: str, parts: Sequence[bytes]) -> None:
-        path = f"{self._folder}/{name}"
-        new = f"{path}.new"
-        if self._files.exists(new):
-            self._files.remove(new)
-        file = self._files.open(new, create=True)
-        try:
-            file.write_at(0, parts)
-            self._datasync(file)
-        finally:
-            file.close()
-        self._files.replace(new, path)
-        self._files.sync_folder(self._folder)
+        write_whole(self._files, f"{self._folder}/{name}", parts, datasync=self._datasync)
 
     def _datasync(self, file: File) -> None:
         try:
