@@ -95,6 +95,31 @@ def test_publish_lines_and_subscribe(run: Run) -> None:
     assert [line.split()[2:] for line in lines] == [["k1", "a"], ["k1", "b"], ["k1", "c"]]
 
 
+@pytest.mark.parametrize(("acks", "acked"), [("all", 2), ("leader", 2), ("none", 0)])
+def test_publish_says_what_its_counts_mean(
+    run: Run, broker: MemoryBroker, acks: str, acked: int
+) -> None:
+    """The policy reaches the log and stands in the report; under none nothing is known."""
+    _make(run)
+    args = ("publish", "orders", "--via", "flight", "--acks", acks, "--json", "-p", "0")
+    result = run(*args, stdin="a\nb\n")
+    report = json.loads(result.stdout)
+    assert (report["sent"], report["acked"], report["acks"]) == (2, acked, acks)
+    assert {policy.value for policy in broker.partition("orders", 0).policies} == {acks}
+    assert broker.partition("orders", 0).high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    "options", [("--acks", "some"), ("--acks", "leader"), ("--acks", "all", "--no-ack")]
+)
+def test_publish_refuses_acks_that_cannot_be(run: Run, options: tuple[str, ...]) -> None:
+    """An unknown policy, one that plain NATS messages do not have, and two at once."""
+    _make(run)
+    result = run("publish", "orders", *options, stdin="a\n")
+    assert result.exit_code == 2
+    assert "--acks" in result.stderr
+
+
 def test_subscribe_forms_and_bounds(run: Run) -> None:
     """JSON keeps what text cannot; raw gives the values; offset and count bound the read."""
     _make(run)
