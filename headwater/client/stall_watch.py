@@ -7,16 +7,15 @@ else, the connections to the old leader are broken, which a producer survives by
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from broker import own_sockets
+
 CHECK_S: Final = 0.5
-_DESCRIPTORS: Final = Path("/proc/self/fd")  # Linux; elsewhere nothing is found, nothing is broken
 
 
 class StallWatch:
@@ -57,27 +56,9 @@ def sever(host: str, port: int) -> int:
     hosts = {host}
     with suppress(OSError):
         hosts |= {str(found[4][0]) for found in socket.getaddrinfo(host, port)}
-    try:
-        descriptors = [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
-    except OSError:
-        return 0
-    return sum(_sever(one, hosts, port) for one in descriptors)
 
+    def goes_there(connection: socket.socket) -> bool:
+        peer = connection.getpeername()
+        return peer[1] == port and str(peer[0]).removeprefix("::ffff:") in hosts
 
-def _sever(descriptor: int, hosts: set[str], port: int) -> bool:
-    """Shut one descriptor down if it is such a connection; its owner still closes it."""
-    try:
-        copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return False  # not a socket, or closed since we listed it
-    with copy:
-        try:
-            if copy.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            peer = copy.getpeername()
-            if peer[1] != port or str(peer[0]).removeprefix("::ffff:") not in hosts:
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
+    return own_sockets.sever(goes_there)

@@ -129,6 +129,7 @@ class RaftSim:
         self._heal()
         if self.faults & {"slow", "late"}:
             self._advance(self.now + SLOW_MS)  # what is still on its way may end a leader's term
+        self._advance(max(self.now, *self._last_on_link.values(), 0.0))
         deadline = self.now + HEAL_MS
         while not self._converged():
             assert self.now < deadline, f"no progress after healing: {self._picture()}"
