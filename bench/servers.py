@@ -150,4 +150,11 @@ def settings() -> dict[str, Any]:
             "synced": "the same with sync_interval: always",
             "streams": "allow_atomic, else defaults",
         },
+        "clusters": {
+            "headwater": "3 brokers and a nats-server; log.level = warning, else defaults; "
+            "3 replicas, min_isr 2, ack ALL: synced on at least two brokers before an ack",
+            "jetstream": "3 nats-servers, file storage, 3 replicas: no sync before an ack",
+            "kafka": "3 combined KRaft nodes, heap 1 GiB, 3 replicas, min.insync.replicas 2, "
+            "acks=all: no sync before an ack",
+        },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.cluster_rows import CLUSTER_ROWS
 from bench.rows import ROWS
 from bench.stats import Summary
 from bench.table import (
@@ -169,9 +170,14 @@ def test_a_text_without_one_pair_of_markers_is_refused(text: str) -> None:
         replace_between(text, "table")
 
 
-def test_the_rows_of_the_product_are_well_formed() -> None:
-    """Each path is named once, and no row has more bars than figures."""
+@pytest.mark.parametrize("rows", [ROWS, CLUSTER_ROWS])
+def test_the_rows_of_the_product_are_well_formed(rows: tuple[Row, ...]) -> None:
+    """No row has more bars than figures, or a bar without words for it."""
+    assert all(len(row.bars) <= len(row.ours) for row in rows)
+    assert all(bool(row.bar) == bool(row.bars) for row in rows)
+
+
+def test_no_path_of_the_first_table_is_named_twice() -> None:
+    """Whoever looks for a figure finds one."""
     paths = [row.path for row in ROWS]
     assert len(set(paths)) == len(paths)
-    assert all(len(row.bars) <= len(row.ours) for row in ROWS)
-    assert all(bool(row.bar) == bool(row.bars) for row in ROWS)
