@@ -389,7 +389,12 @@ class BrokerApi(Protocol):
         """Delete a stream's local log and metadata. Its table stays in the lake."""
 
     def stream(self, name: str) -> Stream:
-        """Return a stream; raises UnknownStreamError with the names that exist."""
+        """Return a stream.
+
+        Raises:
+            UnknownStreamError: there is none; a majority of the controllers was asked. Has names.
+            UnavailableError: it is not known here, and nobody could say whether that is the newest.
+        """
 
     def streams(self) -> list[Stream]:
         """Return all streams by name."""

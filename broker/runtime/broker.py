@@ -69,6 +69,7 @@ _log = structlog.get_logger(__name__)
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
 _MAINTENANCE_MS: Final = 250
+_CONFIRM_MS: Final = 3_000
 _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 
 
@@ -214,8 +215,11 @@ class Broker:
             return stream
 
     def stream(self, name: str) -> Stream:
-        """See ``BrokerApi.stream``."""
+        """See ``BrokerApi.stream``. What is not known here may have been made at another broker."""
         found = self._metadata.state.streams.get(name)
+        if found is None:
+            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+            found = self._metadata.state.streams.get(name)
         if found is None:
             known = sorted(self._metadata.state.streams)
             hint = f"there are {', '.join(known[:20])}" if known else "there are none yet"

@@ -25,6 +25,9 @@ class Metadata(Protocol):
     def propose(self, command: bytes) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``."""
 
+    def barrier(self, *, timeout_ms: int = ...) -> int:
+        """See ``MetadataLog.barrier``."""
+
 
 class Membership(Protocol):
     """What being alone, or one of several, changes for a broker. Any thread."""

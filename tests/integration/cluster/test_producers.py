@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.errors import UnknownStreamError
 from clusterkit.load import Following, check, load, stored
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
@@ -84,6 +85,17 @@ def test_metadata_is_asked_of_whoever_answers(cluster: Cluster) -> None:
     assert [one.partition for one in client.tier_flush("kept", timeout_ms=30_000)] == [0, 1, 2]
     assert client.delete_stream("made").uuid == created.uuid
     assert [stream.name for stream in client.streams() if stream.name == "made"] == []
+
+
+def test_a_stream_is_known_everywhere_once_it_is_made(cluster: Cluster) -> None:
+    """Also by brokers that have not applied it yet: who does not know a name asks a majority."""
+    clients = [cluster.client(cluster.url_of(number)) for number in range(3)]
+    for number in range(30):
+        name = f"seen{number}"
+        made = clients[number % 3].create_stream(name)
+        assert [one.stream(name).uuid for one in clients] == [made.uuid] * 3
+    with pytest.raises(UnknownStreamError, match="nowhere"):
+        clients[0].stream("nowhere")
 
 
 def test_one_replica_alone_acknowledges_nothing(cluster: Cluster) -> None:
