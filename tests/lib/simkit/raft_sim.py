@@ -129,7 +129,6 @@ class RaftSim:
         self._heal()
         if self.faults & {"slow", "late"}:
             self._advance(self.now + SLOW_MS)  # what is still on its way may end a leader's term
-        self._advance(max(self.now, *self._last_on_link.values(), 0.0))
         deadline = self.now + HEAL_MS
         while not self._converged():
             assert self.now < deadline, f"no progress after healing: {self._picture()}"
@@ -328,7 +327,7 @@ class RaftSim:
         elif kind == "wipe":
             self._wipe(node)
         elif kind == "pause" and node.alive:
-            node.paused_until = self.now + rng.random() * 300
+            node.paused_until = max(node.paused_until, self.now + rng.random() * 300)
             self.seen["paused"] += 1
         elif kind == "full" and node.alive:
             room = rng.choice((0, 300, 3000))
