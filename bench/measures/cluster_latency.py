@@ -6,6 +6,7 @@ again; the connections are open by then. Each side's cluster runs alone, and ane
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,6 +19,9 @@ from bench.kafka_cluster import kafka_cluster
 from bench.processes import Load
 from bench.session import Session
 from bench.stats import percentile
+from broker.errors import UnknownStreamError
+from headwater.client import Client
+from headwater.client.producer import Producer
 
 _SIZE: Final = 100
 _MESSAGES: Final = 3_000
@@ -51,11 +55,23 @@ def _first_acks_ms(cluster: HeadwaterCluster) -> list[float]:
             name = f"first-{number}"
             start = time.perf_counter()
             client.create_stream(name, replication_factor=COUNT, min_isr=MIN_ISR, tiering=False)
-            with client.producer(name) as producer:
+            with _producer(client, name) as producer:
                 producer.send(one).result(30)
                 times.append((time.perf_counter() - start) * 1e3)
-            client.delete_stream(name)
+            with contextlib.suppress(UnknownStreamError):  # deleted, and said twice
+                client.delete_stream(name)
     return times[1:]
+
+
+def _producer(client: Client, name: str) -> Producer:
+    """Return a producer; a broker that has not yet heard of the stream is asked again."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return client.producer(name)
+        except UnknownStreamError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def _jetstream(session: Session, number: int) -> None:
