@@ -16,6 +16,7 @@ from projectfiles import ROOT
 from simkit.cluster_mutants import BIASED, LATE_FAULTS, MUTANTS
 from simkit.cluster_sightings import SOMETIMES
 from simkit.cluster_sim import run_seed
+from simkit.seed_hunt import broken_seed, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
@@ -35,47 +36,43 @@ def _seeds(group: int, count: int) -> range:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost(group: int) -> None:
     """Under every mix of faults all invariants hold, and after healing everybody is equal."""
-    for seed in _seeds(group, SEEDS):
-        run_seed(seed)
+    assert all(run_seed(seed).seen for seed in _seeds(group, SEEDS))
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_the_same_holds_on_the_product_s_own_log(group: int) -> None:
     """The same lives with PartitionLog on a disk that loses, rots, fails and fills up."""
-    for seed in _seeds(group, REAL_SEEDS):
-        run_seed(seed, real_log=True)
+    assert all(run_seed(seed, real_log=True).seen for seed in _seeds(group, REAL_SEEDS))
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_late_copies_of_messages_change_nothing(group: int) -> None:
     """Every third message arrives once more, up to 300 ms later, across crashes and epochs."""
-    for seed in _seeds(group, LATE_SEEDS):
-        run_seed(seed, late=True, faults=LATE_FAULTS)
+    lives = (run_seed(seed, late=True, faults=LATE_FAULTS) for seed in _seeds(group, LATE_SEEDS))
+    assert all(one.seen for one in lives)
 
 
 def test_every_row_of_the_catalogue_is_reached() -> None:
     """Each known way to lose data had its chance in some seed, or the simulation is blind."""
-    missing = set(SOMETIMES)
-    for seed in range(SOMETIMES_SEEDS_MAX):
-        missing -= run_seed(seed, late=seed % 4 == 3).seen.keys()
-        if not missing:
-            return
-    raise AssertionError(f"never reached: {sorted(missing)}")
+    found = never_seen(
+        SOMETIMES,
+        lambda seed: run_seed(seed, late=seed % 4 == 3).seen,
+        range(SOMETIMES_SEEDS_MAX),
+    )
+    assert found == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """Replication with one known mistake breaks a promise in some seed."""
+
+    def run(seed: int) -> object:
+        if mutant in BIASED:
+            return run_seed(seed, late=True, faults=BIASED[mutant])
+        return run_seed(seed)
+
     with MUTANTS[mutant]():
-        for seed in range(MUTANT_SEEDS_MAX):
-            try:
-                if mutant in BIASED:
-                    run_seed(seed, late=True, faults=BIASED[mutant])
-                else:
-                    run_seed(seed)
-            except AssertionError:
-                return
-    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+        assert broken_seed(run, range(MUTANT_SEEDS_MAX)) is not None
 
 
 def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from simkit.log_mutants import MUTANTS
 from simkit.log_sim import run_seed
+from simkit.seed_hunt import broken_seed, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 1000)
 GROUPS = 4  # so that workers share them
@@ -84,24 +85,14 @@ def test_promised_records_survive_or_are_named(group: int) -> None:
 
 def test_every_situation_is_reached() -> None:
     """Each situation that the log is built for occurs in some seed."""
-    missing = set(SOMETIMES)
-    for seed in range(MUTANT_SEEDS_MAX):
-        missing -= run_seed(seed).keys()
-        if not missing:
-            return
-    raise AssertionError(f"never reached: {sorted(missing)}")
+    assert never_seen(SOMETIMES, run_seed, range(MUTANT_SEEDS_MAX)) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """A log with one known mistake breaks a promise in some seed."""
     with MUTANTS[mutant]():
-        for seed in range(MUTANT_SEEDS_MAX):
-            try:
-                run_seed(seed)
-            except AssertionError:
-                return
-    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+        assert broken_seed(run_seed, range(MUTANT_SEEDS_MAX)) is not None
 
 
 def test_a_seed_is_a_whole_story() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from simkit.raft_pysyncobj_mutants import HINTS, MUTANTS, SCRIPTS, in_simulation
 from simkit.raft_sim import run_seed
+from simkit.seed_hunt import is_caught
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 150)
 MUTANT_SEEDS_MAX = 1500
@@ -59,16 +60,12 @@ def test_each_correction_is_needed(mutant: str) -> None:
     """Without one of them a promise is broken in some seed, or in its script."""
     faults, size = HINTS.get(mutant, (None, None))
     with in_simulation(), MUTANTS[mutant]():
-        if mutant in SCRIPTS:
-            with pytest.raises(AssertionError):
-                SCRIPTS[mutant]()
-            return
-        for seed in range(MUTANT_SEEDS_MAX):
-            try:
-                run_seed(seed, faults=faults, size=size)
-            except AssertionError:
-                return
-    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+        assert is_caught(
+            mutant,
+            SCRIPTS,
+            lambda seed: run_seed(seed, faults=faults, size=size),
+            range(MUTANT_SEEDS_MAX),
+        )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -82,5 +79,5 @@ def test_with_all_corrections_the_same_seeds_pass(mutant: str) -> None:
     """What catches a mutant is what it took away: the same faults do nothing to the rest."""
     faults, size = HINTS[mutant]
     with in_simulation():
-        for seed in range(5):
-            run_seed(seed, faults=faults, size=size)
+        lives = [run_seed(seed, faults=faults, size=size)[1] for seed in range(5)]
+    assert len(set(lives)) == len(lives), "they were not the seeds' own lives"

@@ -16,6 +16,7 @@ import pytest
 from simkit.raft_mutants import HINTS, MUTANTS
 from simkit.raft_scenarios import SCRIPTS
 from simkit.raft_sim import run_seed
+from simkit.seed_hunt import is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
 GROUPS = 4  # so that workers share them
@@ -88,12 +89,8 @@ def test_no_promise_is_broken_and_the_group_comes_back(group: int) -> None:
 
 def test_every_situation_is_reached() -> None:
     """Each situation that the group is built for occurs in some seed."""
-    missing = set(SOMETIMES)
-    for seed in range(5000, 5000 + MUTANT_SEEDS_MAX):
-        missing -= run_seed(seed)[0].keys()
-        if not missing:
-            return
-    raise AssertionError(f"never reached: {sorted(missing)}")
+    seeds = range(5000, 5000 + MUTANT_SEEDS_MAX)
+    assert never_seen(SOMETIMES, lambda seed: run_seed(seed)[0], seeds) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -101,16 +98,12 @@ def test_each_mutant_is_caught(mutant: str) -> None:
     """A group with one known mistake breaks a promise in some seed, or in its script."""
     faults, size = HINTS.get(mutant, (None, None))
     with MUTANTS[mutant]():
-        if mutant in SCRIPTS:
-            with pytest.raises(AssertionError):
-                SCRIPTS[mutant]()
-            return
-        for seed in range(MUTANT_SEEDS_MAX):
-            try:
-                run_seed(seed, faults=faults, size=size)
-            except AssertionError:
-                return
-    raise AssertionError(f"{mutant} was not caught by {MUTANT_SEEDS_MAX} seeds")
+        assert is_caught(
+            mutant,
+            SCRIPTS,
+            lambda seed: run_seed(seed, faults=faults, size=size),
+            range(MUTANT_SEEDS_MAX),
+        )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -123,8 +116,8 @@ def test_scripts_pass_without_their_mistake(script: str) -> None:
 def test_without_the_mistake_the_same_seeds_pass(mutant: str) -> None:
     """What catches a mutant is its mistake: the same faults do nothing to the real code."""
     faults, size = HINTS[mutant]
-    for seed in range(5):
-        run_seed(seed, faults=faults, size=size)
+    lives = [run_seed(seed, faults=faults, size=size)[1] for seed in range(5)]
+    assert len(set(lives)) == len(lives), "they were not the seeds' own lives"
 
 
 def test_a_seed_is_a_whole_story() -> None:

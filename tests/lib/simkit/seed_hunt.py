@@ -1,0 +1,39 @@
+"""Looking through seeds: for the one in which a promise breaks, and for what never happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+
+def broken_seed(run: Callable[[int], object], seeds: Iterable[int]) -> int | None:
+    """Return the first seed in whose life a promise is broken; None: in none of them."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except AssertionError:
+            return seed
+    return None
+
+
+def is_caught(
+    mutant: str,
+    scripts: Mapping[str, Callable[[], None]],
+    run: Callable[[int], object],
+    seeds: Iterable[int],
+) -> bool:
+    """Tell whether a mistake is noticed: in its script, or if it has none in a seed."""
+    if mutant in scripts:
+        return broken_seed(lambda _: scripts[mutant](), range(1)) is not None
+    return broken_seed(run, seeds) is not None
+
+
+def never_seen(
+    wanted: Collection[str], run: Callable[[int], Iterable[str]], seeds: Iterable[int]
+) -> list[str]:
+    """Return what happens in none of the seeds; stops when everything has."""
+    missing = set(wanted)
+    for seed in seeds:
+        missing.difference_update(run(seed))
+        if not missing:
+            break
+    return sorted(missing)

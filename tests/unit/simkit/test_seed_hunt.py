@@ -1,0 +1,41 @@
+"""What decides whether a mutant was caught can say no."""
+
+from __future__ import annotations
+
+import pytest
+
+from simkit.seed_hunt import broken_seed, is_caught, never_seen
+
+
+def _breaks_at_three(seed: int) -> None:
+    assert seed != 3
+
+
+def test_the_first_broken_seed_is_named() -> None:
+    """Seeds before it pass; where none breaks there is none; a bug of the harness is no find."""
+    assert broken_seed(_breaks_at_three, range(10)) == 3
+    assert broken_seed(_breaks_at_three, range(3)) is None
+    with pytest.raises(ZeroDivisionError):
+        broken_seed(lambda seed: 1 // seed, range(2))
+
+
+def test_a_script_decides_where_there_is_one() -> None:
+    """A mutant with a script is not looked for in seeds."""
+    scripts = {"seen": lambda: _breaks_at_three(3), "unseen": lambda: _breaks_at_three(0)}
+    assert is_caught("seen", scripts, lambda _: None, range(3))
+    assert not is_caught("unseen", scripts, _breaks_at_three, range(10))
+    assert is_caught("other", scripts, _breaks_at_three, range(10))
+    assert not is_caught("other", scripts, _breaks_at_three, range(3))
+
+
+def test_what_never_happens_is_named() -> None:
+    """Only what was wanted counts, and no more seeds are lived than are needed."""
+    lived: list[int] = []
+
+    def run(seed: int) -> list[str]:
+        lived.append(seed)
+        return [str(seed), "more"]
+
+    assert never_seen(["1", "9"], run, range(5)) == ["9"]
+    assert never_seen(["0", "1"], run, range(5)) == []
+    assert lived == [0, 1, 2, 3, 4, 0, 1]
