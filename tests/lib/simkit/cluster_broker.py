@@ -431,7 +431,7 @@ class SimBroker:
                 self.world.note("A13 fenced leader holds its acks back")
             return
         for one in self._acks.settled(
-            synced_end=leader.synced_end, high_watermark=leader.high_watermark
+            synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
         ):
             self.oracle.acked(
                 policy=one.publish.policy,
