@@ -33,6 +33,7 @@ _UP_TO_INTERVAL_END: Final = (
 _EXTRA_WORDS: Final = {"ingest": "--available-now", "backfill": _UP_TO_INTERVAL_END}
 _TAKES_TABLE: Final = frozenset({"ingest", "backfill"})
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
+_PLACE: Final = re.compile(r"/|[a-z][a-z0-9+.-]*:/")  # an absolute path, or an address
 _START: Final = datetime(2020, 1, 1, tzinfo=UTC)  # the first interval that a backfill may ask for
 
 
@@ -130,6 +131,12 @@ def _entry(job: str, raw: Any, where: str) -> Entry:
     if (job in _TAKES_TABLE) != ("table" in given):
         needs = "needs" if job in _TAKES_TABLE else "takes no"
         raise ConfigError(f"{where} {name}: {needs} table")
+    if "table" in given and not _PLACE.match(given["table"]):
+        # A task runs in a folder that Airflow deletes afterwards: the table would go with it.
+        raise ConfigError(
+            f"{where} {name}: table = {given['table']!r} is relative, and a task has a folder of "
+            "its own; give an absolute path or an address such as s3://…"
+        )
     if ("schedule" in given) == ("after" in given):
         raise ConfigError(f"{where} {name}: give either schedule (cron) or after (entries)")
     return Entry(

@@ -88,6 +88,7 @@ def test_a_backfill_makes_one_run_per_interval(tmp_path: Path) -> None:
     [
         ("[[ingest]]\nstream = 'a'\nschedule = '@daily'", "needs table"),
         ("[[compact]]\nstream = 'a'\ntable = 't'\nschedule = '@daily'", "takes no table"),
+        ("[[ingest]]\nstream = 'a'\ntable = './t'\nschedule = '@daily'", "is relative"),
         ("[[compact]]\nstream = 'a'", "either schedule"),
         ("[[compact]]\nstream = 'a'\nafter = ['ingest/b']", "ingest/b"),
         ("[[compact]]\nstream = 'a b'\nschedule = '@daily'", "needs a stream"),

@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         text = (DAGS / "headwater.toml").read_text()
         text = text.replace('command = ["headwater"]', f"command = [{json.dumps(str(COMMAND))}]")
         text = text.replace("grpc://127.0.0.1:7410", server)
-        text = text.replace("./lake/", f"{folder}/lake/")
+        text = text.replace("/srv/lake/", f"{folder}/lake/")
         config = folder / "headwater.toml"
         config.write_text(text)
         os.environ["HEADWATER_AIRFLOW_CONFIG"] = str(config)
