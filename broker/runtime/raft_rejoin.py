@@ -39,11 +39,11 @@ class ControlDesk:
     """Implements ``ControlTransport`` over another one, and answers members itself. Any thread."""
 
     def __init__(self, transport: ControlTransport) -> None:
-        """Begin to hear at once: until :meth:`answer_with`, this member says that it is fresh."""
+        """Begin to hear at once; until :meth:`answer_with`, a question is lost."""
         self._transport = transport
         self._life = random.SystemRandom().randint(1, _LIFE_MAX)
         self._deliver: Callable[[BrokerId, ControlMessage], None] | None = None
-        self._tell: TellStanding = _tell_fresh
+        self._tell: TellStanding = _tell_nothing
         self._closed = threading.Lock()
         self.told: queue.SimpleQueue[tuple[BrokerId, MemberTold]] | None = None
         transport.start(self._heard)
@@ -96,6 +96,8 @@ def take_part(
 ) -> None:
     """Return once Raft may start on the folder; with an empty one, after all members were asked.
 
+    An observer may start at once: it has never promised anything that counts.
+
     Blocks, for as long as one of them does not answer.
 
     Raises:
@@ -103,11 +105,13 @@ def take_part(
         ShuttingDownError: ``stopping`` was set meanwhile.
         MetadataCorruptError, DiskFullError, LogFailedError: as opening the journal.
     """
-    if len(config.members) == 1 or files.exists(f"{folder}/member"):
+    alone = len(config.members) == 1 and not config.observers
+    if alone or me in config.observers or files.exists(f"{folder}/member"):
         return
     journal = RaftJournal(files, folder, cluster=cluster, node=me)
     try:
         if journal.is_fresh:
+            desk.answer_with(_tell_fresh)
             found = _Asking(config, me, desk, clock, stopping).run()
             if found.term:
                 _log.warning(
@@ -182,6 +186,10 @@ class _Asking:
                 unanswered=",".join(self._rejoin.unanswered),
                 behind=",".join(self._rejoin.behind),
             )
+
+
+def _tell_nothing(told: Callable[[Standing], None]) -> None:
+    """Whether the disk is empty is not known yet: who asked asks again."""
 
 
 def _tell_fresh(told: Callable[[Standing], None]) -> None:

@@ -43,6 +43,7 @@ from broker.core.raft.events import (
 )
 from broker.core.raft.log import RaftLog
 from broker.core.raft.member import Role
+from broker.errors import InvalidConfigError
 from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Standing, Stored
 
 _WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
@@ -89,8 +90,13 @@ class PysyncobjCore:
         """Take up what is on disk; ``random(low, high)`` draws an integer, both ends included.
 
         Raises:
-            InvalidConfigError: the library is missing, or not the release that we know.
+            InvalidConfigError: the library is missing, or not the release that we know; or there
+                are observers, which it cannot have: it counts whoever it replicates to.
         """
+        if config.observers:
+            raise InvalidConfigError(
+                "pysyncobj as we run it has no members that do not vote: name all as controllers"
+            )
         assert me in config.members, f"{me!r} is not a member of {config.members}"
         self._clock = Clock()
         self._out = Outbox()

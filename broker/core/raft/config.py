@@ -1,4 +1,4 @@
-"""The numbers of a Raft group. All members use the same."""
+"""The numbers of a Raft group. All members use the same; who observes may differ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ GROUP_SIZES = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Who is in the group, how fast it notices a loss, and what it may buffer."""
+    """Who is in the group, how fast it notices a loss, and what it may buffer.
+
+    ``members`` vote. ``observers`` get everything that is committed, and count for nothing.
+    """
 
     members: tuple[NodeId, ...]
+    observers: tuple[NodeId, ...] = ()
     heartbeat_ms: int = 100
     election_ms_min: int = 1000  # Python pauses: below a second, elections without cause begin
     election_ms_max: int = 2000
@@ -36,6 +40,10 @@ class RaftConfig:
         if len(set(self.members)) != len(self.members) or len(self.members) not in GROUP_SIZES:
             raise InvalidConfigError(
                 f"a Raft group has 1, 3 or 5 different members, not {list(self.members)}"
+            )
+        if len({*self.members, *self.observers}) != len(self.members) + len(self.observers):
+            raise InvalidConfigError(
+                f"an observer is no member, and named once; not {list(self.observers)}"
             )
         if not 0 < 3 * self.heartbeat_ms <= self.election_ms_min < self.election_ms_max:
             raise InvalidConfigError(

@@ -1,8 +1,8 @@
 """One member of a Raft group: an event in, effects out; no clock, no disk, no thread.
 
 Source: Ongaro's dissertation, chapters 3, 4.2.3 (leader stickiness), 6 (clients), 9.6 (pre-vote).
-Membership is fixed by configuration. What the effects promise stands in `events.py`; what must be
-durable before what, in `member.py`.
+Membership is fixed by configuration; an observer is heard as a follower, never as a voter. What the
+effects promise stands in `events.py`; what must be durable before what, in `member.py`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ from broker.model.raft_messages import (
     Vote,
     VoteReply,
 )
+
+_OF_FOLLOWERS = (AppendReply, ChunkReply, ReadRequest, Forward)
+_OF_VOTERS = (PreVote, PreVoteReply, Vote, VoteReply, TimeoutNow)
 
 
 class RaftCore:
@@ -91,7 +94,7 @@ class RaftCore:
         m.now_ms = max(m.now_ms, now_ms)
         match event:
             case Received(sender, message):
-                if sender in m.peers:
+                if self._is_heard(sender, message):
                     self._receive(sender, message)
             case Saved(number):
                 m.saved(number)
@@ -173,6 +176,13 @@ class RaftCore:
         self._remote_reads.clear()
 
     # ------------------------------------------------------------------ messages
+
+    def _is_heard(self, sender: NodeId, message: Message) -> bool:
+        """Leave out strangers, and what has to do with voting from and to an observer."""
+        m = self._m
+        if sender in m.observers:
+            return isinstance(message, _OF_FOLLOWERS)
+        return sender in m.peers and not (m.is_observer and isinstance(message, _OF_VOTERS))
 
     def _receive(self, sender: NodeId, message: Message) -> None:
         m = self._m

@@ -3,7 +3,8 @@
 Nobody stands before a majority has said that it would vote (pre-vote), and nobody says so while it
 hears a leader: a member that was cut off comes back without disturbing anyone. Votes are a set of
 members for one term and one process, and a candidate's own is in it once it is on its own disk. A
-member below its floor (`rejoin.py`) neither stands nor votes nor says that it would.
+member below its floor (`rejoin.py`), and an observer always, neither stands nor votes nor says that
+it would.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Election:
         m = self._m
         m.leader = None
         self.restart_timer()
-        if m.abstains:
+        if not m.may_vote:
             return
         m.role = Role.PRECANDIDATE
         self._votes = {m.me}
@@ -69,7 +70,7 @@ class Election:
     def stand(self, *, transfer: bool) -> None:
         """Begin a new term and ask for votes in it."""
         m = self._m
-        if m.abstains:
+        if not m.may_vote:
             return
         m.role = Role.CANDIDATE
         m.leader = None
@@ -111,7 +112,7 @@ class Election:
         m = self._m
         granted = (
             asked.term > m.term
-            and not m.abstains
+            and m.may_vote
             and not self.hears_leader
             and self._is_complete(asked.last_index, asked.last_term)
         )
@@ -121,7 +122,7 @@ class Election:
         """Vote at most once in a term, for a log that has all of ours. The terms are equal."""
         m = self._m
         granted = (
-            not m.abstains
+            m.may_vote
             and m.vote in {None, sender}
             and self._is_complete(asked.last_index, asked.last_term)
         )

@@ -3,6 +3,7 @@
 An answer counts only in the term that it names and this leader's; a commit needs a majority's
 synced copies of an entry of this very term (Raft §5.4.2). A barrier is answered by a round of
 messages that began after it was asked: a majority that answers knew no newer leader (§6.4).
+Observers are sent what members are sent; no count looks at what they say.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Leader:
         self._target_until_ms = 0
         self._uncommitted = member.log.weight(member.commit + 1)
         next_index = member.log.last_index + 1
-        self._progress = {peer: Progress(next_index, member.now_ms) for peer in member.peers}
+        others = (*member.peers, *member.observers)
+        self._progress = {peer: Progress(next_index, member.now_ms) for peer in others}
+        self._voters = [self._progress[peer] for peer in member.peers]
         self._add(Proposal(EntryKind.NOOP, 0, 0, b""))
 
     # ------------------------------------------------------------------ events
@@ -69,9 +72,7 @@ class Leader:
         m = self._m
         if m.peers and m.disk_is_stuck:
             return False
-        heard = 1 + sum(
-            m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._progress.values()
-        )
+        heard = 1 + sum(m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._voters)
         if heard < m.config.quorum:
             return False
         if self._target is not None and m.now_ms >= self._target_until_ms:
@@ -100,7 +101,7 @@ class Leader:
 
     def transfer(self, target: NodeId) -> None:
         """Stop taking proposals, bring the target up to date, then let it stand."""
-        if target in self._progress:
+        if target in self._m.peers:
             self._target = target
             self._target_until_ms = self._m.now_ms + self._m.config.election_ms_min
             self._hand_over()
@@ -112,6 +113,9 @@ class Leader:
             if reply.index <= self._m.log.last_index:  # else it speaks of another log
                 one.matched(reply.index)
                 self._hand_over()
+        elif sender in self._m.observers and reply.index <= one.match:
+            one.forget(reply.index + 1)  # its disk was emptied; nothing rests on what it had said
+            self._step_back(one, reply)
         elif one.sending is Sending.REPLICATE and reply.index > one.match:
             one.probe(one.match + 1)
         elif one.sending is Sending.PROBE and reply.index == one.next - 1:
@@ -177,7 +181,7 @@ class Leader:
 
     def _commit(self) -> None:
         m = self._m
-        synced = sorted([m.durable, *(one.match for one in self._progress.values())])
+        synced = sorted([m.durable, *(one.match for one in self._voters)])
         index = synced[len(synced) - m.config.quorum]
         if index > m.commit and m.log.term_at(index) == m.term:
             done = m.log.slice(m.commit + 1, index + 1, 1 << 62)
@@ -189,7 +193,7 @@ class Leader:
         while True:
             found = self._open_round
             if found is not None:
-                answered = 1 + sum(one.round >= found.round for one in self._progress.values())
+                answered = 1 + sum(one.round >= found.round for one in self._voters)
                 if answered < m.config.quorum:
                     return
                 for read in found.reads:

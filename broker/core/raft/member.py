@@ -54,10 +54,12 @@ class Member:
     def __init__(
         self, config: RaftConfig, me: NodeId, stored: Stored, random: Callable[[int, int], int]
     ) -> None:
-        assert me in config.members, f"{me!r} is not a member of {config.members}"
+        assert me in (*config.members, *config.observers), f"{me!r} is no part of {config}"
         self.config = config
         self.me = me
-        self.peers = tuple(one for one in config.members if one != me)
+        self.peers = tuple(one for one in config.members if one != me)  # who vote besides us
+        self.observers = tuple(one for one in config.observers if one != me)
+        self.is_observer = me in config.observers
         self.random = random
         self.now_ms = 0
         self.role = Role.FOLLOWER
@@ -93,6 +95,11 @@ class Member:
     def abstains(self) -> bool:
         """Tell whether it may lack what it acknowledged before its disk was wiped."""
         return self.floor > Floor()
+
+    @property
+    def may_vote(self) -> bool:
+        """Tell whether it may vote and stand."""
+        return not self.is_observer and not self.abstains
 
     @property
     def standing(self) -> Standing:

@@ -77,6 +77,12 @@ class Progress:
         self._inflight.clear()
         self.inflight_bytes = 0
 
+    def forget(self, next_index: int) -> None:
+        """Believe nothing that it said: find out anew, from ``next_index`` down."""
+        self.match = 0
+        self.snapshot = None
+        self.probe(next_index)
+
     def send_snapshot(self, snapshot: Snapshot) -> None:
         """Start sending a snapshot, or go on with the same one."""
         self.sending = Sending.SNAPSHOT

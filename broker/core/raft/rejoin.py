@@ -12,7 +12,11 @@ below that *floor* it neither votes nor stands. Why that is enough:
 
 All of this needs the answers of *one moment*. So everybody is asked twice, each time everybody;
 the second answers count if they come from the same processes as the first: then nobody lost a disk
-between the two. Docs: `docs/decisions/0010-own-raft.md`.
+between the two.
+
+Observers never voted and never acknowledged anything that counted, so an argument about votes and
+acks leaves them out. They are asked only before a *new* group begins: what they know was committed
+once, and a group that begins beside them has forgotten it. Docs: `docs/decisions/0010-own-raft.md`.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ class Rejoin:
         """Begin; ``random`` makes this process's requests different from an earlier one's."""
         self._me = me
         self._others = tuple(one for one in config.members if one != me)
+        self._observers = config.observers
         self._quorum = config.quorum
         self._told: dict[NodeId, _Told] = {}
         self._before: dict[NodeId, _Told] | None = None
@@ -63,7 +68,10 @@ class Rejoin:
     @property
     def unanswered(self) -> tuple[NodeId, ...]:
         """Whom to ask now, and again until this changes, with :attr:`request_id`."""
-        return tuple(one for one in self._others if one not in self._told)
+        told = self._told
+        begun = any(one in told and told[one].standing.knows for one in self._others)
+        wanted = self._others if begun else (*self._others, *self._observers)
+        return tuple(one for one in wanted if one not in told)
 
     def told(
         self, sender: NodeId, request_id: int, life: int, standing: Standing
@@ -78,36 +86,59 @@ class Rejoin:
         self._told[sender] = _Told(life, standing)
         if self.unanswered:
             return None
-        before, now = self._before, self._told
+        before, now = self._before, self._counted()
         self._before, self._told = now, {}
         self.request_id += 1
         if before is None or not _same(before, now):
             return None
         return self._judge({one: told.standing for one, told in now.items()})
 
+    def _counted(self) -> dict[NodeId, _Told]:
+        """Return the round's answers; where a member knows of a group, those of members."""
+        members = {one: told for one, told in self._told.items() if one in self._others}
+        if any(one.standing.knows for one in members.values()):
+            return members
+        return self._told
+
     def _judge(self, told: dict[NodeId, Standing]) -> TakePart | None:
         if not any(one.knows for one in told.values()):
             return TakePart()
+        if not any(at.knows for one, at in told.items() if one in self._others):
+            return self._judge_orphans(told)
         fresh = [self._me, *(one for one, at in told.items() if at.fresh)]
         if len(fresh) >= self._quorum:
-            raise ControllersLostError(
-                f"the disks of {', '.join(sorted(fresh))} are empty, and others have been in use: "
-                "more than a minority of the controllers is lost, and with it metadata that was "
-                "acknowledged. Bring back the data directory of one of them. If none is left, "
-                "only a new cluster can be made, of empty data directories everywhere",
-                lost=",".join(sorted(fresh)),
-            )
+            raise _lost(fresh)
         self.behind = tuple(sorted(one for one, at in told.items() if at.behind))
         if len(fresh) + len(self.behind) >= self._quorum:
             return None  # stepping in now would end a leader that those who are left cannot replace
         term = max(one.term for one in told.values())
         return TakePart(term + 1, max(one.last for one in told.values()))
 
+    def _judge_orphans(self, told: dict[NodeId, Standing]) -> TakePart | None:
+        """Only observers know of a group: its members are all wiped, or are just beginning."""
+        if all(told[one].fresh for one in self._others):
+            raise _lost([self._me, *self._others])
+        return None
+
+
+def _lost(fresh: list[NodeId]) -> ControllersLostError:
+    return ControllersLostError(
+        f"the disks of {', '.join(sorted(fresh))} are empty, and others have been in use: "
+        "more than a minority of the controllers is lost, and with it metadata that was "
+        "acknowledged. Bring back the data directory of one of them. If none is left, "
+        "only a new cluster can be made, of empty data directories everywhere",
+        lost=",".join(sorted(fresh)),
+    )
+
 
 def _same(before: dict[NodeId, _Told], now: dict[NodeId, _Told]) -> bool:
     """Tell whether both rounds speak of one moment: no process ended, nobody began in between."""
     known = [any(one.standing.knows for one in told.values()) for told in (before, now)]
-    return known[0] == known[1] and all(
-        (before[one].life, before[one].standing.fresh) == (told.life, told.standing.fresh)
-        for one, told in now.items()
+    return (
+        known[0] == known[1]
+        and before.keys() == now.keys()
+        and all(
+            (before[one].life, before[one].standing.fresh) == (told.life, told.standing.fresh)
+            for one, told in now.items()
+        )
     )

@@ -32,7 +32,8 @@ Mutant = Callable[[], Any]  # a context manager
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put ``value`` in the place of an attribute for the length of a `with`."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -50,7 +51,7 @@ def s1_cut_what_matches() -> Any:
         if entries:
             self._m.append(entries)
 
-    return _replaced(Follower, "_take", take)
+    return replaced(Follower, "_take", take)
 
 
 def s2_count_acks_of_old_terms() -> Any:
@@ -62,7 +63,7 @@ def s2_count_acks_of_old_terms() -> Any:
         original(self, sender, message)
 
     original = RaftCore._answer_old_term
-    return _replaced(RaftCore, "_answer_old_term", answer)
+    return replaced(RaftCore, "_answer_old_term", answer)
 
 
 def s3_commit_from_chunks() -> Any:
@@ -73,7 +74,7 @@ def s3_commit_from_chunks() -> Any:
         self._m.commit_to(max(self._m.commit, min(message.snapshot.index, self._m.log.last_index)))
 
     original = Follower.on_chunk
-    return _replaced(Follower, "on_chunk", on_chunk)
+    return replaced(Follower, "on_chunk", on_chunk)
 
 
 def s4_snapshot_clears_the_log() -> Any:
@@ -85,12 +86,12 @@ def s4_snapshot_clears_the_log() -> Any:
         return original(image, snapshot, path)
 
     original = raft_journal._reconciled
-    return _replaced(raft_journal, "_reconciled", reconciled)
+    return replaced(raft_journal, "_reconciled", reconciled)
 
 
 def s6_ack_before_sync() -> Any:
     """Say what the disk has not confirmed."""
-    return _replaced(Member, "is_saved", lambda *_: True)
+    return replaced(Member, "is_saved", lambda *_: True)
 
 
 def s7_apply_again() -> Any:
@@ -103,7 +104,7 @@ def s7_apply_again() -> Any:
         return original(self, entry)
 
     original = Applier._command
-    return _replaced(Applier, "_command", command)
+    return replaced(Applier, "_command", command)
 
 
 def s8_count_votes_not_voters() -> Any:
@@ -114,7 +115,7 @@ def s8_count_votes_not_voters() -> Any:
         if reply.granted and self._m.role is Role.CANDIDATE:
             self._votes.add(NodeId(f"{sender}-{next(fresh)}"))
 
-    return _replaced(Election, "on_vote_reply", on_vote_reply)
+    return replaced(Election, "on_vote_reply", on_vote_reply)
 
 
 def s9_trust_any_chunk() -> Any:
@@ -123,11 +124,11 @@ def s9_trust_any_chunk() -> Any:
     def on_chunk(self: Follower, leader: NodeId, message: Chunk) -> None:
         offset = len(self._received) if self._incoming == message.snapshot else 0
         moved = Chunk(message.term, message.snapshot, offset, message.round, message.data)
-        with _replaced(follower_module, "crc32c", lambda *_: message.snapshot.crc):
+        with replaced(follower_module, "crc32c", lambda *_: message.snapshot.crc):
             original(self, leader, moved)
 
     original = Follower.on_chunk
-    return _replaced(Follower, "on_chunk", on_chunk)
+    return replaced(Follower, "on_chunk", on_chunk)
 
 
 def leader_counts_itself_at_once() -> Any:
@@ -141,7 +142,7 @@ def leader_counts_itself_at_once() -> Any:
             self._m.durable = durable
 
     original = Leader._commit
-    return _replaced(Leader, "_commit", commit)
+    return replaced(Leader, "_commit", commit)
 
 
 def candidate_counts_itself_at_once() -> Any:
@@ -154,7 +155,7 @@ def candidate_counts_itself_at_once() -> Any:
             self._m.send_now(one, self._vote(transfer=transfer))
 
     original = Election.stand
-    return _replaced(Election, "stand", stand)
+    return replaced(Election, "stand", stand)
 
 
 def commit_entries_of_old_terms() -> Any:
@@ -162,11 +163,11 @@ def commit_entries_of_old_terms() -> Any:
 
     def commit(self: Leader) -> None:
         m = self._m
-        with _replaced(type(m.log), "term_at", lambda *_: m.term):
+        with replaced(type(m.log), "term_at", lambda *_: m.term):
             original(self)
 
     original = Leader._commit
-    return _replaced(Leader, "_commit", commit)
+    return replaced(Leader, "_commit", commit)
 
 
 def commit_past_what_matches() -> Any:
@@ -179,7 +180,7 @@ def commit_past_what_matches() -> Any:
             m.commit_to(max(m.commit, min(message.commit, m.log.last_index)))
 
     original = Follower.on_append
-    return _replaced(Follower, "on_append", on_append)
+    return replaced(Follower, "on_append", on_append)
 
 
 def forget_votes() -> Any:
@@ -188,22 +189,22 @@ def forget_votes() -> Any:
     def hard_state(term: int, vote: NodeId | None, commit: int) -> HardState:
         return HardState(term, None, commit)
 
-    return _replaced(member_module, "HardState", hard_state)
+    return replaced(member_module, "HardState", hard_state)
 
 
 def vote_for_shorter_logs() -> Any:
     """Vote without comparing logs."""
-    return _replaced(Election, "_is_complete", lambda *_: True)
+    return replaced(Election, "_is_complete", lambda *_: True)
 
 
 def no_pre_vote() -> Any:
     """Stand at once when the time is up."""
-    return _replaced(Election, "ask_first", lambda self: self.stand(transfer=False))
+    return replaced(Election, "ask_first", lambda self: self.stand(transfer=False))
 
 
 def no_stickiness() -> Any:
     """Let others stand although a leader is heard."""
-    return _replaced(Election, "hears_leader", property(lambda self: False))
+    return replaced(Election, "hears_leader", property(lambda self: False))
 
 
 def no_check_quorum() -> Any:
@@ -215,7 +216,7 @@ def no_check_quorum() -> Any:
         return original(self)
 
     original = Leader.tick
-    return _replaced(Leader, "tick", tick)
+    return replaced(Leader, "tick", tick)
 
 
 def read_without_asking() -> Any:
@@ -228,7 +229,7 @@ def read_without_asking() -> Any:
             original(self, origin, number)
 
     original = Leader.read
-    return _replaced(Leader, "read", read)
+    return replaced(Leader, "read", read)
 
 
 def read_answered_by_an_old_round() -> Any:
@@ -240,7 +241,7 @@ def read_answered_by_an_old_round() -> Any:
                 self._answer(one, self._m.commit)
             self._waiting_reads.clear()
 
-    return _replaced(Leader, "_confirm_reads", confirm)
+    return replaced(Leader, "_confirm_reads", confirm)
 
 
 def one_meta_slot() -> Any:
@@ -261,7 +262,7 @@ def one_meta_slot() -> Any:
             self._file = file
 
     original = MetaFile.write
-    return _replaced(MetaFile, "write", write)
+    return replaced(MetaFile, "write", write)
 
 
 def cut_at_first_bad_record() -> Any:
@@ -270,7 +271,7 @@ def cut_at_first_bad_record() -> Any:
     def end(self: Any, _head: Any) -> None:
         self._torn = True
 
-    return _replaced(raft_journal_scan._Reader, "_end", end)
+    return replaced(raft_journal_scan._Reader, "_end", end)
 
 
 def believe_the_page_cache() -> Any:
@@ -281,7 +282,7 @@ def believe_the_page_cache() -> Any:
         return type(found)(found.image, found.last_number, found.end, found.torn, found.end)
 
     original = raft_journal_scan.read_journal
-    return _replaced(raft_journal, "read_journal", read)
+    return replaced(raft_journal, "read_journal", read)
 
 
 def skip_folder_sync() -> Any:
@@ -301,7 +302,7 @@ def skip_folder_sync() -> Any:
             self._files = files
 
     original = RaftJournal._write_whole
-    return _replaced(RaftJournal, "_write_whole", write_whole)
+    return replaced(RaftJournal, "_write_whole", write_whole)
 
 
 def retry_fsync() -> Any:
@@ -313,7 +314,7 @@ def retry_fsync() -> Any:
         except OSError:
             file.datasync()
 
-    return _replaced(RaftJournal, "_datasync", datasync)
+    return replaced(RaftJournal, "_datasync", datasync)
 
 
 def install_over_a_longer_log() -> Any:
@@ -324,7 +325,7 @@ def install_over_a_longer_log() -> Any:
         original(self, snapshot)
 
     original = Member.install
-    return _replaced(Member, "install", install)
+    return replaced(Member, "install", install)
 
 
 def rejoin_votes_at_once() -> Any:
@@ -335,7 +336,7 @@ def rejoin_votes_at_once() -> Any:
         return None if found is None else TakePart(found.term, Floor())
 
     original = Rejoin._judge
-    return _replaced(Rejoin, "_judge", judge)
+    return replaced(Rejoin, "_judge", judge)
 
 
 def rejoin_keeps_the_old_term() -> Any:
@@ -346,7 +347,7 @@ def rejoin_keeps_the_old_term() -> Any:
         return None if found is None else TakePart(max(0, found.term - 1), found.floor)
 
     original = Rejoin._judge
-    return _replaced(Rejoin, "_judge", judge)
+    return replaced(Rejoin, "_judge", judge)
 
 
 @contextmanager
@@ -359,8 +360,8 @@ def rejoin_asks_a_majority() -> Iterator[None]:
         return tuple(one for one in self._others if one not in self._told)
 
     with (
-        _replaced(Rejoin, "unanswered", property(unanswered)),
-        _replaced(rejoin, "_same", lambda before, now: before.keys() == now.keys()),
+        replaced(Rejoin, "unanswered", property(unanswered)),
+        replaced(rejoin, "_same", lambda before, now: before.keys() == now.keys()),
     ):
         yield
 
@@ -370,11 +371,11 @@ def rejoin_asks_once() -> Any:
 
     def told(self: Rejoin, *answer: Any) -> TakePart | None:
         self._before = self._before or {}
-        with _replaced(rejoin, "_same", lambda *_: True):
+        with replaced(rejoin, "_same", lambda *_: True):
             return original(self, *answer)
 
     original = Rejoin.told
-    return _replaced(Rejoin, "told", told)
+    return replaced(Rejoin, "told", told)
 
 
 def floor_forgotten_by_a_restart() -> Any:
@@ -389,7 +390,7 @@ def floor_forgotten_by_a_restart() -> Any:
         return Membership(found.term, Floor()) if found is not None and again else found
 
     original = RaftJournal._read_membership
-    return _replaced(RaftJournal, "_read_membership", read)
+    return replaced(RaftJournal, "_read_membership", read)
 
 
 def count_votes_for_a_former_life() -> Any:
@@ -399,7 +400,7 @@ def count_votes_for_a_former_life() -> Any:
         original(self, sender, VoteReply(reply.term, reply.granted, self._candidacy))
 
     original = Election.on_vote_reply
-    return _replaced(Election, "on_vote_reply", on_vote_reply)
+    return replaced(Election, "on_vote_reply", on_vote_reply)
 
 
 # What makes a mutant's window common: faults, and the size of the group.

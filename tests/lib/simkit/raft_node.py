@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from broker.core.raft.applier import Applier, Outcome, Verdict
@@ -55,6 +56,7 @@ class World(Protocol):
     rng: random.Random
     truth: Truth
     config: RaftConfig
+    nodes: Mapping[NodeId, SimNode]
     wipes: bool  # disks may be wiped, so an empty one asks before it takes part
     snapshot_entries: int
     stop_chance: float
@@ -101,6 +103,11 @@ class SimNode:
         self.joining: Rejoin | None = None
         self._saves: deque[Save] = deque()
 
+    @property
+    def observes(self) -> bool:
+        """Tell whether it may not vote."""
+        return self.name in self.world.config.observers
+
     # ------------------------------------------------------------------ life and death
 
     def start(self) -> None:
@@ -113,7 +120,8 @@ class SimNode:
         self.identity = self.world.rng.getrandbits(60) if self.world.wipes else 0
         self._take_up(journal)
         self.joining = None
-        if journal.is_fresh and self.world.wipes and len(self.world.config.members) > 1:
+        asks = not self.observes and len(self.world.nodes) > 1
+        if journal.is_fresh and self.world.wipes and asks:
             self.joining = Rejoin(self.world.config, self.name, random=self.world.rng.randint)
             self.world.later(self, 0.0, "ask", None)
         else:
@@ -177,7 +185,10 @@ class SimNode:
         truth = self.world.truth
         truth.seen["disk wiped"] += 1
         truth.seen["damaged disk replaced"] += self.broken
-        truth.lost.add(self.name)
+        if self.observes:
+            truth.seen["observer wiped"] += 1
+        else:
+            truth.lost.add(self.name)
         truth.wiped[self.name] += 1
         self.promises = truth.promises[self.name] = Promises()
         capacity_bytes = self.disk.capacity_bytes

@@ -70,12 +70,14 @@ class MemberRig:
         new_core: NewConsensus,
         *,
         members: tuple[NodeId, ...] = GROUP,
+        observers: tuple[NodeId, ...] = (),
         append_bytes_max: int = 100_000,
         chunk_bytes_max: int = 100_000,
     ) -> None:
         self._new_core = new_core
         self.config = RaftConfig(
             members=members,
+            observers=observers,
             append_bytes_max=append_bytes_max,
             chunk_bytes_max=chunk_bytes_max,
             keep_entries=0,

@@ -56,12 +56,23 @@ class Caller:
 class RaftSim:
     """Runs one seed; :attr:`seen` counts the situations that it reached."""
 
-    def __init__(self, seed: int, faults: tuple[str, ...] | None, size: int | None) -> None:
+    def __init__(
+        self, seed: int, faults: tuple[str, ...] | None, size: int | None, observers: int | None
+    ) -> None:
         self.rng = rng = random.Random(seed)
         size = size or rng.choice((1, 3, 3, 3, 5))
         names = tuple(NodeId(f"n{number}") for number in range(size))
+        # Another implementation of a member than ours cannot rejoin, and has no observers; its
+        # seeds stay as they are.
+        own = getattr(raft_node, "RaftCore") is RaftCore  # noqa: B009
+        few = random.Random(f"observers {seed}")
+        if observers is None:
+            drawn = own and faults is None and few.random() < 0.25
+            observers = few.choice((1, 1, 2)) if drawn else 0
+        watching = tuple(NodeId(f"o{number}") for number in range(observers))
         self.config = RaftConfig(
             members=names,
+            observers=watching,
             heartbeat_ms=HEARTBEAT_MS,
             election_ms_min=5 * HEARTBEAT_MS,
             election_ms_max=10 * HEARTBEAT_MS,
@@ -73,12 +84,10 @@ class RaftSim:
             keep_entries=rng.choice((0, 3, 20)),
         )
         self.seen: Counter[str] = Counter()
-        self.truth = Truth(self.seen, self.config.quorum)
+        self.truth = Truth(self.seen, names)
         self.snapshot_entries = rng.choice((6, 15, 1000))
         self.faults = set(faults or (one for one in FAULTS if rng.random() < 0.3))
-        # Another implementation of a member than ours cannot rejoin; its seeds stay as they are.
         dice = random.Random(f"wipe {seed}")
-        own = getattr(raft_node, "RaftCore") is RaftCore  # noqa: B009
         if own and faults is None and dice.random() < 0.3:
             self.faults.add("wipe")
         self.wipes = "wipe" in self.faults
@@ -104,13 +113,18 @@ class RaftSim:
         boots = self.wipes and dice.random() < 0.3
         if boots:  # who never began and who is damaged would be too many together
             victims = []
-        self.nodes = {one: SimNode(self, one, may_rot=one in victims) for one in names}
+        if "rot" in self.faults:  # as many observers as like may be damaged
+            victims += [one for one in watching if few.random() < 0.5]
+        self.nodes = {
+            one: SimNode(self, one, may_rot=one in victims) for one in (*names, *watching)
+        }
         self.truth.can_win = self._can_win
         if boots:
             self.truth.lost.update(names if size > 1 else ())
         elif self.wipes:
-            for node in self.nodes.values():
+            for node in self._voters():
                 node.make_member()
+        self._last = -1 if watching and few.random() < 0.5 else 0  # who has the lasting fault
         self.callers = [Caller(number, 1000 + number) for number in range(3)]
 
     # ------------------------------------------------------------------ the story
@@ -349,8 +363,9 @@ class RaftSim:
     def _wipe(self, node: SimNode) -> None:
         """End a member and empty its disk, unless too many have none, or a bad one, already."""
         lost = self.truth.lost
-        may_break = {one.name for one in self.nodes.values() if one.may_rot}
-        if node.name in lost or len(lost | may_break | {node.name}) < self.config.quorum:
+        may_break = {one.name for one in self._voters() if one.may_rot}
+        free = node.observes or node.name in lost
+        if free or len(lost | may_break | {node.name}) < self.config.quorum:
             self._crash(node, power=True)
             was_broken = node.broken
             node.wipe()
@@ -403,19 +418,22 @@ class RaftSim:
 
     def _last_check(self) -> None:
         nodes = [one for one in self.nodes.values() if not one.broken]
-        assert len(nodes) >= self.config.quorum, "more than a minority broke"
+        voters = [one for one in self._voters() if not one.broken]
+        assert len(voters) >= self.config.quorum, "more than a minority broke"
         assert len({one.applier.index for one in nodes}) == 1, "not all at the same place"
         assert len({one.machine.hash for one in nodes}) == 1, "the states differ"
         assert nodes[0].applier.index >= self._complete, "an answered command is lost"
         if self.config.quorum > 1:
             self.seen["group converged"] += 1
+        if len(nodes) > len(voters):
+            self.seen["observers converged"] += 1
 
     # ------------------------------------------------------------------ one lasting fault
 
     def _deaf_leader(self) -> None:
         """A leader that nobody can reach gives way, although everybody hears it."""
         leader, others = self._roles()
-        if len(others) < self.config.quorum:
+        if sum(not one.observes for one in others) < self.config.quorum:
             return  # too many are broken
         self._cut = {(one.name, leader.name) for one in others}
         for _ in range(24):  # two that are left split their votes now and then
@@ -428,19 +446,19 @@ class RaftSim:
     def _deaf_follower(self) -> None:
         """A follower that does not hear the leader disturbs nobody who does."""
         leader, others = self._roles()
-        self._cut = {(leader.name, others[0].name)}
+        self._cut = {(leader.name, others[self._last].name)}
         self._undisturbed(leader, "deaf follower did no harm")
 
     def _lonely_follower(self) -> None:
         """A follower that was cut off for long comes back without an election."""
         leader, others = self._roles()
-        name = others[0].name
+        name = others[self._last].name
         self._cut = {(name, one) for one in self.nodes} | {(one, name) for one in self.nodes}
         self._undisturbed(leader, "lonely follower came back")
 
     def _undisturbed(self, leader: SimNode, what: str) -> None:
         term = leader.member.term
-        alive = sum(not one.broken for one in self.nodes.values())
+        alive = sum(not one.broken for one in self._voters())
         if alive - 1 < self.config.quorum:
             return  # the one that is cut off is needed
         self._advance(self.now + 8 * self.config.election_ms_max)
@@ -449,6 +467,9 @@ class RaftSim:
         assert leader.member.role is Role.LEADER, f"{what}: the leader fell"
         assert leader.member.term == term, f"{what}: a new term began"
         self.seen[what] += 1
+
+    def _voters(self) -> list[SimNode]:
+        return [one for one in self.nodes.values() if not one.observes]
 
     def _roles(self) -> tuple[SimNode, list[SimNode]]:
         nodes = [one for one in self.nodes.values() if not one.broken]
@@ -469,11 +490,15 @@ class RaftSim:
 
 
 def run_seed(
-    seed: int, *, faults: tuple[str, ...] | None = None, size: int | None = None
+    seed: int,
+    *,
+    faults: tuple[str, ...] | None = None,
+    size: int | None = None,
+    observers: int | None = None,
 ) -> tuple[Counter[str], int]:
     """Run one seed; return what it saw and its trace's hash; AssertionError names the seed."""
     try:
-        sim = RaftSim(seed, faults, size)
+        sim = RaftSim(seed, faults, size, observers)
         sim.run()
     except (AssertionError, HeadwaterError, OSError, LookupError) as error:
         raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error

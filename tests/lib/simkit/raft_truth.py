@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from broker.codec.checksum import crc32c
@@ -108,9 +108,10 @@ class Promises:
 class Truth:
     """Owner: one simulation."""
 
-    def __init__(self, seen: Counter[str], quorum: int) -> None:
+    def __init__(self, seen: Counter[str], voters: Collection[NodeId]) -> None:
         self.seen = seen
-        self.quorum = quorum
+        self.voters = voters
+        self.quorum = len(voters) // 2 + 1
         self.chosen: list[Entry] = []
         self._terms: list[int] = []  # in which each was first committed, at the latest
         self.promises: dict[NodeId, Promises] = {}
@@ -135,6 +136,7 @@ class Truth:
 
     def led(self, node: NodeId, term: int, terms: dict[int, int], base: int) -> None:
         """Election safety and leader completeness, at the moment of taking office."""
+        assert node in self.voters, f"{node} leads term {term} and may not vote"
         first = self.leaders.setdefault(term, node)
         assert first == node, f"{first} and {node} both lead term {term}"
         for entry, committed_in in zip(self.chosen[base:], self._terms[base:], strict=True):
@@ -146,6 +148,7 @@ class Truth:
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, candidacy: int) -> None:
         """Nobody votes for two in a term; on a new disk, for two that can both still win."""
+        assert voter in self.voters, f"{voter} votes in {term} for {candidate}"
         wiped = self.wiped[voter]
         first = self.votes.setdefault((term, voter), (candidate, candidacy, wiped))
         if first[0] != candidate:
@@ -155,7 +158,7 @@ class Truth:
             self.seen["voted again for the dead one's term"] += 1
 
     def committed(self, node: NodeId, term: int, entries: tuple[Entry, ...]) -> None:
-        """A commit is the same everywhere, for ever, and durable on a majority when first said.
+        """A commit is the same everywhere, for ever, and durable on most voters when first said.
 
         A copy may be on a disk that was wiped since: then that member must not vote.
         """
@@ -168,6 +171,7 @@ class Truth:
             copies = sum(
                 one.has(entry.index, entry.term) or name in self.lost
                 for name, one in self.promises.items()
+                if name in self.voters
             )
             assert copies >= self.quorum, (
                 f"{node} commits {entry.index}/{entry.term}, durable on {copies} only"

@@ -105,9 +105,9 @@ def test_a_wiped_member_notes_term_and_floor() -> None:
 def test_too_many_lost_notes_nothing() -> None:
     """The start fails, and the next one asks again."""
     wires, disk = Wires(), SimDisk(random.Random(1))
-    ControlDesk(wires.transport(B))
-    desk = ControlDesk(wires.transport(C))
-    desk.answer_with(lambda told: told(Standing(term=5)))
+    for name, standing in ((B, Standing(fresh=True)), (C, Standing(term=5))):
+        desk = ControlDesk(wires.transport(name))
+        desk.answer_with(lambda told, standing=standing: told(standing))  # type: ignore[misc]
     with pytest.raises(ControllersLostError):
         _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
     assert _open(disk).is_fresh
