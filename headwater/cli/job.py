@@ -32,12 +32,14 @@ app = typer.Typer(
     help="""Run a Spark job over a stream: on this machine, or on a cluster by --master.
 
     Every job is safe to run twice, beside itself, to kill and to resume: the table knows how far
-    it came. Exit code 3 means: run it again later. docs/jobs.md shows how to set them up.
+    it came. Exit code 3 means: run it again later. docs/jobs.md shows how to set them up,
+    airflow_dags/README.md how to schedule them.
 
     [bold]Examples[/bold]
 
       headwater job ingest --stream orders --table ./lake/curated/orders
       headwater job ingest --help
+      headwater job backfill --stream orders --table ./lake/history --to-timestamp 2026-11-21
       spark-submit $(headwater job submit-args ingest) --stream orders …
     """,
 )

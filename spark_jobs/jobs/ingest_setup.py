@@ -55,7 +55,7 @@ _SPEC_ARGUMENTS: Final = (
 def add_arguments(made: argparse.ArgumentParser) -> None:
     """Add the arguments that say how payloads are decoded."""
     group = made.add_argument_group(
-        "decoding", "Needed at a table's first run; later runs know it from the table."
+        "decoding", "For a table's first run; later runs know it from the table."
     )
     group.add_argument(
         "--format", choices=FORMATS, default=None, help="of the values (default: json)"
