@@ -433,11 +433,9 @@ class SimBroker:
         for one in self._acks.settled(
             synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
         ):
+            fenced = self.clock_ms() >= self._lease_until_ms
             self.oracle.acked(
-                policy=one.publish.policy,
-                end=Offset(one.base + 1),
-                log=self.log,
-                fenced=self.clock_ms() >= self._lease_until_ms,
+                policy=one.publish.policy, end=Offset(one.base + 1), log=self.log, fenced=fenced
             )
             answer = PublishAnswer(one.publish.number, one.base, one.leader_epoch, one.duplicate)
             self._network.send(self.name, one.publish.client, answer)
