@@ -30,6 +30,7 @@ from broker.ports import Clock, Files
 from broker.runtime.broker import LeadListener
 from broker.runtime.cluster_member import ClusterMember, MemberSetting
 from broker.runtime.controller import Controller
+from broker.runtime.controllers_note import check_controllers, note_controllers
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from broker.runtime.raft_rejoin import ControlDesk, take_part
@@ -53,7 +54,8 @@ class ClusterNode:
         """Listen, open the metadata journal, start Raft. Blocks; with an empty journal, for long.
 
         Raises:
-            InvalidConfigError: certificates, addresses, or a folder of a broker alone.
+            InvalidConfigError: certificates, addresses, a folder of a broker alone, or other
+                controllers than at the first start.
             ControllersLostError: more members lost their disks than the group survives.
             MetadataCorruptError: the metadata journal is damaged.
             ShuttingDownError: ``stopping`` was set before Raft had started.
@@ -129,9 +131,13 @@ class ClusterNode:
     ) -> RaftMetadataLog:
         """Be let into the group if the journal is empty, then start."""
         cluster, me = config.node.cluster, NodeId(config.node.id)
-        raft = RaftConfig(members=tuple(sorted(map(NodeId, config.cluster.members()))))
+        voters = config.cluster.voters()
+        others = sorted(set(config.cluster.members()) - set(voters))
+        raft = RaftConfig(members=tuple(map(NodeId, voters)), observers=tuple(map(NodeId, others)))
+        check_controllers(files, voters)
         desk = self._control
         take_part(files, raft, desk, cluster=cluster, me=me, clock=clock, stopping=stopping)
+        note_controllers(files, voters)
         metadata = RaftMetadataLog(
             files,
             raft,
@@ -139,7 +145,7 @@ class ClusterNode:
             me=me,
             clock=clock,
             on_crash=on_crash,
-            transport=PeerRaftTransport(self.link) if len(raft.members) > 1 else None,
+            transport=PeerRaftTransport(self.link) if len(voters) + len(others) > 1 else None,
         )
         desk.answer_with(metadata.tell_standing)
         return metadata

@@ -114,6 +114,7 @@ class ClusterConfig:
     """The brokers of the cluster. Without ``brokers`` this one is alone and needs none of it."""
 
     brokers: str = ""  # id=host:port of every broker's cluster port, this one's too, with commas
+    controllers: str = ""  # ids of those that vote on the metadata; default: all, if 1, 3 or 5
     tls_ca_file: str | None = None  # the three files that `headwater cluster certs` makes
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
@@ -126,8 +127,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         members = self.members()
-        if members and len(members) not in (1, 3, 5):
-            raise InvalidConfigError("cluster.brokers must name 1, 3 or 5 brokers")
+        self.voters()
         if members and None in (self.tls_ca_file, self.tls_cert_file, self.tls_key_file):
             raise InvalidConfigError(
                 "a cluster needs tls_ca_file, tls_cert_file and tls_key_file; "
@@ -139,6 +139,33 @@ class ClusterConfig:
             raise InvalidConfigError("cluster.min_isr must be 1 to replication_factor, that to 7")
         if not 300 <= self.session_ms <= 600_000:
             raise InvalidConfigError("cluster.session_ms must be 300 to 600000")
+
+    def voters(self) -> tuple[str, ...]:
+        """Return the ids of the brokers that vote on the metadata, sorted; () without a cluster.
+
+        Raises:
+            InvalidConfigError: ``controllers`` has to be written, or to be written otherwise.
+        """
+        members = self.members()
+        found = [one.strip() for one in self.controllers.split(",") if one.strip()]
+        if not found and len(members) in (0, 1, 3, 5):
+            return tuple(sorted(members))
+        if not found:
+            few = ",".join(list(members)[: 3 if len(members) > 3 else 1])
+            raise InvalidConfigError(
+                f"cluster.brokers names {len(members)} brokers: say which 1, 3 or 5 of them vote "
+                f'on the metadata, for example cluster.controllers = "{few}"; the others follow'
+            )
+        unknown = [one for one in found if one not in members]
+        if unknown:
+            raise InvalidConfigError(
+                f"cluster.controllers names {', '.join(unknown)}, which cluster.brokers does not"
+            )
+        if len(set(found)) != len(found) or len(found) not in (1, 3, 5):
+            raise InvalidConfigError(
+                f"cluster.controllers must name 1, 3 or 5 of the brokers, each once; not {found}"
+            )
+        return tuple(sorted(found))
 
     def members(self) -> dict[str, tuple[str, int]]:
         """Return each broker's host and cluster port, by id.

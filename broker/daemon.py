@@ -340,7 +340,7 @@ def _operations(
         metadata=metadata,
         broker=broker,
         clock=clock,
-        controllers=tuple(config.cluster.members()),
+        controllers=config.cluster.voters(),
         controller=None if raft is None else lambda: raft.leader,
     )
 

@@ -27,7 +27,6 @@ from headwater.embedded import (
 
 _PLAN: Final = "cluster.json"
 _STOP_TIMEOUT_S: Final = 60.0  # it hands leaderships over, answers, syncs
-SIZES: Final = (1, 3, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,12 @@ class EmbeddedCluster:
     def brokers(self) -> list[str]:
         """Ids of the brokers."""
         return list(self.ports)
+
+    @property
+    def controllers(self) -> list[str]:
+        """Ids of those that vote on the metadata: the first five or three, or the only one."""
+        count = len(self.ports)
+        return self.brokers[: 5 if count >= 5 else 3 if count >= 3 else 1]
 
     @property
     def flight_url(self) -> str:
@@ -121,6 +126,7 @@ class EmbeddedCluster:
             "lake": {"uri": self.lake_uri},
             "cluster": {
                 "brokers": brokers,
+                "controllers": ",".join(self.controllers),
                 "tls_ca_file": str((certificates / "ca.crt").absolute()),
                 "tls_cert_file": str((certificates / f"{broker}.crt").absolute()),
                 "tls_key_file": str((certificates / f"{broker}.key").absolute()),
@@ -151,8 +157,8 @@ def plan_cluster(
     Raises:
         InvalidConfigError: the folder holds a cluster of another size, or its ports are taken.
     """
-    if count not in SIZES:
-        raise InvalidConfigError(f"a cluster has 1, 3 or 5 brokers, not {count}")
+    if count < 1 or count == 2:
+        raise InvalidConfigError(f"a cluster has 1, 3 or more brokers, not {count}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _PLAN
     if path.exists():

@@ -133,7 +133,8 @@ class RaftMetadataLog:
             MetadataCorruptError: the journal is damaged; this member must not take part.
             DiskFullError, LogFailedError: the disk.
         """
-        assert transport is not None or len(config.members) == 1, "a group needs a transport"
+        size = len(config.members) + len(config.observers)
+        assert transport is not None or size == 1, "a group needs a transport"
         self._clock = clock
         self._config = config
         self._transport = transport

@@ -68,7 +68,7 @@ def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
         console.note(f"[yellow]{console.plain(warning)}[/yellow]")
     console.say(console.plain(view.headline(found)))
     if not found.alone:
-        console.columns(view.BROKER_COLUMNS, map(view.broker_row, found.brokers))
+        console.columns(view.BROKER_COLUMNS, view.broker_rows(found))
     console.say(console.plain(view.health(found)))
     troubled = [one for one in found.partitions if any(True for _ in view.notes(one))]
     if troubled:
@@ -78,7 +78,7 @@ def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def brokers(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """List the brokers: alive, stopping or fenced, what they lead and hold, their addresses.
+    """List the brokers: their state, who votes, what they lead and hold, their addresses.
 
     [bold]Examples[/bold]
 
@@ -88,10 +88,10 @@ def brokers(*, server: ServerOption = None, json: JsonOption = False) -> None:
     with _operations(server) as operations:
         found = operations.status()
     if json:
-        for one in found.brokers:
-            console.json_line({**one.to_dict(), "state": one.state})
+        for one in view.brokers_json(found):
+            console.json_line(one)
         return
-    console.columns(view.BROKER_COLUMNS, map(view.broker_row, found.brokers))
+    console.columns(view.BROKER_COLUMNS, view.broker_rows(found))
 
 
 @app.command()

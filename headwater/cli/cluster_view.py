@@ -14,7 +14,7 @@ from broker.model.cluster_status import (
 )
 
 BROKER_COLUMNS: Final = (
-    "broker", "state", "controller", "epoch", "leads", "replicas", "flight", "http",
+    "broker", "state", "voter", "controller", "epoch", "leads", "replicas", "flight", "http",
 )  # fmt: skip
 PARTITION_COLUMNS: Final = (
     "partition", "status", "leader", "epoch", "replicas", "ISR", "committed", "behind", "notes",
@@ -101,11 +101,30 @@ def warnings(status: ClusterStatus) -> Iterator[str]:
             )
 
 
-def broker_row(one: BrokerStatus) -> tuple[Any, ...]:
-    """Return the cells of :data:`BROKER_COLUMNS`."""
+def broker_rows(status: ClusterStatus) -> Iterator[tuple[Any, ...]]:
+    """Yield the cells of :data:`BROKER_COLUMNS` for each broker."""
+    for one in status.brokers:
+        yield _broker_row(one, votes=_votes(status, one))
+
+
+def brokers_json(status: ClusterStatus) -> list[dict[str, Any]]:
+    """Return the brokers for scripts, with what is derived."""
+    return [
+        {**one.to_dict(), "state": one.state, "voter": _votes(status, one)}
+        for one in status.brokers
+    ]
+
+
+def _votes(status: ClusterStatus, one: BrokerStatus) -> bool:
+    """Tell whether a broker votes on the metadata; the others follow them."""
+    return status.alone or one.broker in status.controllers
+
+
+def _broker_row(one: BrokerStatus, *, votes: bool) -> tuple[Any, ...]:
     return (
         one.broker,
         one.state,
+        "yes" if votes else "no",
         "in office" if one.controller else "",
         one.epoch,
         one.leads,
@@ -166,7 +185,7 @@ def status_json(status: ClusterStatus, replicas: Replicas) -> dict[str, Any]:
     """Return a whole status for scripts."""
     values = status.to_dict()
     values["partitions"] = [partition_json(one, replicas) for one in status.partitions]
-    values["brokers"] = [{**one.to_dict(), "state": one.state} for one in status.brokers]
+    values["brokers"] = brokers_json(status)
     values["offline_partitions"] = len(status.offline)
     values["under_replicated_partitions"] = len(status.under_replicated)
     return values

@@ -73,9 +73,9 @@ BrokersOption = Annotated[
     int | None,
     typer.Option(
         "--brokers",
-        metavar="1|3|5",
-        help="So many brokers that replicate each other, each a process; default: 1, or as many "
-        "as the directory has.",
+        metavar="1|3|…",
+        help="So many brokers that replicate each other, each a process; three or five of them "
+        "vote. Default: 1, or as many as the directory has.",
         show_default=False,
     ),
 ]

@@ -30,7 +30,7 @@ _WATCH_S: Final = 0.3
 _DECIDED: Final = (
     "NODE_ID", "NODE_DATA_DIR", "NODE_CLUSTER", "NATS_URL", "FLIGHT_HOST", "FLIGHT_PORT",
     "HTTP_HOST", "HTTP_PORT", "LAKE_URI", "LOG_LEVEL", "LOG_FORMAT", "CLUSTER_BROKERS",
-    "CLUSTER_TLS_CA_FILE", "CLUSTER_TLS_CERT_FILE", "CLUSTER_TLS_KEY_FILE",
+    "CLUSTER_CONTROLLERS", "CLUSTER_TLS_CA_FILE", "CLUSTER_TLS_CERT_FILE", "CLUSTER_TLS_KEY_FILE",
     "CLUSTER_LISTEN_HOST", "CLUSTER_ADVERTISED_HOST",
 )  # fmt: skip
 
@@ -118,7 +118,7 @@ def run_cluster(
             found = _runtime_file(cluster, moto)
             found.write(data)
             _banner(found, cluster, data)
-        code = _watch(running, shared, stopping)
+        code = _watch(running, shared, stopping, cluster.controllers)
         (data / FILE_NAME).unlink(missing_ok=True)
         if code == 0:
             console.note("Stopping: the brokers finish what they took.")
@@ -157,11 +157,12 @@ def _watch(
     running: Sequence[embedded.EmbeddedServer],
     shared: Sequence[embedded.EmbeddedServer],
     stopping: threading.Event,
+    controllers: Sequence[str],
 ) -> int:
     """Report who ends; return once all has to end, with the exit code.
 
     A broker is not started again: why it ended is for a person to look at, and the others go on
-    while they are a majority.
+    while most controllers are among them.
     """
     alive = list(running)
     while not stopping.wait(_WATCH_S):
@@ -172,18 +173,27 @@ def _watch(
             return EXIT_TRY_LATER
         for server in [one for one in alive if not one.running()]:
             alive.remove(server)
-            _report_ended(server, alive=len(alive), of=len(running))
+            deciding = sum(one.name in controllers for one in alive)
+            _report_ended(
+                server,
+                alive=len(alive),
+                of=len(running),
+                can_decide=deciding * 2 > len(controllers),
+            )
         if not alive:
             console.note("[bold red]No broker is left.[/bold red]")
             return EXIT_TRY_LATER
     return 0
 
 
-def _report_ended(server: embedded.EmbeddedServer, *, alive: int, of: int) -> None:
+def _report_ended(
+    server: embedded.EmbeddedServer, *, alive: int, of: int, can_decide: bool
+) -> None:
     rest = (
         f"{alive} of {of} go on."
-        if alive * 2 > of
-        else f"Only {alive} of {of} are left: without a majority nothing can be decided or written."
+        if can_decide
+        else f"Only {alive} of {of} are left: without a majority of the controllers nothing can be "
+        "decided or written."
     )
     console.note(
         f"[bold red]{server.name} has ended[/bold red] with code {server.process.returncode}; see "

@@ -15,11 +15,12 @@ from headwater.client.fetch import Fetch
 class Load:
     """One producer that sends numbered records, one batch each, until it is told to stop."""
 
-    def __init__(self, client: Client, stream: str) -> None:
+    def __init__(self, client: Client, stream: str, *, every_s: float) -> None:
         self.sent: list[bytes] = []
         self.acked: list[tuple[int, bytes]] = []
         self._progress = threading.Condition()
         self._stop = threading.Event()
+        self._every_s = every_s
         self._producer = client.producer(stream, window_batches=8)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load")
@@ -28,7 +29,7 @@ class Load:
     def _run(self) -> None:
         try:
             with self._producer as producer:
-                while not self._stop.wait(0.002):
+                while not self._stop.wait(self._every_s):
                     value = b"%08d" % len(self.sent)
                     self.sent.append(value)
                     future = producer.send([value])
@@ -64,9 +65,9 @@ class Load:
 
 
 @contextmanager
-def load(client: Client, stream: str) -> Iterator[Load]:
+def load(client: Client, stream: str, *, every_s: float = 0.002) -> Iterator[Load]:
     """Run a load beside the test."""
-    running = Load(client, stream)
+    running = Load(client, stream, every_s=every_s)
     try:
         yield running
     finally:

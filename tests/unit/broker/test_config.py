@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import BrokerConfig, load
+from broker.config import BrokerConfig, ClusterConfig, load
 from broker.errors import InvalidConfigError
 
 
@@ -63,3 +63,44 @@ def test_secrets_do_not_show() -> None:
     config = load(None, {"HEADWATER_NATS_PASSWORD": "hunter2", "HEADWATER_NATS_TOKEN": "t0ps"})
     assert "hunter2" not in repr(config)
     assert "t0ps" not in repr(config)
+
+
+def _cluster(brokers: str, controllers: str = "") -> ClusterConfig:
+    listed = ",".join(f"{one}=127.0.0.1:7412" for one in brokers.split())
+    return ClusterConfig(
+        brokers=listed,
+        controllers=controllers,
+        tls_ca_file="a",
+        tls_cert_file="b",
+        tls_key_file="c",
+    )
+
+
+@pytest.mark.parametrize("brokers", ["b1", "b1 b3 b2", "b1 b2 b3 b4 b5"])
+def test_all_brokers_vote_where_they_can(brokers: str) -> None:
+    """With 1, 3 or 5 of them nothing has to be said."""
+    assert _cluster(brokers).voters() == tuple(sorted(brokers.split()))
+
+
+def test_some_brokers_vote_where_that_is_written() -> None:
+    """In any order; without a cluster nobody does."""
+    assert _cluster("b1 b2 b3 b4", "b4, b1,b2").voters() == ("b1", "b2", "b4")
+    assert _cluster("b1 b2", "b2").voters() == ("b2",)
+    assert ClusterConfig().voters() == ()
+
+
+@pytest.mark.parametrize(
+    ("brokers", "controllers", "says"),
+    [
+        ("b1 b2 b3 b4", "", 'cluster.controllers = "b1,b2,b3"'),
+        ("b1 b2", "", 'cluster.controllers = "b1"'),
+        ("b1 b2 b3", "b1,b2,b9", "b9"),
+        ("b1 b2 b3", "b1,b2", "1, 3 or 5"),
+        ("b1 b2 b3", "b1,b2,b2", "each once"),
+        ("", "b1", "b1"),
+    ],
+)
+def test_controllers_that_cannot_be_are_refused(brokers: str, controllers: str, says: str) -> None:
+    """The message says what to write."""
+    with pytest.raises(InvalidConfigError, match=says):
+        _cluster(brokers, controllers)

@@ -166,3 +166,16 @@ def test_a_status_survives_the_wire() -> None:
             ClusterStatus.from_dict({**status.to_dict(), **change})
     with pytest.raises(EnvelopeError):
         ClusterStatus.from_dict({})
+
+
+def test_who_votes_is_shown() -> None:
+    """In the table and to scripts; a broker alone votes on everything."""
+    follows = replace(
+        _status(), brokers=(*_status().brokers, _broker("d")), controllers=("a", "b", "c")
+    )
+    column = view.BROKER_COLUMNS.index("voter")
+    rows = list(view.broker_rows(follows))
+    assert all(len(row) == len(view.BROKER_COLUMNS) for row in rows)
+    assert [row[column] for row in rows] == ["yes", "yes", "yes", "no"]
+    assert [one["voter"] for one in view.brokers_json(follows)] == [True, True, True, False]
+    assert {row[column] for row in view.broker_rows(_status(alone=True))} == {"yes"}

@@ -26,7 +26,7 @@ def test_a_new_directory_is_whatever_is_asked(tmp_path: Path) -> None:
     assert refuse_other_kind(tmp_path, None) == 1
     assert refuse_other_kind(tmp_path, 3) == 3
     assert planned_ports(tmp_path, flight=None, http=None) is None
-    with pytest.raises(InvalidConfigError, match="1, 3 or 5"):
+    with pytest.raises(InvalidConfigError, match="1, 3 or more"):
         plan_cluster(cluster_folder(tmp_path), count=2, nats_url="", lake_uri="")
 
 
@@ -60,3 +60,10 @@ def test_a_server_may_be_a_list() -> None:
     assert find_server("a:1, grpc://b:2").flight == "grpc://a:1,grpc://b:2"
     with pytest.raises(InvalidConfigError):
         find_server("a:1,nothing")
+
+
+@pytest.mark.parametrize(("count", "voters"), [(1, 1), (3, 3), (4, 3), (5, 5), (7, 5)])
+def test_the_first_brokers_vote(tmp_path: Path, count: int, voters: int) -> None:
+    """Three or five of them, however many there are."""
+    plan = plan_cluster(cluster_folder(tmp_path), count=count, nats_url="", lake_uri="")
+    assert plan.controllers == [f"broker-{number}" for number in range(voters)]

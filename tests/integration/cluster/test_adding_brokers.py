@@ -1,0 +1,161 @@
+"""A broker that does not vote is added to a running cluster, serves like any other, and leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.model.cluster_status import ClusterStatus, PartitionInfo
+from clusterkit.load import Load, load, stored
+from clusterkit.running import Cluster
+from headwater.cli.main import app
+from headwater.client.operations import Operations
+from headwater.cluster_certificates import make_certificates
+from headwater.embedded import free_port, start_nats
+from headwater.embedded_cluster import BrokerPorts
+
+pytestmark = pytest.mark.integration
+
+STREAM = "kept"
+NEW = "broker-3"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Start a cluster of this test's own: its brokers get other configurations."""
+    with start_nats(tmp_path / "nats") as nats:
+        running = Cluster(tmp_path, nats, settings={"cluster": {"session_ms": 4000}})
+        try:
+            running.start_all()
+            yield running
+        finally:
+            running.close()
+
+
+def _run(server: str, *arguments: str) -> Any:
+    """Run ``headwater cluster …`` as a person would; it has to succeed."""
+    result = CliRunner().invoke(app, ["cluster", *arguments, "--server", server])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def _status(cluster: Cluster) -> ClusterStatus:
+    return Operations(cluster.client()).status()
+
+
+def _look(cluster: Cluster) -> PartitionInfo:
+    found = _status(cluster).partition(STREAM, 0)
+    assert found is not None
+    return found
+
+
+def _wait_in_sync(cluster: Cluster, *names: str) -> None:
+    def so() -> bool:
+        one = _look(cluster)
+        return one.leader is not None and set(names) <= set(one.isr)
+
+    cluster.wait_for(so, f"{', '.join(names)} in sync")
+
+
+def _wait_led_by_another(cluster: Cluster, name: str) -> None:
+    cluster.wait_for(lambda: _look(cluster).leader not in (None, name), f"{name} replaced")
+
+
+def _name_new_broker(cluster: Cluster) -> None:
+    """Give the longer list to whoever is started from now on."""
+    plan = cluster.plan
+    at = BrokerPorts(peer=free_port(), flight=free_port(), http=free_port())
+    cluster.plan = dataclasses.replace(plan, ports={**plan.ports, NEW: at})
+    certificates = plan.folder / "certificates"
+    make_certificates(certificates, cluster=plan.name, brokers=cluster.plan.brokers)
+
+
+def test_a_broker_is_added_leads_and_is_removed_under_load(cluster: Cluster) -> None:
+    """Nothing acknowledged is lost by a restart of each, nor by any of what comes after."""
+    old = cluster.plan.brokers
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    with load(client, STREAM, every_s=0.05) as running:
+        running.wait_acked(20)
+        _name_new_broker(cluster)
+        for number in range(3):  # until all are done, some know of the new broker and some do not
+            cluster.stop(number)
+            cluster.start(number)
+            _wait_in_sync(cluster, *old)
+            running.wait_acked(20)
+        cluster.start(3)
+        listed = _run(cluster.url, "brokers", "--json").stdout.splitlines()
+        voters = {one["broker"]: one["voter"] for one in map(json.loads, listed)}
+        assert voters == {**dict.fromkeys(old, True), NEW: False}
+
+        _run(cluster.url, "move", STREAM, "0", "--to", f"{NEW},{old[0]},{old[1]}")
+        _leads_dies_and_returns(cluster, running)
+        _follows_new_controllers(cluster, running)
+        _loses_its_disk(cluster, running)
+
+        _run(cluster.url, "move", STREAM, "0", "--to", ",".join(old))
+        cluster.stop(3)
+        cluster.wait_for(lambda: _is_fenced(cluster), f"{NEW} is fenced")
+        _run(cluster.url, "remove-broker", NEW)
+        running.wait_acked(20)
+    assert [one.broker for one in _status(cluster).brokers] == old
+    _check_stored(cluster, running)
+
+
+def _leads_dies_and_returns(cluster: Cluster, running: Load) -> None:
+    _run(cluster.url, "transfer-leader", STREAM, "0", "--to", NEW)
+    running.wait_acked(20)
+    cluster.kill(3)
+    _wait_led_by_another(cluster, NEW)
+    running.wait_acked(20)
+    cluster.start(3)
+    _wait_in_sync(cluster, NEW)
+    _run(cluster.url, "transfer-leader", STREAM, "0", "--to", NEW)
+
+
+def _follows_new_controllers(cluster: Cluster, running: Load) -> None:
+    """It leads a partition, and its lease is one that the next controller grants, too."""
+    office = _status(cluster).controller
+    assert office in cluster.plan.controllers
+    number = cluster.plan.brokers.index(office)
+    cluster.kill(number)
+    cluster.wait_for(lambda: _has_another_controller(cluster, office), "another controller")
+    running.wait_acked(20)
+    cluster.start(number)
+    _wait_in_sync(cluster, *_look(cluster).replicas)
+
+
+def _has_another_controller(cluster: Cluster, before: str) -> bool:
+    found = _status(cluster)
+    return found.confirmed and found.controller not in (None, before)
+
+
+def _loses_its_disk(cluster: Cluster, running: Load) -> None:
+    """No controller has to wait, or to be asked, for one that does not vote."""
+    cluster.kill(3)
+    _wait_led_by_another(cluster, NEW)
+    shutil.rmtree(cluster.plan.folder_of(NEW))
+    cluster.start(3)
+    _wait_in_sync(cluster, NEW)
+    running.wait_acked(20)
+
+
+def _is_fenced(cluster: Cluster) -> bool:
+    found = _status(cluster).broker(NEW)
+    return found is not None and found.fenced
+
+
+def _check_stored(cluster: Cluster, running: Load) -> None:
+    """Each acknowledged record is there once, where it was acknowledged."""
+    found = stored(cluster.client(), STREAM)
+    assert [found[offset] for offset, _ in running.acked] == [value for _, value in running.acked]
+    assert max(Counter(found).values()) == 1
+    assert len(running.acked) >= 180

@@ -1,0 +1,35 @@
+"""The voters of a cluster are those of its first start."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.errors import InvalidConfigError, MetadataCorruptError
+from broker.runtime.controllers_note import check_controllers, note_controllers
+from simkit.disk import SimDisk
+
+
+def test_the_first_list_stays_the_list() -> None:
+    """In any order; another one is refused, with what to write."""
+    disk = SimDisk(random.Random(1))
+    check_controllers(disk.files(), ["b1", "b2", "b3"])
+    note_controllers(disk.files(), ["b1", "b2", "b3"])
+    disk.lose_power()
+    check_controllers(disk.files(), ["b3", "b2", "b1"])
+    for other in (["b1", "b2", "b4"], ["b1", "b2", "b3", "b4", "b5"], ["b1"]):
+        note_controllers(disk.files(), other)
+        with pytest.raises(InvalidConfigError, match='controllers = "b1,b2,b3"'):
+            check_controllers(disk.files(), other)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'["b1"'])
+def test_a_damaged_note_is_no_note(data: bytes) -> None:
+    """Whether the list has changed cannot be told."""
+    disk = SimDisk(random.Random(1))
+    file = disk.files().open("controllers.json", create=True)
+    file.write_at(0, [data])
+    file.close()
+    with pytest.raises(MetadataCorruptError, match="not readable"):
+        check_controllers(disk.files(), ["b1"])
