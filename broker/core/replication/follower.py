@@ -12,8 +12,8 @@ One request is under way at a time; an answer to any other is dropped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
 
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
@@ -37,6 +37,8 @@ from broker.model.replica_messages import (
     NewDataNotice,
 )
 
+_PATIENCE_DOUBLED_MAX: Final = 3
+
 Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
 
 
@@ -53,6 +55,15 @@ class FollowerTiming:
     def __post_init__(self) -> None:
         assert 0 < self.request_ms <= self.leader_ms, "a request is repeated before it is a report"
         assert self.wait_ms <= self.idle_ms < self.leader_ms, "an idle leader is not a silent one"
+
+    def patient(self, mute_leaders: int) -> Self:
+        """Return the timing after so many leaders in a row of whom nothing was ever heard.
+
+        Taking over may take longer than a report does: replicas that report each other as fast
+        as before would elect for ever.
+        """
+        factor = 1 << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
+        return replace(self, leader_ms=factor * self.leader_ms)
 
 
 _DEFAULT: Final = FollowerTiming()
@@ -89,6 +100,7 @@ class PartitionFollower:
         self.next_request_id = first_request_id
         self._expected_id = 0
         self._sent_ms = self._heard_ms = self._reported_ms = now_ms
+        self.has_heard = False  # its leader said something, ever
         self._ask_epoch = facts.epochs.latest
         self._fetch_after_truncation = False
         self._leader_high_watermark = Offset(0)  # as of the batches being appended
@@ -128,7 +140,7 @@ class PartitionFollower:
             return []
         match message:
             case NewDataNotice():
-                self._heard_ms = now_ms
+                self._hear(now_ms)
                 return self._fetch(now_ms) if self.phase == "idle" else []
             case EpochEndAnswer() if self._is_expected(message.request_id, "asking"):
                 return list(self._align(message, now_ms))
@@ -161,6 +173,9 @@ class PartitionFollower:
         self.phase, self._sent_ms = "idle", now_ms
         return []
 
+    def _hear(self, now_ms: int) -> None:
+        self._heard_ms, self.has_heard = now_ms, True
+
     # ------------------------------------------------------------------ aligning
 
     def _ask(self, now_ms: int) -> list[Effect]:
@@ -179,7 +194,7 @@ class PartitionFollower:
         if answer.refusal is not None:
             self._ask_again_soon(now_ms)
             return
-        self._heard_ms = now_ms
+        self._hear(now_ms)
         facts = self._facts
         own_epoch, own_end = facts.epochs.end_of(answer.known_epoch, facts.log_end)
         if own_epoch == answer.known_epoch:
@@ -226,14 +241,14 @@ class PartitionFollower:
             return
         if answer.refusal == "below_start" and answer.prefix is not None:
             if answer.start > self._facts.log_end:
-                self._heard_ms = now_ms
+                self._hear(now_ms)
                 self.phase, self._fetch_after_truncation = "truncating", True
                 yield ResetLog(answer.start, answer.prefix)
             return
         if answer.refusal is not None:
             self._ask_again_soon(now_ms)
             return
-        self._heard_ms = now_ms
+        self._hear(now_ms)
         if answer.start != self._facts.log_end or not self._continues(answer.batches):
             self.dropped_count += 1  # a gap or an overlap is never written (A26)
             return

@@ -79,6 +79,7 @@ class PartitionReplica:
         self._known = known_high_watermark or Offset(0)
         self._request_id = first_request_id(broker_epoch)
         self._confirmed_ms: int | None = None
+        self._mute_leaders = 0  # in a row that this replica followed and never heard
         self.view: PartitionView | None = None
         self.role: Role = "none"
         self.leader: PartitionLeader | None = None
@@ -120,6 +121,7 @@ class PartitionReplica:
             effects.append(StopLeading(self.leader.leader_epoch))
         if self.follower is not None:
             self._request_id = self.follower.next_request_id
+            self._mute_leaders = 0 if self.follower.has_heard else self._mute_leaders + 1
         self.leader = self.follower = None
         self._confirmed_ms = None
         self.role = role
@@ -156,7 +158,7 @@ class PartitionReplica:
                 facts=facts,
                 high_watermark=self._known,
                 now_ms=now_ms,
-                timing=self._timing,
+                timing=self._timing.patient(self._mute_leaders),
                 first_request_id=self._request_id,
             )
             return self.follower.start(now_ms)

@@ -465,6 +465,29 @@ def _replica(facts: LogFacts) -> PartitionReplica:
     return PartitionReplica(me=A, broker_epoch=ONE, facts=lambda: facts, lease_until_ms=1_000_000)
 
 
+def test_leaders_that_are_never_heard_get_more_time_each() -> None:
+    """Taking over may take longer than a report; who was heard counts as before."""
+
+    def report_ms(replica: PartitionReplica, epoch: int, *, heard: bool = False) -> int:
+        """Follow B in an epoch; return when it is reported."""
+        epochs = {"leader_epoch": LeaderEpoch(epoch), "partition_epoch": PartitionEpoch(epoch)}
+        replica.view_changed(_view(leader=B, **epochs), 0)
+        if heard:
+            replica.message(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 0)
+        return next(
+            now_ms
+            for now_ms in range(0, 60_000, 50)
+            if ReportLeader in _kinds(replica.tick(now_ms))
+        )
+
+    replica = _replica(_facts(0))
+    usual = FollowerTiming().leader_ms
+    times = [report_ms(replica, epoch) for epoch in (10, 12, 14, 16, 18)]
+    assert times == [usual, 2 * usual, 4 * usual, 8 * usual, 8 * usual]
+    assert report_ms(replica, 20, heard=True) == 8 * usual
+    assert report_ms(replica, 22) == usual
+
+
 def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
     """Candidate, leader, follower; a view from before this process registered says nothing."""
     replica = _replica(_facts(10, (1, 0)))
