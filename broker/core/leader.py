@@ -197,6 +197,11 @@ class PartitionLeader:
         """Return how far each follower is, for operators."""
         return self._followers
 
+    @property
+    def due_ms(self) -> int | None:
+        """When the first parked fetch has to be answered; None while none is parked."""
+        return min((deadline_ms for _, deadline_ms in self._parked.values()), default=None)
+
     def refusal(self, policy: AckPolicy, now_ms: int) -> HeadwaterError | None:
         """Return why a publish of this policy cannot be taken now, if so; nothing is stored."""
         if self.is_fenced(now_ms):

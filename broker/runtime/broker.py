@@ -174,7 +174,8 @@ class Broker:
     # ------------------------------------------------------------------ streams
 
     def create_stream(self, name: str, config: StreamConfig) -> Stream:
-        """See ``BrokerApi.create_stream``."""
+        """See ``BrokerApi.create_stream``. Replicas are placed by the newest metadata."""
+        self._metadata.barrier(timeout_ms=_CONFIRM_MS)
         config = self._membership.resolve(config)
         with self._change:
             present = self._metadata.state.streams.get(name)

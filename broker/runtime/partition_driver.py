@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import structlog
@@ -94,6 +95,8 @@ class PartitionDriver:
         self._closed = threading.Event()
         self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
         self._postponed = Postponed()
+        self._quiet_ms = identity.quiet_ms
+        self._ticked_ms = self._due_ms = 0
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
         self._shell: ReplicaShell | None = None
@@ -293,14 +296,15 @@ class PartitionDriver:
             self._settle()
 
     def tick_replica(self) -> None:
-        """Let time pass for the replica. Any thread; does not block."""
-        if not self._tick_queued:
+        """Let time pass, if the replica has something to do. Any thread; does not block."""
+        if not self._tick_queued and self._clock.monotonic_ms() >= self._due_ms:
             self._tick_queued = True
             self._queue.post(self._tick)
 
     def _tick(self) -> None:
         self._tick_queued = False
-        due = self._postponed.due(self._clock.monotonic_ms())
+        self._ticked_ms = self._clock.monotonic_ms()
+        due = self._postponed.due(self._ticked_ms)
         if self._shell is None or self.failure is not None:
             return
         for function in due:
@@ -392,10 +396,20 @@ class PartitionDriver:
             if work.writes:
                 self._commit(work.writes)
         finally:
+            self._due_ms = self._next_due_ms()
             self._queue.end_turn()
+
+    def _next_due_ms(self) -> int:
+        if len(self._acks):
+            return 0  # a lease, renewed, may be all that they wait for
+        shell_ms = None if self._shell is None else self._shell.due_ms
+        regular_ms = self._ticked_ms + self._quiet_ms
+        return min(one for one in (regular_ms, shell_ms, self._postponed.due_ms) if one is not None)
 
     def _commit(self, writes: Sequence[Write]) -> None:
         shell = self._shell
+        if shell is not None:
+            shell.refresh_lease()
         taken = [write for write in writes if not self._refuses(write)]
         leader = None if shell is None else shell.leader
         if shell is None or leader is None or not taken:
@@ -525,19 +539,15 @@ class PartitionDriver:
         self.failure = error
         _log.error("partition_failed", partition=self._path, reason=error.message)
         if isinstance(error, CorruptDataError):
-            self._mark_suspect()
+            with suppress(
+                HeadwaterError
+            ):  # a disk that refuses this as well is failed all the same
+                self._log.mark_suspect()  # the next start finds it, and fetches the log anew
         self._links.withdraw(error)
         if self._shell is not None:
             self._shell.wake_readers(closing=False)
         for answer in self._acks.abandon():
             answer.abandon(error)
-
-    def _mark_suspect(self) -> None:
-        """Let the next start find what was met, wherever it is, and fetch the log anew."""
-        try:
-            self._log.mark_suspect()
-        except HeadwaterError as error:
-            _log.error("damage_not_noted", partition=self._path, reason=error.message)
 
     def producers_before(self, start: Offset) -> bytes:
         """See ``ReplicaOwner``."""

@@ -134,6 +134,11 @@ class ReplicaIdentity:
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
 
+    @property
+    def quiet_ms(self) -> int:
+        """How long an idle replica is left alone: a turn costs more than a look, and most idle."""
+        return (self.timing or FollowerTiming()).idle_ms // 2
+
 
 class ReplicaShell:
     """Drives one ``PartitionReplica`` over an open, healthy log. Owner: the partition's turns."""
@@ -226,6 +231,11 @@ class ReplicaShell:
         if until_ms > self._lease_until_ms:
             self._lease_until_ms = until_ms
             self._do(self._replica.lease_granted(until_ms, self._now_ms()))
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the machine's next timer ends, as far as it is known now."""
+        return self._replica.due_ms
 
     def tick(self) -> None:
         """Time has passed."""

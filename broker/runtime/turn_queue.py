@@ -50,6 +50,11 @@ class Postponed:
         """Keep a function until then."""
         self._waiting.append((at_ms, function))
 
+    @property
+    def due_ms(self) -> int | None:
+        """When the first of them is due."""
+        return min((at_ms for at_ms, _ in self._waiting), default=None)
+
     def due(self, now_ms: int) -> list[Callable[[], None]]:
         """Take out and return what it is time for."""
         due = [function for at_ms, function in self._waiting if at_ms <= now_ms]

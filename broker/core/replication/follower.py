@@ -133,6 +133,17 @@ class PartitionFollower:
                 effects += self._fetch(now_ms)
         return effects
 
+    @property
+    def due_ms(self) -> int:
+        """Until when a tick does nothing, unless something else happens before."""
+        timing = self._timing
+        due_ms = max(self._heard_ms, self._reported_ms) + timing.leader_ms
+        if self.phase == "idle":
+            return min(due_ms, self._sent_ms + timing.idle_ms)
+        if self.phase in ("asking", "fetching"):
+            return min(due_ms, self._sent_ms + timing.request_ms + timing.wait_ms)
+        return due_ms
+
     def message(self, message: Any, now_ms: int) -> list[Effect]:
         """Take an answer or a notice of the leader."""
         if message.leader_epoch != self.leader_epoch:

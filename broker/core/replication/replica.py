@@ -43,6 +43,7 @@ from broker.model.replica_messages import (
     ReplicaMessage,
 )
 
+_NEW_PATIENCE = 2  # as after so many leaders that were never heard
 _CONFIRM_MS = 300  # then a candidate says again that it is ready
 
 
@@ -158,11 +159,15 @@ class PartitionReplica:
                 facts=facts,
                 high_watermark=self._known,
                 now_ms=now_ms,
-                timing=self._timing.patient(self._mute_leaders),
+                timing=self._timing.patient(self._patience(view)),
                 first_request_id=self._request_id,
             )
             return self.follower.start(now_ms)
         return []
+
+    def _patience(self, view: PartitionView) -> int:
+        """A new partition's replicas open their logs at once, and a stream may have a thousand."""
+        return max(self._mute_leaders, _NEW_PATIENCE if view.leader_epoch == 1 else 0)
 
     def _confirm(self, leader_epoch: LeaderEpoch, now_ms: int) -> list[Effect]:
         self._confirmed_ms = now_ms
@@ -211,6 +216,15 @@ class PartitionReplica:
                 return self._lead(RequestCame(message, now_ms))
             return [Send(message.follower, not_leader(message))]
         return [] if self.follower is None else self.follower.message(message, now_ms)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When a tick has something to do that cannot wait for the next regular one, if ever."""
+        if self.follower is not None:
+            return self.follower.due_ms
+        if self._confirmed_ms is not None:
+            return self._confirmed_ms + _CONFIRM_MS
+        return None if self.leader is None else self.leader.due_ms
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Time has passed."""

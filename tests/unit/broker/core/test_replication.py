@@ -486,6 +486,8 @@ def test_leaders_that_are_never_heard_get_more_time_each() -> None:
     assert times == [usual, 2 * usual, 4 * usual, 8 * usual, 8 * usual]
     assert report_ms(replica, 20, heard=True) == 8 * usual
     assert report_ms(replica, 22) == usual
+    new = _replica(_facts(0))
+    assert report_ms(new, 1) == 4 * usual, "everybody opens the new stream's logs first"
 
 
 def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
