@@ -11,6 +11,7 @@ goes offline until a candidate is back. Sources: Fluvio's replica election, Lift
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -83,6 +84,7 @@ class _Race:
     proposed_ms: int | None = None
 
 
+_RACES_MAX: Final = 64  # elections under way at a time
 _NEVER: Final = (LeaderEpoch(-1), Offset(0))
 
 
@@ -97,7 +99,9 @@ class ElectionCore:
         self._tick_ms = 0
         self._sessions: dict[BrokerId, tuple[BrokerEpoch, int]] = {}
         self._reports: dict[tuple[PartitionId, LeaderEpoch], dict[BrokerId, int]] = {}
-        self._troubled: set[PartitionId] = set()  # partitions that are not online
+        # Partitions without a leader, longest first; those that nobody alive could lead apart.
+        self._troubled: dict[PartitionId, None] = {}
+        self._offline: dict[PartitionId, None] = {}
         self._races: dict[PartitionId, _Race] = {}
         self._fencing_ms: dict[BrokerId, int] = {}  # when (un)fencing was last proposed
         self._handing_ms: dict[BrokerId, int] = {}
@@ -124,11 +128,17 @@ class ElectionCore:
         """Take a newer state in; what is in trouble is looked after at once."""
         for change in partition_changes(self._state, state):
             one = change.after
+            partition_id = change.partition_id
             if one is None or one.status == "online":
-                self._troubled.discard(change.partition_id)
-                self._races.pop(change.partition_id, None)
+                self._races.pop(partition_id, None)
+            if one is None or one.status not in ("election", "candidate_found"):
+                self._troubled.pop(partition_id, None)
             else:
-                self._troubled.add(change.partition_id)
+                self._troubled.setdefault(partition_id)
+            if one is not None and one.status == "offline":
+                self._offline.setdefault(partition_id)
+            else:
+                self._offline.pop(partition_id, None)
         for broker, registered in state.brokers.items():
             session = self._sessions.get(broker)
             if session is None or session[0] < registered.epoch:
@@ -165,6 +175,8 @@ class ElectionCore:
         members = {*one.isr, *one.eligible}
         if reporter not in members or reporter == one.leader or registered.fenced:
             return []
+        if len(self._troubled) >= _RACES_MAX:
+            return []  # others have no leader at all; it will be reported again
         reports = self._reports.setdefault((partition_id, leader_epoch), {})
         reports[reporter] = now_ms
         recent = [
@@ -208,14 +220,28 @@ class ElectionCore:
         if now_ms - self._tick_ms > self._timing.stall_ms:
             self._restart_sessions(now_ms)
         self._tick_ms = now_ms
-        return list(self._settle(now_ms)) if self._in_office else []
+        return [*self._settle(now_ms), *self._try_offline(now_ms)] if self._in_office else []
 
     # ------------------------------------------------------------------ acting
 
     def _settle(self, now_ms: int) -> Iterator[ElectionEffect]:
+        """Judge who lives, and go on with the elections that are due.
+
+        So many at a time: a thousand at once would each take longer than their timers allow, and
+        be begun again and again without an end.
+        """
         yield from self._judge_sessions(now_ms)
-        for partition_id in sorted(self._troubled):
+        for partition_id in list(itertools.islice(self._troubled, _RACES_MAX)):
             yield from self._look_after(partition_id, now_ms)
+
+    def _try_offline(self, now_ms: int) -> Iterator[ElectionEffect]:
+        room = _RACES_MAX - len(self._troubled)
+        for partition_id in list(self._offline):
+            if room <= 0:
+                return
+            effects = list(self._look_after(partition_id, now_ms))
+            room -= len(effects)
+            yield from effects
 
     def _restart_sessions(self, now_ms: int) -> None:
         """Give everybody a whole session again; a fenced broker has to be heard first."""
@@ -233,7 +259,7 @@ class ElectionCore:
                 elif epoch == registered.epoch:
                     yield Propose(UnfenceBroker(broker=broker, broker_epoch=registered.epoch))
             if registered.stopping and self._may_repeat(self._handing_ms, broker, now_ms):
-                yield from map(Propose, hand_overs(self._state, broker))
+                yield from map(Propose, hand_overs(self._state, broker)[:_RACES_MAX])
 
     def _may_repeat(self, last: dict[BrokerId, int], broker: BrokerId, now_ms: int) -> bool:
         if now_ms - last.get(broker, -self._timing.retry_ms) < self._timing.retry_ms:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -218,11 +219,12 @@ class Controller:
             self._control.send(broker, answer)
 
     def _do(self, effects: list[ElectionEffect]) -> None:
+        proposed: Counter[str] = Counter()
         for effect in effects:
             match effect:
                 case Propose(command):
                     name = type(command).__name__
-                    _log.info("controller_proposes", command=name)
+                    proposed[name] += 1
                     self._metadata.propose_soon(
                         encode(command),
                         _log_refusal(name),
@@ -232,11 +234,13 @@ class Controller:
                 case AskLogEnd(to, partition_id, leader_epoch):
                     asked = LogEndAsked(partition_id=partition_id, leader_epoch=leader_epoch)
                     self._control.send(to, asked)
+        if proposed:
+            _log.info("controller_proposes", commands=dict(proposed))
 
 
 def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:
     def answered(error: HeadwaterError | None) -> None:
         if error is not None:  # usually somebody was quicker; the core looks at the state again
-            _log.info("controller_refused", command=name, reason=error.message)
+            _log.debug("controller_refused", command=name, reason=error.message)
 
     return answered
