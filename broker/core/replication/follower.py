@@ -12,8 +12,8 @@ One request is under way at a time; an answer to any other is dropped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
@@ -56,15 +56,6 @@ class FollowerTiming:
         assert 0 < self.request_ms <= self.leader_ms, "a request is repeated before it is a report"
         assert self.wait_ms <= self.idle_ms < self.leader_ms, "an idle leader is not a silent one"
 
-    def patient(self, mute_leaders: int) -> Self:
-        """Return the timing after so many leaders in a row of whom nothing was ever heard.
-
-        Taking over may take longer than a report does: replicas that report each other as fast
-        as before would elect for ever.
-        """
-        factor = 1 << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
-        return replace(self, leader_ms=factor * self.leader_ms)
-
 
 _DEFAULT: Final = FollowerTiming()
 
@@ -83,11 +74,15 @@ class PartitionFollower:
         high_watermark: Offset,
         now_ms: int,
         timing: FollowerTiming = _DEFAULT,
+        mute_leaders: int = 0,
         first_request_id: int = 1,
     ) -> None:
         """Follow ``leader``; call :meth:`start` for the first effects.
 
-        ``first_request_id`` must be above every id that this process has used for the partition.
+        After ``mute_leaders`` in a row of whom nothing was ever heard, this one gets longer for its
+        first word: taking over may take longer than a report does, and replicas that report each
+        other as fast as before would elect for ever. ``first_request_id`` must be above every id that
+        this process has used for the partition.
         """
         self._me = me
         self._broker_epoch = broker_epoch
@@ -96,6 +91,7 @@ class PartitionFollower:
         self.high_watermark = high_watermark
         self._facts = facts
         self._timing = timing
+        self._first_word_ms = timing.leader_ms << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
         self.phase: Phase = "asking"
         self.next_request_id = first_request_id
         self._expected_id = 0
@@ -120,7 +116,7 @@ class PartitionFollower:
         effects: list[Effect] = []
         timing = self._timing
         silent_ms = now_ms - max(self._heard_ms, self._reported_ms)
-        if silent_ms >= timing.leader_ms:
+        if silent_ms >= self._patience_ms:
             self._reported_ms = now_ms
             effects.append(ReportLeader(self.leader, self.leader_epoch))
         waited_ms = now_ms - self._sent_ms
@@ -137,7 +133,7 @@ class PartitionFollower:
     def due_ms(self) -> int:
         """Until when a tick does nothing, unless something else happens before."""
         timing = self._timing
-        due_ms = max(self._heard_ms, self._reported_ms) + timing.leader_ms
+        due_ms = max(self._heard_ms, self._reported_ms) + self._patience_ms
         if self.phase == "idle":
             return min(due_ms, self._sent_ms + timing.idle_ms)
         if self.phase in ("asking", "fetching"):
@@ -186,6 +182,10 @@ class PartitionFollower:
 
     def _hear(self, now_ms: int) -> None:
         self._heard_ms, self.has_heard = now_ms, True
+
+    @property
+    def _patience_ms(self) -> int:
+        return self._timing.leader_ms if self.has_heard else self._first_word_ms
 
     # ------------------------------------------------------------------ aligning
 

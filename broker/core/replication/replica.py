@@ -159,7 +159,8 @@ class PartitionReplica:
                 facts=facts,
                 high_watermark=self._known,
                 now_ms=now_ms,
-                timing=self._timing.patient(self._patience(view)),
+                timing=self._timing,
+                mute_leaders=self._patience(view),
                 first_request_id=self._request_id,
             )
             return self.follower.start(now_ms)
