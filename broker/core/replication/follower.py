@@ -81,8 +81,8 @@ class PartitionFollower:
 
         After ``mute_leaders`` in a row of whom nothing was ever heard, this one gets longer for its
         first word: taking over may take longer than a report does, and replicas that report each
-        other as fast as before would elect for ever. ``first_request_id`` must be above every id that
-        this process has used for the partition.
+        other as fast as before would elect for ever. ``first_request_id`` must be above every id
+        that this process has used for the partition.
         """
         self._me = me
         self._broker_epoch = broker_epoch
