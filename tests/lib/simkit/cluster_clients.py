@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from broker.errors import SegmentCorruptError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
@@ -17,6 +17,8 @@ from simkit.cluster_oracle import Oracle
 from simkit.cluster_publish import Publish, PublishAnswer
 from simkit.cluster_witness import Witness
 from simkit.cluster_world import Network, World
+
+_BATCHES_REMEMBERED: Final = 64  # of each producer, by broker.core.dedup
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class Producer:
 
     def _tick(self) -> None:
         now_ms = self._world.now_ms
-        if not self.stopped and len(self._pending) < self._window:
+        if not self.stopped and len(self._pending) < self._window and self._is_near():
             value = f"{self._producer_id}:{self._sequence}".encode()
             self._pending.append(_Pending(self._sequence, value))
             self._sequence += 1
@@ -93,6 +95,11 @@ class Producer:
         if self.policy is AckPolicy.NONE:
             self._pending.clear()
         self._world.at(1 + self._world.rng.randrange(self._pause_ms), self._tick)
+
+    def _is_near(self) -> bool:
+        """Stay within what a broker remembers, as a real producer does: it is answered in order."""
+        first = self._pending[0].sequence if self._pending else self._sequence
+        return self._sequence - first < _BATCHES_REMEMBERED
 
     def _send(self, one: _Pending) -> None:
         if self._target is None:
