@@ -1,8 +1,8 @@
 """``headwater up --brokers 3``: several brokers on this machine, each a process of its own.
 
-A broker that ends is reported and the others go on, as in a cluster of machines; NATS and a
-throw-away S3 are shared, so their end is the end of all. Ctrl-C stops all brokers at once, each
-gracefully.
+A broker that is killed or fails is reported, the others go on, and after a while it is started
+again, as a service manager would do it on machines of their own. NATS and a throw-away S3 are
+shared, so their end is the end of all. Ctrl-C stops all brokers at once, each gracefully.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,9 @@ from headwater.embedded_cluster import BrokerPorts, EmbeddedCluster, plan_cluste
 from headwater.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 _WATCH_S: Final = 0.3
+_AGAIN_S: Final = 2.0  # a broker that failed is started again after this; the others lead by then
+_AGAIN_S_MAX: Final = 30.0  # when it fails again and again
+_STEADY_S: Final = 60.0  # who has run so long is not one of those
 # What `up` decides for each broker itself; the environment would decide it for all of them alike.
 _DECIDED: Final = (
     "NODE_ID", "NODE_DATA_DIR", "NODE_CLUSTER", "NATS_URL", "FLIGHT_HOST", "FLIGHT_PORT",
@@ -118,7 +122,7 @@ def run_cluster(
             found = _runtime_file(cluster, moto)
             found.write(data)
             _banner(found, cluster, data)
-        code = _watch(running, shared, stopping, cluster.controllers)
+        code = _watch(cluster, running, shared, stopping)
         (data / FILE_NAME).unlink(missing_ok=True)
         if code == 0:
             console.note("Stopping: the brokers finish what they took.")
@@ -153,51 +157,70 @@ def _brokers(cluster: EmbeddedCluster) -> Iterator[list[embedded.EmbeddedServer]
                 list(pool.map(embedded.EmbeddedServer.stop, running))
 
 
+@dataclass(slots=True)
+class _Life:
+    """How often and when a broker was started; and, once it has failed, when it is again."""
+
+    started_s: float
+    delay_s: float = _AGAIN_S
+    again_s: float | None = None
+
+    def failed(self, now_s: float) -> float:
+        """Plan the next start; return in how many seconds: more, if it did not run for long."""
+        if now_s - self.started_s >= _STEADY_S:
+            self.delay_s = _AGAIN_S
+        waits_s, self.delay_s = self.delay_s, min(2 * self.delay_s, _AGAIN_S_MAX)
+        self.again_s = now_s + waits_s
+        return waits_s
+
+
 def _watch(
-    running: Sequence[embedded.EmbeddedServer],
+    cluster: EmbeddedCluster,
+    running: list[embedded.EmbeddedServer],
     shared: Sequence[embedded.EmbeddedServer],
     stopping: threading.Event,
-    controllers: Sequence[str],
 ) -> int:
-    """Report who ends; return once all has to end, with the exit code.
+    """Report who ends and start it again; return once all has to end, with the exit code.
 
-    A broker is not started again: why it ended is for a person to look at, and the others go on
-    while most controllers are among them.
+    ``running`` names the process of each broker at any time.
     """
-    alive = list(running)
+    lives = [_Life(time.monotonic()) for _ in running]
     while not stopping.wait(_WATCH_S):
         for server in [one for one in shared if not one.running()]:
             console.note(
                 f"[bold red]{server.name} has ended[/bold red]; see {server.log_path}. Stopping."
             )
             return EXIT_TRY_LATER
-        for server in [one for one in alive if not one.running()]:
-            alive.remove(server)
-            deciding = sum(one.name in controllers for one in alive)
-            _report_ended(
-                server,
-                alive=len(alive),
-                of=len(running),
-                can_decide=deciding * 2 > len(controllers),
-            )
-        if not alive:
-            console.note("[bold red]No broker is left.[/bold red]")
-            return EXIT_TRY_LATER
+        now_s = time.monotonic()
+        for number, life in enumerate(lives):
+            name = running[number].name
+            if life.again_s is None and not running[number].running():
+                _report_ended(running, number, cluster.controllers, life.failed(now_s))
+            elif life.again_s is not None and now_s >= life.again_s:
+                running[number] = cluster.start(name, wait=False)
+                life.started_s, life.again_s = now_s, None
+                console.note(f"{name} is started again.")
     return 0
 
 
 def _report_ended(
-    server: embedded.EmbeddedServer, *, alive: int, of: int, can_decide: bool
+    running: Sequence[embedded.EmbeddedServer],
+    number: int,
+    controllers: Sequence[str],
+    again_s: float,
 ) -> None:
+    ended = running[number]
+    alive = [one.name for one in running if one.running()]
+    deciding = sum(one in controllers for one in alive)
     rest = (
-        f"{alive} of {of} go on."
-        if can_decide
-        else f"Only {alive} of {of} are left: without a majority of the controllers nothing can be "
-        "decided or written."
+        f"{len(alive)} of {len(running)} go on."
+        if deciding * 2 > len(controllers)
+        else f"Only {len(alive)} of {len(running)} are left: without a majority of the controllers "
+        "nothing can be decided or written."
     )
     console.note(
-        f"[bold red]{server.name} has ended[/bold red] with code {server.process.returncode}; see "
-        f"{console.plain(str(server.log_path))}. {rest} Ctrl-C and `headwater up` start it again."
+        f"[bold red]{ended.name} has ended[/bold red] with code {ended.process.returncode}; see "
+        f"{console.plain(str(ended.log_path))}. {rest} It is started again in {again_s:.0f} s."
     )
 
 

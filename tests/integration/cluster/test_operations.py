@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from clusterkit.running import Cluster
 from headwater.cli.main import app
 from headwater.client.client import Client
 from headwater.client.operations import Operations
-from headwater.embedded import http_status, start_up
+from headwater.embedded import EmbeddedServer, http_status, start_up
 from headwater.runtime_file import RuntimeFile
 
 # One worker runs all of them: each module starts a cluster.
@@ -201,8 +202,12 @@ def test_giving_records_up_is_asked_shown_and_recorded(cluster: Cluster) -> None
     assert stored(client, "lossy") == [b"on both", b"afterwards"]
 
 
+def _says(server: EmbeddedServer, text: str) -> bool:
+    return text in server.log_path.read_text("utf-8")
+
+
 def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """Its folder names all brokers; one that ends is reported and missed by nobody."""
+    """Its folder names all brokers; one that is killed is missed by nobody, and comes back."""
     ports = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
     with start_up(tmp_path, "--brokers", "3", *ports) as server:
         found = RuntimeFile.read(tmp_path)
@@ -219,6 +224,10 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             brokers[0].kill()
             publish(client, "kept", b"two")
             assert stored(client, "kept") == [b"one", b"two"]
+            operations = Operations(client)
+            deadline_s = time.monotonic() + 60
+            while len(operations.status().partitions[0].isr) < 3 or not _says(server, "again."):
+                assert time.monotonic() < deadline_s, "it did not come back"
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0
@@ -226,5 +235,6 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         text = server.log_path.read_text("utf-8")
         assert "broker-2 has ended" in text
         assert "2 of 3 go on" in text
+        assert "broker-2 is started again." in text
         assert "Stopped. Everything is on disk." in text
         assert not (tmp_path / "headwater.json").exists()
