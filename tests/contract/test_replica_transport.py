@@ -156,6 +156,7 @@ def test_a_batch_far_larger_than_a_frame_arrives_whole(rig: ReplicaRig) -> None:
 def test_a_damaged_batch_is_not_delivered(rig: ReplicaRig) -> None:
     """Its checksum is looked at on arrival; what comes after it is heard."""
     _meet(rig, B)
+    before = rig.malformed_count(B)  # a late answer to a meeting that was tried again
     damaged = answer(1, (stored(0, b"x" * 64, crc=1),))
     _ask(rig, 1)
     rig.transports[A].send(B, address(), damaged)
@@ -164,7 +165,7 @@ def test_a_damaged_batch_is_not_delivered(rig: ReplicaRig) -> None:
     arrived = _next(rig, B)
     assert arrived is not None
     assert arrived[2] == answer(2)
-    assert rig.malformed_count(B) == 1
+    assert rig.malformed_count(B) == before + 1
 
 
 def test_a_peer_that_was_away_is_heard_again(rig: ReplicaRig) -> None:
