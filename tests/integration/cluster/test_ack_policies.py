@@ -25,6 +25,7 @@ from clusterkit.running import Cluster
 from headwater.client.address import resolve_addresses
 from headwater.client.client import Client
 from headwater.client.flight_connection import Connection
+from headwater.client.operations import Operations
 from headwater.client.records import to_batch
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 from simkit.natsproc import RawNats, pub
@@ -35,11 +36,20 @@ UNNUMBERED = encode_put_mark(NO_PRODUCER, NO_SEQUENCE)
 
 
 def _pair(cluster: Cluster, name: str, **config: Any) -> int:
-    """Create a stream of two replicas, both needed; return its follower."""
+    """Create a stream of two replicas, both needed; return its follower.
+
+    It is not the controller's broker: with that one paused no lease is renewed for a moment, and
+    LEADER rightly waits for a commit, which cannot come.
+    """
     client = cluster.client()
     client.create_stream(name, replication_factor=2, min_isr=2, **config)
-    leader = cluster.leader(name)
+    operations = Operations(client)
+    controller = operations.status().controller
     replicas = client.locate(name)[0].replicas
+    if controller in replicas and cluster.name(cluster.leader(name)) != controller:
+        operations.transfer_leader(name, 0, controller)
+        cluster.wait_for(lambda: client.locate(name)[0].leader == controller, "it leads")
+    leader = cluster.leader(name)
     (follower,) = [n for n in (0, 1, 2) if cluster.name(n) in replicas and n != leader]
     return follower
 
