@@ -123,6 +123,7 @@ class Broker:
                 timing=timing,
             ),
         )
+        self._reconciling = threading.Lock()
         self._change = threading.RLock()  # one stream is created or deleted at a time
         self._stopping = threading.Event()
         self._tick_ms = tick_ms
@@ -156,9 +157,14 @@ class Broker:
             self._tell(led)
 
     def reconcile(self) -> None:
-        """Be what the newest metadata known here says; tell the listeners. Blocks."""
-        for led in self._hosted.reconcile(self._metadata.state):
-            self._tell(led)
+        """Be what the newest metadata known here says; tell the listeners. Blocks.
+
+        One caller at a time, and the state is read in its turn: replicas and listeners would else
+        be left with an older one by whoever comes last.
+        """
+        with self._reconciling:
+            for led in self._hosted.reconcile(self._metadata.state):
+                self._tell(led)
 
     def _tell(self, led: LedPartitions) -> None:
         for listener in self._listeners:
