@@ -92,7 +92,7 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
 
     def pysyncobj(seed: int) -> Iterable[str]:
         with in_simulation():
-            return raft_sim.run_seed(seed)[0].elements()
+            return raft_sim.run_seed(seed, observers=0)[0].elements()
 
     return {
         "log": lambda seed: log_sim.run_seed(seed).elements(),

@@ -44,7 +44,7 @@ def test_no_promise_is_broken_and_the_group_comes_back() -> None:
     seen: Counter[str] = Counter()
     with in_simulation():
         for seed in _seeds():
-            seen += run_seed(seed)[0]
+            seen += run_seed(seed, observers=0)[0]
     if len(_seeds()) >= 150:
         assert [what for what in SOMETIMES if not seen[what]] == []
 
@@ -52,7 +52,9 @@ def test_no_promise_is_broken_and_the_group_comes_back() -> None:
 def test_a_seed_is_a_whole_story() -> None:
     """The same seed runs the same way twice, so that it can be replayed."""
     with in_simulation():
-        assert [run_seed(seed)[1] for seed in (11, 12)] == [run_seed(seed)[1] for seed in (11, 12)]
+        assert [run_seed(seed, observers=0)[1] for seed in (11, 12)] == [
+            run_seed(seed, observers=0)[1] for seed in (11, 12)
+        ]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -63,7 +65,7 @@ def test_each_correction_is_needed(mutant: str) -> None:
         assert is_caught(
             mutant,
             SCRIPTS,
-            lambda seed: run_seed(seed, faults=faults, size=size),
+            lambda seed: run_seed(seed, faults=faults, size=size, observers=0),
             range(MUTANT_SEEDS_MAX),
         )
 
@@ -79,5 +81,5 @@ def test_with_all_corrections_the_same_seeds_pass(mutant: str) -> None:
     """What catches a mutant is what it took away: the same faults do nothing to the rest."""
     faults, size = HINTS[mutant]
     with in_simulation():
-        lives = [run_seed(seed, faults=faults, size=size)[1] for seed in range(5)]
+        lives = [run_seed(seed, faults=faults, size=size, observers=0)[1] for seed in range(5)]
     assert len(set(lives)) == len(lives), "they were not the seeds' own lives"
