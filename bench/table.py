@@ -7,7 +7,7 @@ missed, and says so. Rows and bars are data, in rows.py. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,22 +116,12 @@ def verdict(row: Row, figures: Figures) -> str:
 
 def render(rows: Sequence[Row], figures: Figures) -> str:
     """Return the table; rows whose figures this run does not have are left out."""
-    lines = [
+    lines = _lines(
         "| path | ours | peer, default | peer, synced | ours ÷ default | bar | met |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        if row.measured(figures):
-            cells = [
-                row.path,
-                _cell(row.ours, row.unit, figures),
-                _cell(row.default, row.unit, figures),
-                _cell(row.synced, row.unit, figures),
-                _ratio(row, figures),
-                row.bar or _NOTHING,
-                verdict(row, figures),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
+        rows,
+        figures,
+        lambda row: (_cell(row.synced, row.unit, figures), _ratio(row, figures)),
+    )
     return "\n".join(lines)
 
 
@@ -140,23 +130,35 @@ def render_beside(rows: Sequence[Row], figures: Figures) -> str:
 
     Rows whose figures this run does not have are left out.
     """
-    lines = [
+    lines = _lines(
         "| path | ours, 3 brokers | JetStream R3 | Kafka RF3 | ours ÷ best peer | bar | met |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        rows,
+        figures,
+        lambda row: (_cell(row.kafka, row.unit, figures), _ratio_to_best(row, figures)),
+    )
+    return "\n".join([*lines, "", _NOT_SYNCED]) if len(lines) > _HEAD_LINES else ""
+
+
+def _lines(
+    head: str,
+    rows: Sequence[Row],
+    figures: Figures,
+    between: Callable[[Row], tuple[str, str]],
+) -> list[str]:
+    """Return a table's lines; ``between`` tells the second peer and the ratio of a row."""
+    lines = [head, "|---|---|---|---|---|---|---|"]
     for row in rows:
         if row.measured(figures):
             cells = [
                 row.path,
                 _cell(row.ours, row.unit, figures),
                 _cell(row.default, row.unit, figures),
-                _cell(row.kafka, row.unit, figures),
-                _ratio_to_best(row, figures),
+                *between(row),
                 row.bar or _NOTHING,
                 verdict(row, figures),
             ]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _NOT_SYNCED]) if len(lines) > _HEAD_LINES else ""
+    return lines
 
 
 def replace_between(text: str, table: str) -> str:

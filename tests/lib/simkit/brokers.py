@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,14 +10,19 @@ from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.model.ids import BrokerId
-from broker.ports import BrokerApi
 from broker.runtime.broker import Broker
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.membership import Metadata
 
 
 @contextmanager
-def disk_broker(folder: Path) -> Iterator[BrokerApi]:
-    """Run a broker without tiering in ``folder``, with fsync, until the block ends."""
+def disk_broker(
+    folder: Path, *, watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log
+) -> Iterator[Broker]:
+    """Run a broker without tiering in ``folder``, with fsync, until the block ends.
+
+    It follows ``watched`` of its metadata log.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = DiskFiles(folder)
     metadata = LocalMetadataLog(files)
@@ -29,7 +34,7 @@ def disk_broker(folder: Path) -> Iterator[BrokerApi]:
         broker_id=BrokerId("b1"),
         namespace="default",
         files=files,
-        metadata=metadata,
+        metadata=watched(metadata),
         clock=SystemClock(),
         scheduler=scheduler,
     )

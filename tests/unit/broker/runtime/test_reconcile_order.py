@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.adapters.clock import SystemClock
-from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState
-from broker.model.ids import BrokerId
 from broker.model.stream import StreamConfig
-from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
+from simkit.brokers import disk_broker
 
 
 class SlowReader:
@@ -45,22 +41,14 @@ class SlowReader:
 
 def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
     """A thread that read the state first and acts on it last must not bring an old one back."""
-    files = DiskFiles(tmp_path)
-    log = LocalMetadataLog(files)
-    metadata = SlowReader(log)
-    scheduler = CommitScheduler(2, lambda crash: None)
-    scheduler.start()
-    broker = Broker(
-        cluster="test",
-        broker_id=BrokerId("b0"),
-        namespace="default",
-        files=files,
-        metadata=metadata,
-        clock=SystemClock(),
-        scheduler=scheduler,
-    )
-    broker.start()
-    try:
+    made: list[SlowReader] = []
+
+    def watched(log: LocalMetadataLog) -> SlowReader:
+        made.append(SlowReader(log))
+        return made[0]
+
+    with disk_broker(tmp_path, watched=watched) as broker:
+        (metadata,) = made
         metadata.slow = threading.Thread(target=broker.reconcile)
         metadata.slow.start()
         assert metadata.has_read.wait(10)
@@ -69,8 +57,3 @@ def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
         metadata.slow.join()
         assert broker.partition("new", 0).high_watermark == 0, "it is still open here"
         assert [one.name for one in broker.streams()] == [stream.name]
-    finally:
-        broker.stop()
-        scheduler.stop()
-        log.close()
-        files.close()
