@@ -99,7 +99,11 @@ def _check_send_back(facts: Facts) -> Iterator[Violation]:
 
 
 def _check_real_time(facts: Facts) -> Iterator[Violation]:
-    """Whatever is sent after an ack lands above it, in that epoch or a later one."""
+    """Whatever is sent after an ack lands above it, in that epoch or a later one.
+
+    An ack under LEADER may come of a leader that was replaced and cannot know it yet; its lease
+    bounds for how long, and the simulation's oracle checks that.
+    """
     ack = facts.ack
     began_ns = facts.record["first_ns"][ack["record"]]
     for _, rows in groups(ack["partition"]):
@@ -112,9 +116,10 @@ def _check_real_time(facts: Facts) -> Iterator[Violation]:
             detail = f"{name} was sent after the ack of {facts.name(other)} at {largest[place]}"
             yield _violation(Anomaly.REAL_TIME_ORDER, facts, row, detail)
         known = rows[ack["epoch"][rows] >= 0]
-        newest, _ = newest_before(times[known], ack["epoch"][known], began_ns[known])
-        for place in np.flatnonzero(ack["epoch"][known] < newest):
-            row = int(known[place])
+        lasting = known[facts.ack_survives[known]]
+        newest, _ = newest_before(times[known], ack["epoch"][known], began_ns[lasting])
+        for place in np.flatnonzero(ack["epoch"][lasting] < newest):
+            row = int(lasting[place])
             name = facts.name(ack["record"][row])
             detail = f"{name} was sent after an ack of epoch {newest[place]} was heard"
             yield _violation(Anomaly.EPOCH_BACK, facts, row, detail)

@@ -166,6 +166,17 @@ def two_clients_hear_epochs_in_other_orders() -> Verdict:
     return world.judge_all()
 
 
+def leader_acks_before_it_can_know_its_successor() -> Verdict:
+    """Within its lease a replaced leader acks under LEADER; nobody has the record in the end."""
+    world = world_of("a")
+    world.fail_over()
+    world.publish("b")
+    world.epoch = 1
+    world.send("c", policy=LEADER)
+    world.ack("c", 1)
+    return world.judge_all()
+
+
 def unclean_election_loses_what_was_accepted() -> Verdict:
     """An operator accepted a loss; what was acked and shown from there on may be gone."""
     world = world_of("a", "b", "c")
@@ -216,6 +227,7 @@ GOOD: Final = (
     every_local_log_was_freed,
     new_leader_s_high_watermark_lags,
     two_clients_hear_epochs_in_other_orders,
+    leader_acks_before_it_can_know_its_successor,
     unclean_election_loses_what_was_accepted,
     table_lags_behind,
     spark_s_read_is_in_any_order,
