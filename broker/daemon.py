@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import structlog
 
+from broker.adapters.allocator import keep_freed_memory
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.flight_config import FlightConfig as FlightServiceConfig
@@ -85,6 +86,7 @@ def run(
         raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
     configure_logging(level=config.log.level, format=config.log.format)  # type: ignore[arg-type]
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
     try:
         return asyncio.run(_Daemon(config, on_ready, stop).run())
     except HeadwaterError as error:

@@ -40,8 +40,11 @@ class File(Protocol):
     def read_at(self, position: int, size: int) -> bytes:
         """Return up to ``size`` bytes at ``position``; fewer only at the end of the file."""
 
-    def write_at(self, position: int, buffers: Sequence[Any]) -> int:
-        """Write the buffers one after another; return the bytes written. Not yet durable."""
+    def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
+        """Write the buffers one after another; return the bytes written. Not yet durable.
+
+        What nobody will read soon need not be kept in memory once it is durable: a hint.
+        """
 
     def datasync(self) -> None:
         """Make everything written durable (fdatasync); never use the file after an error."""

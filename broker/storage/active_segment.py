@@ -68,11 +68,15 @@ class ActiveSegment:
         return offsets
 
     def write_stored(self, batches: Sequence[StoredBatch], *, now_us: int) -> None:
-        """Write batches as another log holds them; they continue this one."""
+        """Write batches as another log holds them; they continue this one.
+
+        Readers ask that other log as long as its broker leads.
+        """
         buffers: list[Any] = []
         for batch in batches:
             buffers += (encode_stored(batch.header), batch.body)
-        position = self._put(buffers, sum(batch.header.size for batch in batches), now_us)
+        size = sum(batch.header.size for batch in batches)
+        position = self._put(buffers, size, now_us, read_soon=False)
         for batch in batches:
             self.segment.note_batch(batch.header, position)
             position += batch.header.size
@@ -95,7 +99,7 @@ class ActiveSegment:
         """Leave the file to the readers; does not sync."""
         self._handles.unpin(self._path)
 
-    def _put(self, buffers: list[Any], size: int, now_us: int) -> int:
+    def _put(self, buffers: list[Any], size: int, now_us: int, *, read_soon: bool = True) -> int:
         """Write ``buffers`` behind the last batch; return where the first batch begins."""
         segment = self.segment
         start = segment.size_bytes
@@ -110,7 +114,7 @@ class ActiveSegment:
         self._reserve(position + size)
         self.dirty = True
         try:
-            self._file.write_at(start, buffers)
+            self._file.write_at(start, buffers, read_soon=read_soon)
         except OSError as error:
             if is_full(error):
                 self._cut_back(start)

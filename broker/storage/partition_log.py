@@ -7,6 +7,7 @@ refuses what does not fit. Damage is reported by name and never repaired by dele
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -222,16 +223,22 @@ class PartitionLog:
         Raises:
             DiskFullError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
         """
+        active = self._writable()
+        at = self.log_end
         for batch in batches:
-            header = batch.header
-            assert header.base_offset == self.log_end, f"{header.base_offset} leaves a gap"
-            active = self._writable()
-            if header.leader_epoch != self._epochs.latest:
-                self._begin_epoch(header.leader_epoch)
-            active = self._roll_when_full(active, header.size, now_us)
-            with self._errors("append"):
-                active.write_stored([batch], now_us=now_us)
-            self._state.log_end = active.segment.end_offset
+            assert batch.header.base_offset == at, f"{batch.header.base_offset} leaves a gap"
+            at = batch.header.end_offset
+        for epoch, group in itertools.groupby(batches, lambda one: one.header.leader_epoch):
+            left = list(group)
+            if epoch != self._epochs.latest:
+                self._begin_epoch(epoch)
+            while left:
+                active = self._roll_when_full(active, left[0].header.size, now_us)
+                count = self._fitting(active, [batch.header.size for batch in left])
+                with self._errors("append"):
+                    active.write_stored(left[:count], now_us=now_us)
+                self._state.log_end = active.segment.end_offset
+                left = left[count:]
         return self.log_end
 
     def sync(self) -> Offset:

@@ -48,6 +48,19 @@ def test_a_write_of_many_buffers_is_whole(files: Files) -> None:
     file.close()
 
 
+def test_what_nobody_reads_soon_is_kept_all_the_same(files: Files) -> None:
+    """The hint changes nothing that can be seen: not the bytes around, not what is durable."""
+    file = files.open("a/f", create=True)
+    large = bytes(range(256)) * 4096
+    file.write_at(0, [b"head"], read_soon=False)
+    assert file.write_at(4, [large, b"tail"], read_soon=False) == len(large) + 4
+    file.datasync()
+    assert file.read_at(0, 1 << 21) == b"head" + large + b"tail"
+    file.write_at(4 + len(large), [b"more"])
+    assert file.read_at(len(large), 100) == large[-4:] + b"more"
+    file.close()
+
+
 def test_allocated_space_is_zero_and_keeps_content(files: Files) -> None:
     """Reserving extends the file with zeros, and never shortens it."""
     file = files.open("a/f", create=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk_files import DiskFile, DiskFiles
 from broker.errors import InvalidConfigError
 
 
@@ -40,7 +40,7 @@ def test_a_root_has_one_owner(tmp_path: Path) -> None:
     files = DiskFiles(tmp_path)
     script = (
         "import sys; from pathlib import Path\n"
-        "from broker.adapters.disk_files import DiskFiles\n"
+        "from broker.adapters.disk_files import DiskFile, DiskFiles\n"
         "from broker.errors import InvalidConfigError\n"
         "try: DiskFiles(Path(sys.argv[1]))\n"
         "except InvalidConfigError as error: sys.exit(3)\n"
@@ -65,6 +65,33 @@ def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = files.open("f", create=True)
     assert file.write_at(0, [b"abcdefgh", b"", b"ij"]) == 10
     assert file.read_at(0, 20) == b"abcdefghij"
+    file.close()
+    files.close()
+
+
+def test_a_system_that_knows_no_hint_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older kernel refuses the flag: the write goes on without it, and so do all later ones."""
+    real = os.pwritev
+    flags_seen = []
+
+    def older(descriptor: int, views: list[memoryview], position: int, flags: int = 0) -> int:
+        flags_seen.append(flags)
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "unknown flag")
+        return real(descriptor, views, position)
+
+    monkeypatch.setattr(os, "pwritev", older)
+    monkeypatch.setattr(DiskFile, "_takes_hint", True)
+    files = DiskFiles(tmp_path)
+    file = files.open("f", create=True)
+    large = b"x" * 300_000
+    for turn in range(2):
+        assert file.write_at(turn * len(large), [large], read_soon=False) == len(large)
+    assert file.write_at(0, [b"y"], read_soon=False) == 1
+    assert file.read_at(0, 700_000) == b"y" + large[1:] + large
+    assert [bool(flags) for flags in flags_seen] == [True, False, False, False]
     file.close()
     files.close()
 
