@@ -173,6 +173,7 @@ class ReplicaShell:
         )
         self._lease_until_ms = links.lease_until_ms()
         self.high_watermark = known_high_watermark  # as readers see it
+        self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
         self._committed = threading.Condition()
         self._closing = False
         self.sync_count = 0
@@ -281,6 +282,7 @@ class ReplicaShell:
     def _do(self, effects: Sequence[does.Effect]) -> None:
         for effect in effects:
             self._do_one(effect)
+        self._shared = None
 
     def _do_one(self, effect: does.Effect) -> None:
         match effect:
@@ -318,11 +320,7 @@ class ReplicaShell:
         request = effect.request
         log_end = self._log.log_end
         try:
-            batches = (
-                self._log.read(request.fetch_from, log_end, bytes_max=FETCH_BYTES_MAX)
-                if request.fetch_from < log_end
-                else []
-            )
+            batches = self._records_from(request.fetch_from, log_end)
         except OffsetOutOfRangeError:
             self._links.send(effect.to, self._below_start(request))
             return
@@ -338,6 +336,15 @@ class ReplicaShell:
             batches=batches,
         )
         self._links.send(effect.to, answer)
+
+    def _records_from(self, start: Offset, log_end: Offset) -> list[StoredBatch]:
+        """Read, once for all followers that wait at the same place."""
+        if start >= log_end:
+            return []
+        if self._shared is None or self._shared[:2] != (start, log_end):
+            batches = self._log.read(start, log_end, bytes_max=FETCH_BYTES_MAX)
+            self._shared = (start, log_end, batches)
+        return self._shared[2]
 
     def _below_start(self, request: FetchRequest) -> FetchAnswer:
         """Tell a follower to begin where this log does: what it lacks is in the table."""

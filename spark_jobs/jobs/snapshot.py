@@ -58,6 +58,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             "files_kept": done.files_kept,
             "bytes_added": done.bytes_added,
         }
+        if done.records_count == 0 and done.records_read > 0:
+            report.progress("no key is there: a record without a key is in no key snapshot")
         if args.check:
             report.progress("comparing with the full history")
             proof = check_latest(spark, table.snapshot(done.version), held.snapshot)
