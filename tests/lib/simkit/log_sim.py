@@ -82,9 +82,9 @@ class LogSim:
     def run(self) -> None:
         """Live, then check once more; with the fault "rot", damage something and check that."""
         for _ in range(self.steps):
+            self._guarded(self._draw())
             if self.log.recovery.damaged:
                 return  # a torn sector ended this log: it was reported, and takes no writes
-            self._guarded(self._draw())
             self.now_us += self.rng.randrange(4000)
         self._end_process()
         if "rot" in self.faults:
