@@ -143,12 +143,8 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
         behind=lambda ends: _behind(client.describe(source.stream), ends),
     )
     gate = _Gate(batches, report.stop)
-    report.progress(
-        "reading",
-        stream=source.stream,
-        table=target.uri,
-        behind=_behind(described, batches.totals.ends),
-    )
+    behind = _behind(described, batches.totals.ends)
+    report.progress("reading", stream=source.stream, table=target.uri, behind=behind)
     query = _started(
         spark,
         args,
