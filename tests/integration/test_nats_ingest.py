@@ -264,10 +264,12 @@ def test_a_log_that_refuses_is_heard_of(
 ) -> None:
     """A failed append answers both kinds of publishers; the next one is stored."""
     rig.add_stream("foo", puback=True)
-    rig.broker.partition("foo", 0).fail_next(error)
     opened = liftbridge(value=b"2", ackInbox="in.2", ackPolicy=wire.ALL)  # as the other waits
-    client.send(pub("foo", b"1", reply="in.1") + pub("foo", opened))
-    answers = dict(client.next_message() for _ in range(2))
+    answers = {}
+    for message in (pub("foo", b"1", reply="in.1"), pub("foo", opened)):
+        rig.broker.partition("foo", 0).fail_next(error)
+        client.send(message)
+        inbox, answers[inbox] = client.next_message()
     assert json.loads(answers["in.1"])["headwater"]["type"] == type(error).__name__
     assert ack_of(answers["in.2"]).ackError == wire.Ack.UNKNOWN
     client.publish("foo", b"3", reply="in.3")
