@@ -104,7 +104,7 @@ class _Recovery:
         return found
 
     def _run(self, point_file: RecoveryPointFile, point: RecoveryPoint | None) -> RecoveredLog:
-        bases = self._tidy_names(point)
+        bases = self._tidy_names(point_file, point)
         log_start = self._log_start(bases, point)
         if not bases and not self._report.damaged_ranges:
             bases = [self._create_segment(log_start)]
@@ -169,7 +169,9 @@ class _Recovery:
         names = map(parse_segment_name, self._files.list(self._folder.path))
         return sorted(name[0] for name in names if name is not None and name[1] == "log")
 
-    def _tidy_names(self, point: RecoveryPoint | None) -> list[Offset]:
+    def _tidy_names(
+        self, point_file: RecoveryPointFile, point: RecoveryPoint | None
+    ) -> list[Offset]:
         """Finish what a crash left half done: temporary files, segments freed below the start."""
         for name in self._files.list(self._folder.path):
             if name.endswith(TEMPORARY_SUFFIX):
@@ -177,10 +179,17 @@ class _Recovery:
         bases = self._segment_bases()
         if point is not None:
             # The log starts at the base of a segment, so whatever begins below it was freed.
-            for name in self._files.list(self._folder.path):
-                parsed = parse_segment_name(name)
-                if parsed and parsed[1] in ("log", "index") and parsed[0] < point.log_start:
-                    self._files.remove(self._folder.file(name))
+            freed = [
+                name
+                for name in self._files.list(self._folder.path)
+                if (parsed := parse_segment_name(name))
+                and parsed[1] in ("log", "index")
+                and parsed[0] < point.log_start
+            ]
+            if freed:
+                point_file.confirm(point)
+            for name in freed:
+                self._files.remove(self._folder.file(name))
             bases = [base for base in bases if base >= point.log_start]
         return bases
 

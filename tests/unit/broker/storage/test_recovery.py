@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 
@@ -15,7 +16,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.storage.damage import RotProof
 from broker.storage.partition_log import LogConfig, PartitionLog
-from simkit.disk import SECTOR, SimDisk
+from simkit.disk import SECTOR, PowerLostError, SimDisk
 from simkit.log_batches import FOLDER, bases, open_log, raw_batch, read_all
 
 EPOCH = LeaderEpoch(1)
@@ -319,3 +320,31 @@ def test_an_index_left_behind_vouches_for_nothing(disk: SimDisk) -> None:
     log = open_log(disk.files())
     assert not log.recovery.damaged
     assert log.recovery.torn is not None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_failed_sync_only_told_the_cache_frees_nothing(seed: int) -> None:
+    """The recovery point of a free was not confirmed; the next process finishes it, power fails.
+
+    Whatever it had removed by then, the point that says so must be on the disk as well.
+    """
+    for steps in range(1, 12):
+        disk = SimDisk(random.Random(100 * seed + steps))
+        log = open_log(disk.files(), LARGE)
+        for _ in range(4):
+            log.append([raw_batch(size=BODY)], leader_epoch=EPOCH, now_us=1)
+            log.seal_active(1)
+        disk.datasync_failures = 1
+        with pytest.raises(LogFailedError):
+            log.free([one.base_offset for one in log.segments()[:3]])
+        disk.kill()
+        files = disk.files()
+        disk.stop_after = steps
+        with contextlib.suppress(PowerLostError):
+            open_log(files, LARGE)
+        disk.lose_power()
+        found = open_log(disk.files(), LARGE)
+        assert not found.recovery.damaged
+        assert [one.header.base_offset for one in read_all(found)] == list(
+            range(found.log_start, 4)
+        )
