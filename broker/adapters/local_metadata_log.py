@@ -50,6 +50,7 @@ class LocalMetadataLog:
         self._failure: LogFailedError | None = None
         self._subscribers: list[Callable[[int, MetadataState], None]] = []
         files.make_folder(folder)
+        files.sync_folder(folder)  # a file may have been replaced, and the process ended there
         self.state, self._index = self._load_snapshot()
         self._journal = self._open_journal()
         self._position = self._replay()
@@ -161,7 +162,7 @@ class LocalMetadataLog:
     def _replay(self) -> int:
         path = f"{self._folder}/journal"
         data = self._journal.read_at(0, self._journal.size())
-        position = 0
+        position = last = 0
         while position < len(data):
             entry = _next_entry(data, position, path)
             if entry is None:
@@ -174,8 +175,21 @@ class LocalMetadataLog:
                     raise MetadataCorruptError(f"{path} jumps to entry {index}", path=path)
                 self.state, _ = apply(self.state, decode(command))
                 self._index = index
-            position = end
+            last, position = position, end
+        if position:
+            self._confirm(last, data[last:position])
         return position
+
+    def _confirm(self, position: int, entry: bytes) -> None:
+        """Make the last entry durable: its sync may have failed, and only the cache have it.
+
+        Nothing was written behind a sync that failed, so every other entry is on the disk.
+        """
+        try:
+            self._journal.write_at(position, [entry])
+        except OSError as cause:
+            raise LogFailedError(f"the metadata journal cannot be written: {cause}") from cause
+        self._sync()
 
 
 def _next_entry(data: bytes, position: int, path: str) -> tuple[int, bytes, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from broker.adapters import local_metadata_log
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBroker, encode
-from broker.errors import MetadataCorruptError, UnknownStreamError
+from broker.errors import LogFailedError, MetadataCorruptError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from simkit.disk import SimDisk
 
 ME = BrokerId("me")
 
@@ -57,6 +59,21 @@ def test_commands_survive_a_restart(tmp_path: Path) -> None:
     log.close()
     files.close()
     assert _names(tmp_path) == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_an_opened_log_shows_survives_a_power_cut(seed: int) -> None:
+    """A sync failed and the process ended: whoever opens the journal next has it durable."""
+    disk = SimDisk(random.Random(seed))
+    log = LocalMetadataLog(disk.files())
+    log.propose(_create(0))
+    disk.datasync_failures = 1
+    with pytest.raises(LogFailedError):
+        log.propose(_create(1))
+    disk.kill()
+    shown = sorted(LocalMetadataLog(disk.files()).state.streams)
+    disk.lose_power()
+    assert sorted(LocalMetadataLog(disk.files()).state.streams) == shown == ["s0", "s1"]
 
 
 def test_a_snapshot_replaces_a_long_journal(
