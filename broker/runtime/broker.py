@@ -127,7 +127,8 @@ class Broker:
         self._change = threading.RLock()  # one stream is created or deleted at a time
         self._stopping = threading.Event()
         self._tick_ms = tick_ms
-        self._ticker = threading.Thread(target=self._tick, name="ticker", daemon=True)
+        self._on_crash = scheduler.on_crash
+        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
 
     # ------------------------------------------------------------------ life
 
@@ -474,6 +475,12 @@ class Broker:
     def _sealed(self, stream: Stream) -> None:
         for callback in self._sealed_callbacks:
             callback(stream)
+
+    def _run_ticker(self) -> None:
+        try:
+            self._tick()
+        except BaseException as crash:  # noqa: BLE001 - no replica could do without it
+            self._on_crash(crash)
 
     def _tick(self) -> None:
         every = max(1, _MAINTENANCE_MS // self._tick_ms)

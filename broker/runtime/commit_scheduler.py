@@ -27,7 +27,7 @@ class CommitScheduler:
     def __init__(self, threads_count: int, on_crash: Callable[[BaseException], None]) -> None:
         """Prepare the threads; ``on_crash`` hears of a turn that raised, which is a bug."""
         self._ready: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
-        self._on_crash = on_crash
+        self.on_crash = on_crash  # hears of bugs on other threads of the broker, too
         self._threads = [
             threading.Thread(target=self._work, name=f"commit-{index}", daemon=True)
             for index in range(threads_count)
@@ -65,6 +65,6 @@ class CommitScheduler:
         try:
             turn.run_turn()
         except BaseException as crash:  # noqa: BLE001 - the supervisor ends the process
-            self._on_crash(crash)
+            self.on_crash(crash)
             return False
         return True

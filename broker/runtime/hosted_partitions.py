@@ -71,7 +71,8 @@ class HostedPartitions:
         self._setting = setting
         self._broker_epoch = BrokerEpoch(0)
         self._state = MetadataState()
-        self._drivers: dict[StreamUuid, dict[int, PartitionDriver]] = {}
+        # Replaced, never changed: any thread may be looking through one of them.
+        self._drivers: dict[StreamUuid, Mapping[int, PartitionDriver]] = {}
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, frozenset[int]] = {}
         self._lock = threading.RLock()
@@ -184,7 +185,7 @@ class HostedPartitions:
         )
         if row.replicas == (setting.me,):
             driver.refuse_if_replaced()
-        self._drivers.setdefault(stream.uuid, {})[number] = driver
+        self._drivers[stream.uuid] = {**self._drivers.get(stream.uuid, {}), number: driver}
         _log.info(
             "partition_recovered",
             stream=stream.name,
@@ -213,8 +214,10 @@ class HostedPartitions:
     def _remove(self, gone: Mapping[StreamUuid, list[int]]) -> None:
         """Close logs that nobody reads any more, and give their disk back."""
         for uuid, numbers in gone.items():
+            drivers = self._drivers[uuid]
+            self._drivers[uuid] = {n: one for n, one in drivers.items() if n not in numbers}
             for number in numbers:
-                self._drivers[uuid].pop(number).close()
+                drivers[number].close()
                 self._files.remove_folder(_folder(uuid, number))
             if not self._drivers[uuid]:
                 del self._drivers[uuid]

@@ -17,17 +17,20 @@ from broker.runtime.membership import Metadata
 
 @contextmanager
 def disk_broker(
-    folder: Path, *, watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log
+    folder: Path,
+    *,
+    watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log,
+    on_crash: Callable[[BaseException], None] | None = None,
 ) -> Iterator[Broker]:
     """Run a broker without tiering in ``folder``, with fsync, until the block ends.
 
-    It follows ``watched`` of its metadata log.
+    It follows ``watched`` of its metadata log. Without ``on_crash`` it may not crash.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = DiskFiles(folder)
     metadata = LocalMetadataLog(files)
     crashes: list[BaseException] = []
-    scheduler = CommitScheduler(1, crashes.append)
+    scheduler = CommitScheduler(1, on_crash or crashes.append)
     scheduler.start()
     broker = Broker(
         cluster="test",
@@ -46,4 +49,4 @@ def disk_broker(
         scheduler.stop()
         metadata.close()
         files.close()
-        assert not crashes, f"a commit thread crashed: {crashes}"
+        assert not crashes, f"a thread crashed: {crashes}"

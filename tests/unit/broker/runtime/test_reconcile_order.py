@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+
+import pytest
 
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
+from broker.runtime.broker import Broker
+from broker.runtime.partition_driver import PartitionDriver
 from simkit.brokers import disk_broker
 
 
@@ -37,6 +43,50 @@ class SlowReader:
     def barrier(self, *, timeout_ms: int = 1_000) -> int:
         """See ``MetadataLog.barrier``."""
         return self._log.barrier(timeout_ms=timeout_ms)
+
+
+def test_partitions_are_opened_while_others_look_at_all_of_them(tmp_path: Path) -> None:
+    """The ticker goes through what is here while a wide stream is opened: it must not end of it."""
+    looked: list[int] = []
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def look(broker: Broker) -> None:
+        try:
+            while not done.is_set():
+                looked.append(len(broker.drivers()))
+        except RuntimeError as error:
+            errors.append(error)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with disk_broker(tmp_path) as broker:
+            looker = threading.Thread(target=look, args=(broker,))
+            looker.start()
+            broker.create_stream("wide", StreamConfig(subject="wide", partitions=100))
+            done.set()
+            looker.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert not errors
+    assert len(set(looked)) > 10, "it looked while they were opened"
+
+
+def test_a_broker_whose_ticker_ends_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ticks no replica asks again, reports or frees: that is a crash, not a log line."""
+    bug = ValueError("a bug")
+    heard: SimpleQueue[BaseException] = SimpleQueue()
+
+    def fails(self: Broker) -> list[PartitionDriver]:
+        raise bug
+
+    with disk_broker(tmp_path, on_crash=heard.put) as broker:
+        monkeypatch.setattr(type(broker), "drivers", fails)
+        assert heard.get(timeout=10) is bug
+        monkeypatch.undo()
 
 
 def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
