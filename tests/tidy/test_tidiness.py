@@ -66,6 +66,7 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
+    "broker/runtime/broker.py": "its ticker's crash is handed over: it ends the process",
     "broker/runtime/commit_scheduler.py": "a thread's crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",
     "broker/cluster_node.py": "a thread's crash is handed over: it ends the process",
