@@ -280,9 +280,11 @@ class ReplicaShell:
         self.synced_ms = self._now_ms()
 
     def _do(self, effects: Sequence[does.Effect]) -> None:
-        for effect in effects:
-            self._do_one(effect)
-        self._shared = None
+        try:
+            for effect in effects:
+                self._do_one(effect)
+        finally:
+            self._shared = None
 
     def _do_one(self, effect: does.Effect) -> None:
         match effect:

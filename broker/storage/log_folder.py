@@ -142,17 +142,15 @@ class RecoveryPointFile:
             log_start=log[0],
             log_end=log[1],
         )
-        self._put(point)
+        self.confirm(point)
 
-    def confirm(self, newest: RecoveryPoint) -> None:
-        """Make the newest point durable, where it stands, before something is done on its word.
+    def confirm(self, point: RecoveryPoint) -> None:
+        """Write a point to its slot, durably.
 
-        The process before may have ended because its sync failed: then this one reads from the
-        page cache what a power cut takes back.
+        Before something is done on the word of the newest one, it is written once more: the process
+        before may have ended because its sync failed, and then this one reads from the page cache
+        what a power cut takes back.
         """
-        self._put(newest)
-
-    def _put(self, point: RecoveryPoint) -> None:
         slot = point.sequence % 2
         self._file.write_at(slot * SLOT_STRIDE, [encode_recovery_point(point)])
         self._file.datasync()

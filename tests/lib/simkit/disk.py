@@ -318,13 +318,7 @@ class SimFile:
         """Return up to ``size`` bytes; fewer at the end of the file."""
         return bytes(self._inode.content[position : position + size])
 
-    def write_at(
-        self,
-        position: int,
-        buffers: Sequence[Any],
-        *,
-        read_soon: bool = True,
-    ) -> int:
+    def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
         """Write into the cache; what does not fit is not written, and ENOSPC raised."""
         self._disk.step(self._process)
         data = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)

@@ -1,4 +1,4 @@
-"""Two threads that follow the metadata at once leave replicas with the newest state."""
+"""A broker's threads at once: those that follow the metadata, and the ticker beside them."""
 
 from __future__ import annotations
 
