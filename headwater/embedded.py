@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,10 @@ _READY_TIMEOUT_S: Final = 30.0
 _UP_STOP_TIMEOUT_S: Final = 120.0  # it stores and answers what it has read, then syncs
 _POLL_S: Final = 0.02
 _LOG_TAIL_BYTES: Final = 2000
+_HELD_PORTS_MAX: Final = 256  # each costs a file descriptor
 _SHIM: Final = Path(__file__).with_name("exec_with_parent.py")
+
+_held_ports: Final[deque[socket.socket]] = deque()  # bound, so that nobody else is given them
 
 
 @dataclass(slots=True)
@@ -77,11 +81,50 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
+    """Return a loopback TCP port that was free, held for the server that is to listen there.
+
+    On Linux no outgoing connection and no other process that lets the kernel choose is given it
+    while this process lives (the latest 256 are held), also while the server is down.
+    """
+    holder = _bind(0)
+    port: int = holder.getsockname()[1]
+    _hold(holder)
     return port
+
+
+def hold_port(port: int) -> bool:
+    """Hold a port as :func:`free_port` does; False: somebody listens on it."""
+    try:
+        holder = _bind(port)
+    except OSError:
+        return False
+    _hold(holder)
+    return True
+
+
+def _bind(port: int) -> socket.socket:
+    """Return a socket that has the port, does not listen, and lets a server of ours listen.
+
+    Servers set SO_REUSEADDR, as asyncio, Go, Java, gRPC and http.server do; whoever asks the
+    kernel for just any port is not given one that is bound so.
+    """
+    holder = socket.socket()
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((LOOPBACK, port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def _hold(holder: socket.socket) -> None:
+    if sys.platform != "linux":  # elsewhere a bound socket would keep the server away, too
+        holder.close()
+        return
+    _held_ports.append(holder)
+    if len(_held_ports) > _HELD_PORTS_MAX:
+        _held_ports.popleft().close()
 
 
 def port_is_free(port: int) -> bool:

@@ -19,8 +19,8 @@ from headwater.embedded import (
     LOOPBACK,
     EmbeddedServer,
     free_port,
+    hold_port,
     http_status,
-    port_is_free,
     spawn,
     wait_ready,
 )
@@ -169,7 +169,7 @@ def plan_cluster(
             port
             for one in ports.values()
             for port in (one.peer, one.flight, one.http)
-            if not port_is_free(port)
+            if not hold_port(port)
         ]
         if taken:
             raise InvalidConfigError(f"ports {taken} of the cluster in {folder} are taken")

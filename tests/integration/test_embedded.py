@@ -13,6 +13,7 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
+from pyarrow.flight import FlightServerBase, connect
 
 from broker.errors import InvalidConfigError, UnavailableError
 from headwater import embedded
@@ -50,6 +51,30 @@ def test_nats_server_takes_the_chosen_port(tmp_path: Path) -> None:
     for _ in range(2):
         with embedded.start_nats(tmp_path, port=port) as server:
             assert server.port == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port cannot be held")
+def test_a_free_port_is_nobody_elses_while_its_server_is_down(tmp_path: Path) -> None:
+    """Who does not share gets it refused, before the server's first start and between two."""
+    port = embedded.free_port()
+    for _ in range(2):
+        with pytest.raises(OSError, match="Address already in use"), socket.socket() as other:
+            other.bind((embedded.LOOPBACK, port))
+        assert embedded.hold_port(port)
+        with embedded.start_nats(tmp_path, port=port):
+            assert not embedded.hold_port(port)
+
+
+def test_a_flight_server_listens_on_a_held_port() -> None:
+    """Whoever connects reaches the server, not the holder, every time."""
+    port = embedded.free_port()
+    with FlightServerBase(f"grpc://{embedded.LOOPBACK}:{port}"):
+        for _ in range(20):
+            with (
+                connect(f"grpc://{embedded.LOOPBACK}:{port}") as client,
+                pytest.raises(NotImplementedError),  # what a server without methods answers
+            ):
+                list(client.list_actions())
 
 
 def test_a_taken_port_is_told_with_the_log(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ each with one line. Registrations count up by one, so each answer tells how many
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -29,6 +27,7 @@ from broker.errors import HeadwaterError
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.runtime.raft_metadata_log import RaftMetadataLog
+from headwater.embedded import free_port
 from simkit.certificates import Authority
 from simkit.raft_groups import issue_certificate
 
@@ -92,7 +91,7 @@ class ProcessGroup:
     def __init__(self, folder: Path, core: str) -> None:
         self.names = tuple(f"n{number}" for number in range(3))
         authority = Authority()
-        ports = dict(zip(self.names, _free_ports(len(self.names)), strict=True))
+        ports = {name: free_port() for name in self.names}
         self._settings = {}
         for name in self.names:
             uri = member_uri("kill", NodeId(name))
@@ -126,16 +125,6 @@ class ProcessGroup:
     def close(self) -> None:
         """Kill whoever lives."""
         self.kill(*list(self.alive))
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that no outgoing connection is given while a member is down."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
 
 
 def main() -> None:
