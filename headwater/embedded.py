@@ -40,7 +40,7 @@ _LOG_TAIL_BYTES: Final = 2000
 _HELD_PORTS_MAX: Final = 256  # each costs a file descriptor
 _SHIM: Final = Path(__file__).with_name("exec_with_parent.py")
 
-_held_ports: Final[deque[socket.socket]] = deque()  # bound, so that nobody else is given them
+_held_ports: Final[deque[int]] = deque()  # descriptors of bound sockets, until this process ends
 
 
 @dataclass(slots=True)
@@ -122,19 +122,17 @@ def _hold(holder: socket.socket) -> None:
     if sys.platform != "linux":  # elsewhere a bound socket would keep the server away, too
         holder.close()
         return
-    _held_ports.append(holder)
+    _held_ports.append(holder.detach())
     if len(_held_ports) > _HELD_PORTS_MAX:
-        _held_ports.popleft().close()
+        os.close(_held_ports.popleft())
 
 
 def port_is_free(port: int) -> bool:
     """Tell whether a server could listen on this loopback port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
+    try:
+        _bind(port).close()
+    except OSError:
+        return False
     return True
 
 

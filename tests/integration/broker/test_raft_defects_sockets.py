@@ -17,6 +17,7 @@ from pysyncobj.tcp_server import TcpServer
 
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.model.ids import BrokerId
+from headwater.embedded import free_port
 from simkit import pysyncobj_shipped as shipped
 from simkit.pysyncobj_shipped import ShippedOverTcp, frame
 from simkit.raft_groups import CORES, RaftGroup
@@ -42,8 +43,7 @@ def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RaftGroup]
 @pytest.fixture
 def library() -> Iterator[ShippedOverTcp]:
     """Return a member as shipped, listening on the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
+    port = free_port()
     found = ShippedOverTcp(port, bindAddress=f"127.0.0.1:{port}")
     yield found
     found.destroy()

@@ -12,6 +12,7 @@ from broker.adapters.raft_transport import Address, RaftTls, TlsRaftTransport, m
 from broker.errors import InvalidConfigError
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
+from headwater.embedded import LOOPBACK, free_port
 from simkit.certificates import Authority
 from simkit.raft_groups import issue_certificate
 
@@ -30,17 +31,16 @@ class Pair:
             for name in (A, B)
         }
         self.received: queue.Queue[tuple[NodeId, Message]] = queue.Queue()
-        listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in (A, B)}
-        self._ports = {name: int(one.getsockname()[1]) for name, one in listeners.items()}
-        self.a = self._start(A, B, listeners[A])
-        self.b = self._start(B, A, listeners[B])
+        self._ports = {name: free_port() for name in (A, B)}
+        self.a = self._start(A, B)
+        self.b = self._start(B, A)
 
-    def _start(self, me: NodeId, other: NodeId, listener: socket.socket) -> TlsRaftTransport:
+    def _start(self, me: NodeId, other: NodeId) -> TlsRaftTransport:
         transport = TlsRaftTransport(
             cluster="c",
             me=me,
-            listener=listener,
-            peers={other: Address("127.0.0.1", self._ports[other])},
+            listener=socket.create_server((LOOPBACK, self._ports[me])),
+            peers={other: Address(LOOPBACK, self._ports[other])},
             tls=self._tls[me],
         )
         transport.start(lambda sender, message: self.received.put((sender, message)))
@@ -49,7 +49,7 @@ class Pair:
     def restart_b(self) -> None:
         """Let `b` go and come back on its port."""
         self.b.close()
-        self.b = self._start(B, A, socket.create_server(("127.0.0.1", self._ports[B])))
+        self.b = self._start(B, A)
 
     def close(self) -> None:
         """End both."""

@@ -52,7 +52,7 @@ class ProcessCluster:
         self.folder, self.stream = folder, stream
         self.lake_uri = lake_uri or str(folder / "lake")
         folder.mkdir(parents=True, exist_ok=True)
-        self.nats = embedded.start_nats(folder / "nats")
+        self.nats = embedded.start_nats(folder / "nats", port=embedded.free_port())
         self._mesh = ProxyMesh()
         self._plan = plan_cluster(
             folder / "cluster",

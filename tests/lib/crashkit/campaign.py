@@ -94,7 +94,7 @@ class Campaign:
             # One replica, whose disk keeps what it synced: every ack is for good.
             self.checker = Checker(history, Rules(leader_acks_survive=True))
         config.folder.mkdir(parents=True, exist_ok=True)
-        self._nats = embedded.start_nats(config.folder / "nats")
+        self._nats = embedded.start_nats(config.folder / "nats", port=embedded.free_port())
         self._moto: embedded.EmbeddedServer | None = None
         self._lake_dir = config.folder / "lake"
         environment: dict[str, str] = {}

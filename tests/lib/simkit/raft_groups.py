@@ -22,6 +22,7 @@ from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.model.raft import NodeId
 from broker.runtime.raft_metadata_log import RaftMetadataLog
+from headwater.embedded import LOOPBACK, free_port
 from simkit.certificates import Authority
 
 # Both implementations of a Raft member, by the names that tests give them.
@@ -101,7 +102,7 @@ class RaftGroup:
         self._journal_bytes_max = journal_bytes_max
         self._keep_entries = keep_entries
         self.names = tuple(NodeId(f"n{number}") for number in range(size))
-        self._ports: dict[NodeId, int] = {}
+        self._ports = {name: free_port() for name in self.names}
         self.authority = Authority()
         self._tls = {
             name: issue_certificate(folder, name, self.authority, uri=member_uri("test", name))
@@ -114,30 +115,22 @@ class RaftGroup:
         self._start_all()
 
     def _start_all(self) -> None:
-        listeners = {name: self._listen(name) for name in self.names}
-        for name, listener in listeners.items():
-            self.start(name, listener)
-
-    def _listen(self, name: NodeId) -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", self._ports.get(name, 0)))
-        self._ports[name] = int(listener.getsockname()[1])
-        return listener
+        for name in self.names:
+            self.start(name)
 
     def start(self, name: NodeId, listener: socket.socket | None = None) -> RaftMetadataLog:
-        """Start a member on its files and its port."""
+        """Start a member on its files and its port, or with a listener of the test's own."""
         transport = None
         if len(self.names) > 1:
             transport = self.transports[name] = TlsRaftTransport(
                 cluster="test",
                 me=name,
-                listener=listener or self._listen(name),
+                listener=listener or socket.create_server((LOOPBACK, self._ports[name])),
                 peers={
-                    one: Address("127.0.0.1", self._ports[one]) for one in self.names if one != name
+                    one: Address(LOOPBACK, self._ports[one]) for one in self.names if one != name
                 },
                 tls=self._tls[name],
             )
-        elif listener is not None:
-            listener.close()
         self._files[name] = DiskFiles(self._folder / name)
         self.running[name] = RaftMetadataLog(
             self._files[name],

@@ -126,24 +126,20 @@ class PeerRig:
         """Start all three."""
         self.folder = folder
         self._files = make_certificates(folder, cluster=CLUSTER, brokers=BROKERS)
-        listeners = {name: socket.create_server(("127.0.0.1", 0)) for name in BROKERS}
-        self.ports = {name: int(one.getsockname()[1]) for name, one in listeners.items()}
+        self.ports = {name: free_port() for name in BROKERS}
         self.links: dict[BrokerId, PeerLink] = {}
         self.transports: dict[BrokerId, ReplicaTransport] = {}
         self.inboxes: dict[BrokerId, Inbox] = {}
-        for name, listener in listeners.items():
-            self._start(name, listener)
+        for name in BROKERS:
+            self.start(name)
 
     def start(self, broker: BrokerId) -> None:
         """Start a broker on its port, with an empty inbox."""
-        self._start(broker, socket.create_server(("127.0.0.1", self.ports[broker])))
-
-    def _start(self, broker: BrokerId, listener: socket.socket) -> None:
         link = self.links[broker] = PeerLink(
             cluster=CLUSTER,
             me=broker,
-            listener=listener,
-            peers={name: Address("127.0.0.1", port) for name, port in self.ports.items()},
+            listener=socket.create_server((LOOPBACK, self.ports[broker])),
+            peers={name: Address(LOOPBACK, port) for name, port in self.ports.items()},
             tls=self.tls(broker),
         )
         transport = self.transports[broker] = PeerReplicaTransport(link)
