@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from broker.errors import GapError, TableMismatchError, TableRolledBackError
+from broker.errors import GapError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports import SegmentInfo
 
@@ -231,7 +231,6 @@ class PartitionTier:
         """Consume one event; return the one thing to do next.
 
         Raises:
-            TableRolledBackError: the table is behind what the ledger or the metadata proves.
             TableMismatchError: the table has records that the local log never had.
             GapError: records are neither in the table nor in the local log.
         """
@@ -242,7 +241,7 @@ class PartitionTier:
         assert isinstance(event, EXPECTED[self.state]), f"{event} in {self.state}"
         try:
             return self._decide(event)
-        except (TableRolledBackError, TableMismatchError, GapError):
+        except (TableMismatchError, GapError):
             self.step(Failed())
             raise
 
@@ -254,7 +253,9 @@ class PartitionTier:
                 self.cold_end = cold_end
                 return self._go(TierState.AUDITING, ReadLedger())
             case LedgerRead(end) if end > self.cold_end:
-                raise _rolled_back(self._partition, proved=end, found=self.cold_end)
+                # Another process has committed between the two looks, or a commit is gone from
+                # the table: then loading it with this proof says so.
+                return self._go(TierState.LOADING, LoadTable(end))
             case LedgerRead(end) if end < self.cold_end:
                 missing = OffsetRange(end, self.cold_end)
                 return self._go(TierState.REPAIRING, RepairLedger(missing))
@@ -366,13 +367,3 @@ def conflict_outcome(found: Offset, lost: OffsetRange) -> Literal["drop", "cut",
     if found >= lost.end:
         return "drop"
     return "cut" if found > lost.start else "redo"
-
-
-def _rolled_back(partition: int, *, proved: Offset, found: Offset) -> TableRolledBackError:
-    return TableRolledBackError(
-        f"the ledger proves that partition {partition} was committed up to {proved}, but the "
-        f"table ends at {found}: commits were removed from its log",
-        partition=partition,
-        expected=int(proved),
-        found=int(found),
-    )

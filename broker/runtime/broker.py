@@ -338,10 +338,15 @@ class Broker:
         stream = self.stream(name)
         lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
         try:
+            # Before the table is looked at: what is recorded after may not be in it yet.
+            recorded = [
+                self._recorded_cold_end(stream.uuid, number)
+                for number in range(stream.config.partitions)
+            ]
             table = self._table_state(stream)
             partitions = tuple(
-                self._partition_cut(stream, number, table)
-                for number in range(stream.config.partitions)
+                self._partition_cut(stream, number, table, recorded=least)
+                for number, least in enumerate(recorded)
             )
         except BaseException:
             self.drop_lease(lease.lease_id)
@@ -363,9 +368,10 @@ class Broker:
             return TableState(table_uri="", version=None, ranges={}, files_count=0, files_bytes=0)
         return self._remote.table_state(stream)
 
-    def _partition_cut(self, stream: Stream, number: int, table: TableState) -> PartitionCut:
+    def _partition_cut(
+        self, stream: Stream, number: int, table: TableState, *, recorded: Offset
+    ) -> PartitionCut:
         position = self._standing(stream, number)
-        recorded = self._recorded_cold_end(stream.uuid, number)
         cold = table.ranges.get(number)
         start = cold.start if cold is not None else position.log_start
         cold_end = cold.end if cold is not None else start

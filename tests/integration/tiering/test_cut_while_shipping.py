@@ -1,0 +1,61 @@
+"""A cut is taken while records move into the table, by this broker or by another one's leader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.model.stream import Stream, StreamConfig
+from broker.ports import TableState
+from broker.runtime.broker import Broker
+from simkit.brokers import disk_broker
+from tiering.lake import Lake
+from tiering.location import StoreConfig
+from tiering.tiering import Tiering
+
+pytestmark = pytest.mark.integration
+
+
+class ShipsMeanwhile(Tiering):
+    """Whoever looks at the table has looked just before the next commit."""
+
+    def __init__(self, lake: Lake, broker: Broker) -> None:
+        super().__init__(lake, broker.catalog(), SystemClock())
+        self._broker = broker
+
+    def table_state(self, stream: Stream) -> TableState:
+        """Look, then ship what there is and let the broker record it."""
+        found = super().table_state(stream)
+        publish(self._broker, b"one more")
+        self.flush(stream, timeout_ms=20_000)
+        return found
+
+
+def publish(broker: Broker, value: bytes) -> None:
+    """Store one record."""
+    outcome: SimpleQueue[Any] = SimpleQueue()
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([value], pa.binary())})
+    broker.partition("s", 0).submit_records(batch, None, outcome.put)
+    outcome.get(timeout=20)
+
+
+def test_what_is_committed_after_the_look_is_no_lost_commit(tmp_path: Path) -> None:
+    """The cut is what the table had at the look, and the log above it: nothing was removed."""
+    with disk_broker(tmp_path / "broker") as broker:
+        lake = Lake.open(StoreConfig.from_env(str(tmp_path / "lake")), cluster="test")
+        tiering = ShipsMeanwhile(lake, broker)
+        broker.attach_remote(tiering)
+        tiering.start()
+        broker.create_stream("s", StreamConfig(subject="s"))
+        publish(broker, b"first")
+        seen = []
+        for _ in range(3):
+            (part,) = broker.cut("s", owner="test", ttl_ms=60_000).partitions
+            seen.append((part.cold_end, part.hot_end))
+        assert seen == [(0, 2), (2, 3), (3, 4)]
+        tiering.stop()
