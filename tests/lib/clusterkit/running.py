@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.codec.flight_protocol import ReadRequest
-from broker.errors import HeadwaterError
+from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cluster_status import PartitionInfo
 from clusterkit.load import publish
 from headwater.client.address import resolve_addresses
@@ -161,9 +161,14 @@ class Cluster:
         publish(self._own(), stream, *values)
 
     def look(self, stream: str, partition: int = 0) -> PartitionInfo:
-        """Return what a broker says about a partition now."""
+        """Return what a broker says about a partition now.
+
+        Raises:
+            UnknownStreamError: it has yet to hear of it.
+        """
         found = Operations(self._own()).status().partition(stream, partition)
-        assert found is not None, f"nobody knows {stream}/{partition}"
+        if found is None:
+            raise UnknownStreamError(f"nobody knows {stream}/{partition}")
         return found
 
     def in_sync(self, stream: str) -> Callable[[], bool]:
