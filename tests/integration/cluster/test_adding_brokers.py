@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.model.cluster_status import ClusterStatus, PartitionInfo
+from broker.model.cluster_status import ClusterStatus
 from clusterkit.load import Load, load, stored
 from clusterkit.running import Cluster
 from headwater.cli.main import app
@@ -51,22 +51,16 @@ def _status(cluster: Cluster) -> ClusterStatus:
     return Operations(cluster.client()).status()
 
 
-def _look(cluster: Cluster) -> PartitionInfo:
-    found = _status(cluster).partition(STREAM, 0)
-    assert found is not None
-    return found
-
-
 def _wait_in_sync(cluster: Cluster, *names: str) -> None:
     def so() -> bool:
-        one = _look(cluster)
+        one = cluster.look(STREAM)
         return one.leader is not None and set(names) <= set(one.isr)
 
     cluster.wait_for(so, f"{', '.join(names)} in sync")
 
 
 def _wait_led_by_another(cluster: Cluster, name: str) -> None:
-    cluster.wait_for(lambda: _look(cluster).leader not in (None, name), f"{name} replaced")
+    cluster.wait_for(lambda: cluster.look(STREAM).leader not in (None, name), f"{name} replaced")
 
 
 def _name_new_broker(cluster: Cluster) -> None:
@@ -130,7 +124,7 @@ def _follows_new_controllers(cluster: Cluster, running: Load) -> None:
     cluster.wait_for(lambda: _has_another_controller(cluster, office), "another controller")
     running.wait_acked(20)
     cluster.start(number)
-    _wait_in_sync(cluster, *_look(cluster).replicas)
+    _wait_in_sync(cluster, *cluster.look(STREAM).replicas)
 
 
 def _has_another_controller(cluster: Cluster, before: str) -> bool:

@@ -279,8 +279,9 @@ def test_a_removed_last_commit_stops_the_uploader(lab: TierLab) -> None:
         with pytest.raises(TableRolledBackError):
             shipper.run_cycle()
     lab.source.recorded.clear()  # even if the metadata was lost as well
-    with pytest.raises(TableRolledBackError, match="was committed"):
+    with pytest.raises(TableRolledBackError, match="was committed") as caught:
         lab.shipper().run_cycle()
+    assert (caught.value.expected, caught.value.found) == (END, END - EACH)
 
 
 def test_a_removed_commit_in_the_middle_is_named(lab: TierLab) -> None:
