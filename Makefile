@@ -24,6 +24,7 @@ DEMO_ARGS ?=
 MINUTES ?= 5
 ROUNDS ?= 20
 CRASH_ARGS ?=
+DAMAGE_ARGS ?=
 RACE_ARGS ?= --commits 200
 SIM_ARGS ?=
 SEED ?=
@@ -116,11 +117,17 @@ bench-cluster: $(STAMP) ## run the benchmarks of three brokers against JetStream
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
 	@cd $(ROOT)
 	$(PYTHON) tests/crash/run.py --rounds $(ROUNDS)
+	$(PYTHON) tests/damage/run.py --only ':twin|:slept'
 
 .PHONY: crash-stream
 crash-stream: $(STAMP) ## kill a streaming query and all it needs, and audit its copy (ROUNDS=20)
 	@cd $(ROOT)
 	$(PYTHON) tests/crash/stream.py --rounds $(ROUNDS) $(CRASH_ARGS)
+
+.PHONY: damage
+damage: $(STAMP) ## damage every file and folder of a broker and its tables, and look (DAMAGE_ARGS="--only ledger")
+	@cd $(ROOT)
+	$(PYTHON) tests/damage/run.py $(DAMAGE_ARGS)
 
 .PHONY: chaos
 chaos: $(STAMP) ## real brokers killed, paused, cut off, filled up and wiped under load (MINUTES=5)

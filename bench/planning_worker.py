@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import headwater.reading as hw
+from broker.codec.checksum import crc32c
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.epochs import LeaderEpoch
@@ -33,6 +34,8 @@ from spark_jobs.scans import rows_of
 from tiering.certify import certify_counts
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake
+from tiering.ledger import LedgerEntry, encode_ranges
+from tiering.segment_writer import stats_json
 from tiering.table import NewFile, TableSnapshot
 
 if TYPE_CHECKING:
@@ -42,11 +45,7 @@ _UUID: Final = StreamUuid("7d5f7c0e-7b0a-4b8e-9a51-4a3c6a1f0001")
 _FILES_PER_COMMIT: Final = 10_000
 _WARM_UPS: Final = 5
 _LINKS_MAX: Final = 30_000  # file systems allow 65,000 or so
-_STATS: Final = (
-    '{"numRecords":1,"minValues":{"offset":%d,"timestamp":"2026-01-01T00:00:00.000000Z"},'
-    '"maxValues":{"offset":%d,"timestamp":"2026-01-01T00:00:00.000000Z"},'
-    '"nullCount":{"offset":0,"timestamp":0}}'
-)
+_STAMP_US: Final = 1_767_225_600_000_000
 
 
 @dataclass(slots=True)
@@ -124,10 +123,10 @@ def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
     names = [field.name for field in ROW_SCHEMA if field.name != "partition"]
     schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     pq.write_table(schema.empty_table(), original)
-    size = original.stat().st_size
+    size, checksum = original.stat().st_size, crc32c(original.read_bytes())
     for first in range(0, count, _FILES_PER_COMMIT):
         end = min(count, first + _FILES_PER_COMMIT)
-        files = []
+        files, entries = [], []
         for number in range(first, end):
             path = folder / "partition=0" / f"{number}.parquet"
             if number and links_left == 0:
@@ -135,19 +134,40 @@ def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
             elif number:
                 os.link(original, path)
                 links_left -= 1
+            entry = _entry(number, size, checksum)
+            entries.append(entry)
             files.append(
                 NewFile(
-                    path=f"partition=0/{number}.parquet",
+                    path=entry.path,
                     size_bytes=size,
                     partition=0,
                     modified_us=1_700_000_000_000_000,
-                    stats_json=_STATS % (number, number),
+                    stats_json=stats_json(entry),
                 )
             )
         moves = {0: OffsetRange(Offset(first), Offset(end))}
-        table.commit(snapshot, files, moves, commit_id=f"c{first}", ranges_json="[]")
+        account = encode_ranges(entries)
+        table.commit(snapshot, files, moves, commit_id=f"c{first}", ranges_json=account)
         snapshot = table.snapshot()
     table.checkpoint()
+
+
+def _entry(number: int, size: int, checksum: int) -> LedgerEntry:
+    """Return what a commit says of a file of one record."""
+    return LedgerEntry(
+        partition=0,
+        start=Offset(number),
+        end=Offset(number + 1),
+        records_count=1,
+        digest="0" * 64,
+        first_leader_epoch=1,
+        last_leader_epoch=1,
+        min_timestamp_us=_STAMP_US,
+        max_timestamp_us=_STAMP_US,
+        path=f"partition=0/{number}.parquet",
+        size_bytes=size,
+        crc32c=checksum,
+    )
 
 
 def _cut(snapshot: TableSnapshot, stream: Stream) -> Cut:

@@ -18,7 +18,9 @@ from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.adapters.logging_setup import configure_logging
 from broker.arrow_without_pandas import keep_pandas_out
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.lineage import Lineage
+from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import TierSource
 from broker.runtime.broker import Broker
@@ -44,6 +46,13 @@ class OneStream:
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return its partitions."""
         return self._broker.sources(stream)
+
+    def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
+        """Return whose history a partition is, and how far it is recorded to be cold."""
+        return self._broker.catalog().history(partition, refreshed=refreshed)
+
+    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+        """Nobody else leads it."""
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
         """Nothing is sealed here but by the flush."""

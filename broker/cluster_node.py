@@ -34,6 +34,7 @@ from broker.runtime.controllers_note import check_controllers, note_controllers
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from broker.runtime.raft_rejoin import ControlDesk, take_part
+from broker.storage.promises import Promises
 
 _log = structlog.get_logger(__name__)
 
@@ -50,8 +51,10 @@ class ClusterNode:
         clock: Clock,
         on_crash: Callable[[BaseException], None],
         stopping: threading.Event,
+        *,
+        promises: Promises | None = None,
     ) -> None:
-        """Listen, open the metadata journal, start Raft. Blocks; with an empty journal, for long.
+        """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
 
         Raises:
             InvalidConfigError: certificates, addresses, a folder of a broker alone, or other
@@ -78,7 +81,9 @@ class ClusterNode:
         )
         self._control = control = ControlDesk(PeerControlTransport(self.link))
         try:
-            self.metadata = self._start_raft(config, files, clock, on_crash, stopping)
+            self.metadata = self._start_raft(
+                config, files, clock, on_crash, stopping, promises=promises
+            )
         except BaseException:
             control.close()
             self.link.close()
@@ -128,15 +133,31 @@ class ClusterNode:
         clock: Clock,
         on_crash: Callable[[BaseException], None],
         stopping: threading.Event,
+        *,
+        promises: Promises | None,
     ) -> RaftMetadataLog:
-        """Be let into the group if the journal is empty, then start."""
+        """Be let into the group, then start."""
         cluster, me = config.node.cluster, NodeId(config.node.id)
         voters = config.cluster.voters()
         others = sorted(set(config.cluster.members()) - set(voters))
-        raft = RaftConfig(members=tuple(map(NodeId, voters)), observers=tuple(map(NodeId, others)))
-        check_controllers(files, voters)
+        raft = RaftConfig(
+            members=tuple(map(NodeId, voters)),
+            observers=tuple(map(NodeId, others)),
+            restart_grace_ms=config.cluster.restart_grace_ms,
+        )
+        known = check_controllers(files, voters)
         desk = self._control
-        take_part(files, raft, desk, cluster=cluster, me=me, clock=clock, stopping=stopping)
+        journal = take_part(
+            files,
+            raft,
+            desk,
+            cluster=cluster,
+            me=me,
+            clock=clock,
+            stopping=stopping,
+            has_taken_part=known,
+            promises=promises,
+        )
         note_controllers(files, voters)
         metadata = RaftMetadataLog(
             files,
@@ -146,6 +167,7 @@ class ClusterNode:
             clock=clock,
             on_crash=on_crash,
             transport=PeerRaftTransport(self.link) if len(voters) + len(others) > 1 else None,
+            journal=journal,
         )
         desk.answer_with(metadata.tell_standing)
         return metadata

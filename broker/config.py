@@ -101,8 +101,11 @@ class LakeConfig:
     single_writer: bool = False  # accept a store without conditional PUT; you promise one writer
     check_interval_ms: int = 1_000  # how often tiering looks for work besides being woken
     upload_timeout_ms: int = 120_000
+    claim_timeout_ms: int = 2_000  # a leader's first write waits so long for its claim at most
 
     def __post_init__(self) -> None:
+        if not 0 <= self.claim_timeout_ms <= 60_000:
+            raise InvalidConfigError("lake.claim_timeout_ms must be 0 to 60000")
         if not 10 <= self.check_interval_ms <= 3_600_000:
             raise InvalidConfigError("lake.check_interval_ms must be 10 to 3600000")
         if self.upload_timeout_ms < 1_000:
@@ -124,6 +127,7 @@ class ClusterConfig:
     replication_factor: int = 3  # of streams that do not say
     min_isr: int = 2  # of streams that do not say
     session_ms: int = 1_500  # silent for so long, a broker leads nothing any more
+    restart_grace_ms: int = 5_000  # a controller that restarts waits so long for silent ones
 
     def __post_init__(self) -> None:
         members = self.members()
@@ -139,6 +143,8 @@ class ClusterConfig:
             raise InvalidConfigError("cluster.min_isr must be 1 to replication_factor, that to 7")
         if not 300 <= self.session_ms <= 600_000:
             raise InvalidConfigError("cluster.session_ms must be 300 to 600000")
+        if not 0 <= self.restart_grace_ms <= 600_000:
+            raise InvalidConfigError("cluster.restart_grace_ms must be 0 to 600000")
 
     def voters(self) -> tuple[str, ...]:
         """Return the ids of the brokers that vote on the metadata, sorted; () without a cluster.

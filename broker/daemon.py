@@ -2,7 +2,8 @@
 
 Starting order is the order of trust: lock the directory, know whose it is, replay the metadata,
 recover the logs, then tier, then listen. Stopping is the reverse, so that whatever was accepted is
-answered, synced and closed before the process ends.
+answered, synced and closed before the process ends. A bug is no reason to stop politely: the
+process ends where it stands, and writes nothing of what its memory holds.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.identity import claim_directory
 from broker.runtime.nats_ingest import NatsIngest
 from broker.runtime.operations import ClusterOperations
+from broker.runtime.process_end import end_process
 from broker.runtime.raft_metadata_log import RaftMetadataLog
 from broker.samples import BrokerSamples
+from broker.storage.promises import Promises
 from tiering.config import TieringConfig
 from tiering.lake import Lake
 from tiering.location import StoreConfig
@@ -134,14 +137,12 @@ class _Daemon:
 
     async def _start(self) -> None:
         config = self._config
-        files = await asyncio.to_thread(_open_files, Path(config.node.data_dir))
-        self._undo.append(files.close)
-        directory = claim_directory(files, cluster=config.node.cluster, broker_id=config.node.id)
+        files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         clock = SystemClock()
-        node = await self._start_cluster(files, clock)
+        node = await self._start_cluster(files, clock, promises)
         metadata: LocalMetadataLog | RaftMetadataLog
         if node is None:
-            metadata = LocalMetadataLog(files)
+            metadata = LocalMetadataLog(files, promises=promises)
             self._undo.append(metadata.close)
         else:
             metadata = node.metadata
@@ -158,6 +159,8 @@ class _Daemon:
             clock=clock,
             scheduler=scheduler,
             on_commit=self._commit_done,
+            promises=promises,
+            claim_ms=config.lake.claim_timeout_ms,
             **({} if node is None else _cluster_options(node)),
         )
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
@@ -169,7 +172,8 @@ class _Daemon:
             samples.cluster = ClusterSamples(broker, node, me=me, clock=clock)
             node.member.attach(broker)
             self._undo.append(node.member.stop)
-        await asyncio.to_thread(broker.start)
+        alone_ms = 0 if node is not None else config.lake.claim_timeout_ms
+        await asyncio.to_thread(_start_broker, broker, tiering, claim_ms=alone_ms)
         if node is not None:
             node.member.start()
         if tiering is not None:
@@ -202,7 +206,19 @@ class _Daemon:
         if self._on_ready is not None:
             self._on_ready(addresses)
 
-    async def _start_cluster(self, files: DiskFiles, clock: SystemClock) -> ClusterNode | None:
+    def _open_data_dir(self) -> tuple[DiskFiles, str, Promises]:
+        """Lock the folder, see whose it is, and what was promised from it."""
+        node = self._config.node
+        files = _open_files(Path(node.data_dir))
+        self._undo.append(files.close)
+        directory = claim_directory(files, cluster=node.cluster, broker_id=node.id)
+        promises = Promises(files, directory)
+        self._undo.append(promises.close)
+        return files, directory, promises
+
+    async def _start_cluster(
+        self, files: DiskFiles, clock: SystemClock, promises: Promises
+    ) -> ClusterNode | None:
         if not self._config.cluster.brokers:
             if files.exists("raft"):
                 raise InvalidConfigError(
@@ -210,7 +226,13 @@ class _Daemon:
                 )
             return None
         return await asyncio.to_thread(
-            ClusterNode, self._config, files, clock, self._crashed, self._stop_asked
+            ClusterNode,
+            self._config,
+            files,
+            clock,
+            self._crashed,
+            self._stop_asked,
+            promises=promises,
         )
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
@@ -227,6 +249,7 @@ class _Daemon:
             TieringConfig(
                 check_interval_ms=lake_config.check_interval_ms,
                 upload_timeout_ms=lake_config.upload_timeout_ms,
+                broker=self._config.node.id,
             ),
             observer=self._tier_event,
         )
@@ -303,10 +326,8 @@ class _Daemon:
         self._stopping.set()
 
     def _crashed(self, crash: BaseException) -> None:
-        """Hear of a bug on any thread: say it, stop everything, exit non-zero."""
-        _log.error("broker_crashed", exc_info=crash)
-        self._exit_code = EXIT_CRASH
-        self._loop.call_soon_threadsafe(self._ask_to_stop)
+        """Hear of a bug on any thread: the process ends here, without a polite stop."""
+        end_process(EXIT_CRASH, lambda: _log.error("broker_crashed", exc_info=crash))
 
 
 class _IngestBridge:
@@ -354,6 +375,31 @@ def _cluster_options(node: ClusterNode) -> dict[str, Any]:
         "limits": node.limits,
         "timing": node.timing,
     }
+
+
+def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:
+    """Start it; without a lake, only if neither this disk nor the cluster knows of tables.
+
+    What it leads is claimed in the lake before anybody can write, or ``claim_ms`` are over.
+    """
+    if tiering is None:
+        _require_no_table(broker)
+    broker.start()
+    if tiering is None:
+        _require_no_table(broker)
+    else:
+        tiering.await_claims(claim_ms)
+
+
+def _require_no_table(broker: Broker) -> None:
+    """Refuse to run without the lake that holds records: reads would begin above them."""
+    tiered = [stream.name for stream in broker.streams_in_tables()]
+    if tiered:
+        raise InvalidConfigError(
+            f"records of {', '.join(tiered[:10])}{' and others' if tiered[10:] else ''} are in "
+            "tables, and lake.uri (HEADWATER_LAKE_URI) is empty; set it to where the tables are",
+            streams=tiered[:10],
+        )
 
 
 def _open_files(data_dir: Path) -> DiskFiles:

@@ -5,18 +5,18 @@
     │    InvalidStreamError · UnknownStreamError · StreamExistsError · UnknownPartitionError
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
     │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
-    │    InvalidAssignmentError · FeatureLevelError · TruncatedError
+    │    InvalidAssignmentError · FeatureLevelError · TruncatedError · MetadataFullError
     ├─ FencedError           the caller must refresh what it knows, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
-    │    FilesReplacedError · StaleWatermarkError
+    │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
-    │    TableRolledBackError · GapError · OverlapError
+    │    TableRolledBackError · GapError · OverlapError · ForeignHistoryError
     └─ InvalidConfigError    raised at start only
          UnfencedStoreError
 
@@ -118,6 +118,13 @@ class FeatureLevelError(InvalidRequestError):
     """
 
 
+class MetadataFullError(InvalidRequestError):
+    """The cluster's metadata is as large as it may be: something has to go before more may come.
+
+    Facts: weight_bytes that it would have, limit_bytes.
+    """
+
+
 class TruncatedError(InvalidRequestError):
     """Records that this reader was given are no longer in the log; it must choose where to go on.
 
@@ -167,6 +174,10 @@ class StaleWatermarkError(FencedError):
 
 class StreamRecreatedError(FencedError):
     """The name now belongs to another incarnation of the stream. Facts: expected, found."""
+
+
+class HistoryClaimedError(FencedError):
+    """Another process leads a copy of this stream's history; it was there first in the lake."""
 
 
 class UnavailableError(HeadwaterError):
@@ -243,6 +254,10 @@ class ObjectCorruptError(CorruptDataError):
 
 class TableMismatchError(CorruptDataError):
     """A table does not belong to this stream, or holds rows the broker never committed."""
+
+
+class ForeignHistoryError(TableMismatchError):
+    """A table, or a saved cut, is of another history than the one that is here."""
 
 
 class TableRolledBackError(CorruptDataError):

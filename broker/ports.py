@@ -15,8 +15,10 @@ import pyarrow as pa
 from broker.codec.record_batch import BatchHeader, PreparedBatch
 from broker.errors import HeadwaterError
 from broker.model.cut import Cut, Lease
+from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import BrokerId, LeaseId, PartitionId
+from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream, StreamConfig
@@ -199,6 +201,10 @@ class TierSource(PartitionReader, Protocol):
     def cold_end(self) -> Offset:
         """First offset that the metadata does not know to be in the table."""
 
+    @property
+    def lineage(self) -> Lineage:
+        """Whose history the log is: starts of leadership, this broker's own one last."""
+
     def segments(self) -> list[SegmentInfo]:
         """Return all local segments, oldest first; the last is the active one."""
 
@@ -211,6 +217,15 @@ class TierSource(PartitionReader, Protocol):
         Local segments below it may be freed from now on, where no lease holds them.
         """
 
+    def admit(self, lineage_id: str) -> None:
+        """Hear that this leadership stands: it is claimed in the lake, as far as anybody knows.
+
+        Does not block.
+        """
+
+    def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        """Hear that this leadership is lost: it takes no more writes. Does not block."""
+
 
 class TierCatalog(Protocol):
     """Which streams this broker tiers, and their partitions. Any thread."""
@@ -220,6 +235,18 @@ class TierCatalog(Protocol):
 
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return the partitions of ``stream`` that this broker leads, by number."""
+
+    def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
+        """Return lineage and recorded cold end of any partition, as far as they are known here.
+
+        ``refreshed``: as of now. Blocks then; raises UnavailableError when nobody can say.
+        """
+
+    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+        """Register a callback for "a leadership begins, or has slept" (any thread, quick).
+
+        It returns whether the source will be told ``admit`` or ``refuse_writes``.
+        """
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
         """Register a callback for "a segment of this stream was sealed" (any thread, quick)."""
@@ -234,6 +261,7 @@ class TableState:
     ranges: Mapping[int, OffsetRange]  # partition -> [remote start, cold end)
     files_count: int
     files_bytes: int
+    digest: str | None = None  # hex SHA-256 of the commit that made the version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,6 +467,17 @@ class BrokerApi(Protocol):
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease first, then the table version, then the high watermarks."""
+
+    def check_cut(
+        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+    ) -> None:
+        """Confirm that a cut with these positions, by partition, is of the history that is here.
+
+        Raises:
+            ForeignHistoryError: other records may be at its offsets now.
+            InvalidCutError: it does not name every partition, or not whose history it is of.
+            UnknownStreamError, StreamRecreatedError.
+        """
 
     def read_cold(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema

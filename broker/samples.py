@@ -67,8 +67,8 @@ class BrokerSamples:
     def failure(self) -> str | None:
         """Return why the broker is not ready: the first partition whose log takes no writes."""
         for driver in self._broker.drivers():
-            if driver.failure is not None:
-                return f"{driver.stream.name}/{driver.partition_id.number}: {driver.failure}"
+            if driver.refusal is not None:
+                return f"{driver.stream.name}/{driver.partition_id.number}: {driver.refusal}"
         return None
 
     def partition_samples(self) -> list[PartitionSample]:
@@ -82,11 +82,12 @@ class BrokerSamples:
                 log_end_offset=driver.log_end,
                 cold_end=driver.cold_end,
                 unshipped_bytes=driver.unshipped_bytes,
-                failed=driver.failure is not None,
+                failed=driver.refusal is not None,
                 appended_records_total=driver.counters.appended_records,
                 appended_bytes_total=driver.counters.appended_bytes,
                 duplicate_records_total=driver.counters.duplicate_records,
                 refused_writes_total=driver.counters.refused_writes,
+                overrun_messages_total=driver.counters.dropped_messages,
                 syncs_total=driver.counters.syncs,
                 freed_segments_total=driver.counters.freed_segments,
             )

@@ -29,6 +29,7 @@ from broker.codec.flight_protocol import AtTime
 from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRangeError
 from broker.model.cut import Cut, PartitionCut
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
+from tiering.certify import certify_counts
 from tiering.lake import Lake
 from tiering.times import first_reaching
 
@@ -192,6 +193,7 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
     if cut.table_version is not None:
         table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
         snapshot = table.snapshot(cut.table_version)
+        certify_counts(snapshot, cut, table.store)  # no answer out of a table that is not proved
         for part in cut.partitions:
             cold = OffsetRange(part.start, part.cold_end)
             found = first_reaching(snapshot, table.store, part.partition, cold, stamp_us)

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from broker.errors import HeadwaterError, UnavailableError, from_wire, to_wire
+from broker.errors import (
+    HeadwaterError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    UnavailableError,
+    from_wire,
+    to_wire,
+)
 
 _MARK: Final = "headwater-error: "
 _LINE: Final = re.compile(rf"{_MARK}(\{{.*\}})")
@@ -22,6 +30,16 @@ _LOST: Final = re.compile(
     r"terminated with exception:\s+(null\s+)?SQLSTATE|EOFException|Connection reset|Broken pipe"
     r"|Connection refused|Python worker (exited|failed to connect)|ExecutorLostFailure"
 )
+# A file that Spark's own scan could not read. The object store's own troubles are no damage.
+_UNREAD: Final = re.compile(
+    r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (.+?)\.(?:\s|$)"
+)
+_AWAY: Final = re.compile(
+    r"SdkClientException|AWSClientIOException|AWSServiceIOException|SocketException|UnknownHost"
+    r"|ConnectException|SocketTimeout|Connection (reset|refused)|timed out|AccessDenied"
+)
+_CAUSED: Final = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
+_CAUSE_CHARACTERS_MAX: Final = 300
 _RAISED: Final = "Traceback (most recent call last)"  # by Python code: somebody must look
 
 _Error = TypeVar("_Error", bound=HeadwaterError)
@@ -36,7 +54,10 @@ def annotate(error: _Error) -> _Error:
 
 
 def typed(error: BaseException) -> HeadwaterError | None:
-    """Return our error inside an exception of Spark, None when the cause was another."""
+    """Return our error inside an exception of Spark, None when the cause was another.
+
+    A data file that Spark's own scan could not read is ours as well, by its key.
+    """
     if isinstance(error, HeadwaterError):
         return error
     for text in (str(error), *getattr(error, "__notes__", ())):
@@ -44,7 +65,29 @@ def typed(error: BaseException) -> HeadwaterError | None:
             found = from_wire(match.group(1))
             if found is not None:
                 return found
-    return None
+    return unread_file(error)
+
+
+def unread_file(error: BaseException) -> HeadwaterError | None:
+    """Return what to raise for a file that Spark could not read, None when it was something else.
+
+    A page that fails its checksum, a footer that is no footer and a short file end here alike.
+    """
+    text = str(error)
+    found = _UNREAD.search(text)
+    if found is None:
+        return None
+    kind, key = found.groups()
+    causes = _CAUSED.findall(text)
+    cause = causes[-1].strip()[:_CAUSE_CHARACTERS_MAX] if causes else kind
+    if kind == "FILE_NOT_EXIST":
+        return ObjectMissingError(f"{key} is gone, and the read needs it", key=key)
+    if _AWAY.search(text):
+        return RemoteTierUnavailableError(f"Spark cannot read {key}: {cause}", key=key)
+    return ObjectCorruptError(
+        f"{key} is not what was written: {cause}. `headwater verify` tells what else is damaged",
+        key=key,
+    )
 
 
 def lost_process(error: BaseException) -> UnavailableError | None:
@@ -62,11 +105,12 @@ def lost_process(error: BaseException) -> UnavailableError | None:
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise our typed error for a Spark action in this block that failed because of it."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415  (importing this stays free)
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415  (importing stays free)
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         ours = typed(error) or lost_process(error)
         if ours is None:
             raise

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.model.cut import Cut
-from spark_jobs.scans import rows_of, table_at
+from spark_jobs.scans import rows_of
+from spark_jobs.table_scan import table_at
 from tiering.key_snapshot import LatestTable, open_latest
 from tiering.lake import Lake
 
@@ -30,9 +31,20 @@ def usable_snapshot(cut: Cut) -> LatestTable | None:
     """Return the key snapshot that a read of this cut may begin with, None without one.
 
     It has to be of this very stream and not newer than the cut, in any partition.
+
+    Raises:
+        TableMismatchError: somebody else changed it.
+        CorruptDataError, UnavailableError: it is damaged, or cannot be reached.
     """
     found = _open_latest(cut)
     if found is None:
+        return None
+    if found.distrusted:
+        _log.info(
+            "key_snapshot_passed_over stream=%s partitions=%s rewritten_by=others",
+            cut.stream,
+            sorted(found.distrusted),
+        )
         return None
     for part in cut.partitions:
         end = found.ends.get(part.partition)
@@ -66,7 +78,8 @@ def latest_rows(
     rows = rows_of(spark, cut, needed, server=server, proved=proved, above=above)
     rows = rows.where("key IS NOT NULL")
     if snapshot is not None:
-        rows = table_at(spark, snapshot.uri, snapshot.version).select(*needed).union(rows)
+        newest_at_end = table_at(spark, snapshot.uri, snapshot.version, cluster=cut.cluster)
+        rows = newest_at_end.select(*needed).union(rows)
     others = [name for name in needed if name not in ("partition", "key")]
     newest = rows.groupBy("partition", "key").agg(
         functions.max_by(functions.struct(*others), functions.col("offset")).alias("newest")

@@ -6,18 +6,22 @@ an offset of the caller's choice, by default from its start.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.errors import InvalidConfigError
-from broker.model.cut import Cut, PartitionCut
-from broker.model.offsets import Offset
-from spark_jobs.sessions import parallelism
+from broker.errors import InvalidConfigError, ObjectMissingError, UnavailableError
+from broker.model.cut import Cut
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.sessions import is_connect, parallelism
 from spark_jobs.source.options import positions_text
-from tiering.location import StoreConfig
+from spark_jobs.table_scan import table_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger("headwater.read")
 
 # A user may have set these for other tables; with them Spark would drop rows without a word.
 _LOSSY_SETTINGS: Final = (
@@ -25,6 +29,26 @@ _LOSSY_SETTINGS: Final = (
     "spark.sql.files.ignoreCorruptFiles",
 )
 _TASK_RECORDS: Final = (100_000, 2_000_000)  # fewer are not worth a task, more are too many
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What is read of one partition from the table, and what from the log; they meet, or touch."""
+
+    partition: int
+    cold: OffsetRange
+    hot: OffsetRange
+
+
+def seams(cut: Cut, above: Mapping[int, Offset] | None = None) -> list[Seam]:
+    """Return where each partition of a cut is read; ``above`` as in :func:`rows_of`."""
+    found = []
+    for part in cut.partitions:
+        start = (above or {}).get(part.partition, part.start)
+        hot = max(part.cold_end, start)
+        cold = OffsetRange(start, max(start, part.cold_stop))
+        found.append(Seam(part.partition, cold, OffsetRange(hot, max(hot, part.hot_stop))))
+    return found
 
 
 def rows_of(
@@ -46,30 +70,14 @@ def rows_of(
         proved: whether the table's version is known to hold exactly the cut's cold ranges.
         above: per partition, the first offset wanted; the partition's start where none is given.
     """
-    starts = {part.partition: part.start for part in cut.partitions} | dict(above or {})
+    parts = seams(cut, above)
     tiers = []
-    if any(part.cold_stop > starts[part.partition] for part in cut.partitions):
-        tiers.append(_cold(spark, cut, columns, starts, proved=proved))
-    hot = {
-        part.partition: (max(part.cold_end, starts[part.partition]), part.hot_stop)
-        for part in cut.partitions
-    }
-    if not tiers or any(end > start for start, end in hot.values()):
-        tiers.append(_hot(spark, cut, columns, hot, server=server))
+    if any(part.cold for part in parts):
+        tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved))
+    if not tiers or any(part.hot for part in parts):
+        hot = {part.partition: part.hot for part in parts}
+        tiers.append(_by_source(spark, cut, columns, hot, server=server))
     return tiers[0] if len(tiers) == 1 else tiers[0].union(tiers[1])
-
-
-def table_path(table_uri: str) -> str:
-    """Return a table's URI as Spark's file systems spell it: ``s3a://…`` or a plain path."""
-    if table_uri.startswith("s3://"):
-        return f"s3a://{table_uri.removeprefix('s3://')}"
-    return str(StoreConfig(uri=table_uri).root)
-
-
-def table_at(spark: SparkSession, table_uri: str, version: int) -> DataFrame:
-    """Return Spark's own scan of a table at one version."""
-    reader = spark.read.format("delta").option("versionAsOf", str(version))
-    return reader.load(table_path(table_uri))
 
 
 def refuse_lossy(spark: SparkSession) -> None:
@@ -81,68 +89,83 @@ def refuse_lossy(spark: SparkSession) -> None:
             )
 
 
-def _cold(
-    spark: SparkSession,
-    cut: Cut,
-    columns: Sequence[str],
-    starts: Mapping[int, Offset],
-    *,
-    proved: bool,
-) -> DataFrame:
-    """Return the scan of the table at the cut's version.
+def cold_predicate(cut: Cut, parts: Sequence[Seam], *, proved: bool) -> str | None:
+    """Return what a scan of the cut's table version is held to; None: its rows are the wanted ones.
 
     A proved version holds exactly the cut's cold ranges, so no filter is needed, and none is paid
     for. An unproved one, and one of which less is wanted, is held to the ranges by simple
     predicates that Delta turns into file skips.
     """
-    assert cut.table_version is not None, "a cold range has a table"
-    rows = table_at(spark, cut.table_uri, cut.table_version)
-    whole = all(
-        starts[part.partition] == part.start and part.cold_stop == part.cold_end
-        for part in cut.partitions
+    held = {part.partition: OffsetRange(part.start, part.cold_end) for part in cut.partitions}
+    if proved and all(part.cold == held[part.partition] for part in parts):
+        return None
+    return " OR ".join(
+        f"(partition = {part.partition} AND offset >= {part.cold.start} "
+        f"AND offset < {part.cold.end})"
+        for part in parts
+        if part.cold
     )
-    if not (proved and whole):
-        rows = rows.where(
-            " OR ".join(
-                _within(part, starts[part.partition])
-                for part in cut.partitions
-                if part.cold_stop > starts[part.partition]
-            )
-        )
-    return rows.select(*columns)
 
 
-def _within(part: PartitionCut, start: Offset) -> str:
-    return f"(partition = {part.partition} AND offset >= {start} AND offset < {part.cold_stop})"
+def log_options(
+    cut: Cut, columns: Sequence[str], ranges: Mapping[int, OffsetRange], *, server: str
+) -> dict[str, str]:
+    """Return the options of our source for some ranges of a cut; planning then asks no server."""
+    wanted = {number: span for number, span in ranges.items() if span}
+    if not wanted:
+        number, span = next(iter(ranges.items()))
+        wanted = {number: OffsetRange(span.start, span.start)}
+    return {
+        "server": server,
+        "stream": cut.stream,
+        "streamUuid": cut.stream_uuid,
+        "lease": cut.lease.lease_id,  # held by the caller
+        "startingOffsets": positions_text({n: span.start for n, span in wanted.items()}),
+        "endingOffsets": positions_text({n: span.end for n, span in wanted.items()}),
+        "columns": ",".join(columns),
+    }
 
 
-def _hot(
+def _cold(
     spark: SparkSession,
     cut: Cut,
     columns: Sequence[str],
-    ranges: Mapping[int, tuple[int, int]],
+    parts: Sequence[Seam],
+    *,
+    server: str,
+    proved: bool,
+) -> DataFrame:
+    """Return the scan of the table at the cut's version.
+
+    A client of Spark Connect may have no way to the store, but the executors have: there our source
+    reads the same offsets, slower, and proves them itself.
+    """
+    assert cut.table_version is not None, "a cold range has a table"
+    try:
+        rows = table_at(spark, cut.table_uri, cut.table_version, cluster=cut.cluster)
+    except (UnavailableError, InvalidConfigError, ObjectMissingError) as error:
+        if proved or not is_connect(spark):
+            raise
+        _log.info("table_not_reached stream=%s, executors read it: %s", cut.stream, error)
+        cold = {part.partition: part.cold for part in parts}
+        return _by_source(spark, cut, columns, cold, server=server)
+    predicate = cold_predicate(cut, parts, proved=proved)
+    return (rows if predicate is None else rows.where(predicate)).select(*columns)
+
+
+def _by_source(
+    spark: SparkSession,
+    cut: Cut,
+    columns: Sequence[str],
+    ranges: Mapping[int, OffsetRange],
     *,
     server: str,
 ) -> DataFrame:
-    """Return the log's ranges through the data source; planning asks no server."""
-    wanted = {number: bounds for number, bounds in ranges.items() if bounds[1] > bounds[0]}
-    if not wanted:
-        number, (start, _) = next(iter(ranges.items()))
-        wanted = {number: (start, start)}
-    rows = (
-        spark.read.format("headwater")
-        .option("server", server)
-        .option("stream", cut.stream)
-        .option("streamUuid", cut.stream_uuid)
-        .option("startingOffsets", positions_text({n: Offset(b[0]) for n, b in wanted.items()}))
-        .option("endingOffsets", positions_text({n: Offset(b[1]) for n, b in wanted.items()}))
-        .option("columns", ",".join(columns))
-        .option(
-            "maxRecordsPerPartition",
-            str(_task_records(spark, sum(end - start for start, end in wanted.values()))),
-        )
-    )
-    return rows.load()
+    """Return ranges through the data source, from wherever its tasks find them."""
+    records = _task_records(spark, sum(map(len, ranges.values())))
+    options = log_options(cut, columns, ranges, server=server)
+    reader = spark.read.format("headwater").options(**options)
+    return reader.option("maxRecordsPerPartition", str(records)).load()
 
 
 def _task_records(spark: SparkSession, total: int) -> int:

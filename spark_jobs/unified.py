@@ -271,7 +271,8 @@ def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
-        snapshot = None if options.certificate == "full" else usable_snapshot(cut)
+        found = usable_snapshot(cut)  # a foreign change is named, whether it is used or not
+        snapshot = None if options.certificate == "full" else found
         rows = latest_rows(
             spark, cut, options.columns, server=server, proved=proved, snapshot=snapshot
         )
@@ -339,6 +340,7 @@ def _reopened(client: Client, cut: Cut, ttl_ms: int) -> tuple[Cut, bool]:
     With a new one, what the cut needs may be gone already. The certificate tells for the table;
     the log's part is refused by the broker, or served from a newer version of the table.
     """
+    client.check_cut(cut)
     lease: Lease
     try:
         lease = client.renew_lease(cut.lease.lease_id, ttl_ms=ttl_ms)

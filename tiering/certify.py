@@ -1,16 +1,19 @@
-"""The cheap proof of a table version: counts and bounds, no data.
+"""The cheap proof of a table version: counts and bounds, whose commits they are, which objects.
 
-Costs one listing of the table's folder. Only where files interleave (after somebody's OPTIMIZE),
-or carry no statistics, are their offset columns read. The full proof is verify.py's.
+Costs one listing of the table's folder and the commits since the last proof (proofs.py). Only where
+files interleave (after somebody's OPTIMIZE), or carry no statistics, are their offset columns read.
+What is asked of the objects is object_proof.py's. The full proof is verify.py's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from broker.errors import (
+    ForeignHistoryError,
     InvalidCutError,
     ObjectCorruptError,
     StreamRecreatedError,
@@ -18,10 +21,13 @@ from broker.errors import (
 )
 from broker.model.certificate import PartitionCertificate
 from broker.model.cut import Cut
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
 from tiering.coverage import require_contiguous, unproven_groups
-from tiering.object_store import ObjectStore
+from tiering.delta_log import commit_digest
+from tiering.object_proof import require_objects
+from tiering.object_store import ObjectInfo, ObjectStore
 from tiering.parquet_source import ParquetObject
+from tiering.proofs import prove
 from tiering.table import DataFile, TableSnapshot
 
 
@@ -38,7 +44,8 @@ def certify_counts(
         StreamRecreatedError: the table is another incarnation's.
         TableRolledBackError: the version's transactions are not what the cut recorded.
         ObjectMissingError, ObjectCorruptError: a file is not there, or not of its size.
-        GapError, OverlapError, TableMismatchError: offsets missing, twice, or never committed.
+        GapError, OverlapError, TableMismatchError: offsets missing, twice, or never committed; a
+            commit that is none of ours (facts: version, operation, author).
         RemoteTierUnavailableError: the store does not answer.
     """
     if cut.table_version is None:
@@ -52,13 +59,30 @@ def certify_counts(
             f"the cut is of table version {cut.table_version}, "
             f"not of {None if snapshot is None else snapshot.version}"
         )
-    _check_identity(snapshot, cut)
-    require_files(snapshot, store)
+    _check_identity(snapshot, cut, store)
+    listed = require_files(snapshot, store)
     certificates = []
     for part in cut.partitions:
         prove_partition(snapshot, part.partition, store)
         certificates.append(_certificate(part.partition, part.start, part.cold_end))
+    require_objects(
+        prove(snapshot, store),
+        snapshot,
+        store,
+        within={one.partition: OffsetRange(one.start, one.cold_stop) for one in cut.partitions},
+        listed=listed,
+    )
     return certificates, len(snapshot.files), snapshot.files_bytes
+
+
+def require_sound(
+    snapshot: TableSnapshot, store: ObjectStore, partition: int, wanted: OffsetRange
+) -> None:
+    """Prove what a read of one range stands on: whose commits, and its objects.
+
+    That the range is whole is for the reader to check, row by row. Errors as in certify_counts.
+    """
+    require_objects(prove(snapshot, store), snapshot, store, within={partition: wanted})
 
 
 def prove_partition(snapshot: TableSnapshot, partition: int, store: ObjectStore) -> None:
@@ -75,17 +99,17 @@ def prove_partition(snapshot: TableSnapshot, partition: int, store: ObjectStore)
         )
 
 
-def require_files(snapshot: TableSnapshot, store: ObjectStore) -> None:
-    """Check that every file of a version exists with its recorded size, by one listing.
+def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, ObjectInfo]:
+    """Check that every file of a version exists with its recorded size; return the one listing.
 
     Raises:
         ObjectMissingError, ObjectCorruptError: by the first file's key.
     """
-    sizes = {info.key: info.size_bytes for info in store.list("partition=")}
+    listed = {info.key: info for info in store.list("partition=")}
     for file in snapshot.files:
-        found = sizes.get(file.path)
-        if found is None:  # raises when it is missing; other writers may use other folders
-            found = store.head(file.path).size_bytes
+        if file.path not in listed:  # raises when missing; other writers may use other folders
+            listed[file.path] = store.head(file.path)
+        found = listed[file.path].size_bytes
         if found != file.size_bytes:
             raise ObjectCorruptError(
                 f"{file.path} has {found} bytes, the table says {file.size_bytes}",
@@ -93,15 +117,31 @@ def require_files(snapshot: TableSnapshot, store: ObjectStore) -> None:
                 expected=file.size_bytes,
                 found=found,
             )
+    return listed
 
 
-def _check_identity(snapshot: TableSnapshot, cut: Cut) -> None:
+def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> None:
     if snapshot.stream_uuid != cut.stream_uuid:
         raise StreamRecreatedError(
             f"the table is of stream {snapshot.stream_uuid}, the cut of {cut.stream_uuid}",
             expected=cut.stream_uuid,
             found=snapshot.stream_uuid,
         )
+    if len(cut.partitions) != len(snapshot.ranges):
+        raise InvalidCutError(
+            f"the cut names {len(cut.partitions)} partitions, the table has {len(snapshot.ranges)}"
+        )
+    if cut.table_digest is not None:
+        digest = commit_digest(store, snapshot.version)
+        if digest != cut.table_digest:
+            raise ForeignHistoryError(
+                f"version {snapshot.version} of {snapshot.uri} is not the one that the cut was "
+                "taken of: the table was put back to an older copy and written on since",
+                uri=snapshot.uri,
+                version=snapshot.version,
+                expected=cut.table_digest,
+                found=digest,
+            )
     for part in cut.partitions:
         found = snapshot.ranges.get(part.partition)
         if found is None or (found.start, found.end) != (part.start, part.cold_end):

@@ -19,9 +19,9 @@ from broker.model.offsets import Offset, OffsetRange
 from tiering.coverage import overlapping
 from tiering.ledger import Ledger
 from tiering.object_store import ObjectStore
+from tiering.range_proof import proved_rows
 from tiering.segment_writer import SegmentPlace, check_segment, write_rows
 from tiering.table import DataFile, NewFile, TableSnapshot
-from tiering.verify import proved_rows
 
 TARGET_BYTES: Final = 128 * 1024 * 1024
 
@@ -94,6 +94,8 @@ def rewrite(
         partition=wanted.partition,
         modified_us=modified_us,
         stats_json=written.stats_json,
+        crc32c=entry.crc32c,
+        digest=entry.digest,
     )
 
 

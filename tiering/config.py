@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from broker.errors import InvalidConfigError
 
 _MIB = 1024 * 1024
+
+Observer = Callable[[str, Mapping[str, object]], None]  # hears what happens, as events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class TieringConfig:
     backoff_ms_max: int = 30_000
     checkpoint_interval_commits: int = 20  # a Delta checkpoint after so many versions
     stop_timeout_ms: int = 10_000  # how long stopping waits for what is under way
+    broker: str = ""  # who claims, for people to read
 
     def __post_init__(self) -> None:
         positive = (

@@ -8,6 +8,7 @@ Source: Delta's PROTOCOL.md, "Delta Log Entries", "Transaction Identifiers", "Ch
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,15 @@ Transactions = Mapping[str, int]  # application id -> version
 def log_key(version: int) -> str:
     """Return the key of a commit file, below the table."""
     return f"_delta_log/{version:020}.json"
+
+
+def commit_digest(store: ObjectStore, version: int) -> str:
+    """Return the hex SHA-256 of a version's commit file: what tells two tables' versions apart.
+
+    A table that was put back to an older copy and went on has other commits under the same
+    versions. Raises ObjectMissingError.
+    """
+    return hashlib.sha256(store.get(log_key(version))).hexdigest()
 
 
 def transactions_at(store: ObjectStore, version: int) -> Transactions:

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +24,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     FilesReplacedError,
+    HeadwaterError,
     InvalidStreamError,
+    ObjectCorruptError,
     ObjectMissingError,
     RemoteTierUnavailableError,
     StaleColdEndError,
@@ -33,12 +36,19 @@ from broker.errors import (
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
+from tiering.commit_files import account_of
 from tiering.delta_library import DeltaLibrary, add_actions_of, brief, column
 from tiering.delta_log import Transactions, commits_between, log_key
 from tiering.object_store import ObjectStore
+from tiering.proofs import note_proof, refuse_foreign
 from tiering.table import (
+    COMMIT_ID,
+    ETAGS,
+    FILES,
     FORMAT_VERSION,
     KIND_PROPERTY,
+    MADE_OF,
+    RANGES,
     Commit,
     DataFile,
     NewFile,
@@ -78,6 +88,7 @@ class DeltaStreamTable:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._library = DeltaLibrary(store, storage_options)
+        self._version_seen = -1  # the newest in this process; -1: none
 
     @property
     def uri(self) -> str:
@@ -95,6 +106,7 @@ class DeltaStreamTable:
         """Load the newest version; None when there is none. See the port."""
         with self._lock:
             table = self._library.newest()
+            self._require_no_older(-1 if table is None else table.version())
             snapshot = None if table is None else self._snapshot_of(table)
         for partition, least in (cold_end_min or {}).items():
             found = 0 if snapshot is None else snapshot.ranges[partition].end
@@ -108,6 +120,22 @@ class DeltaStreamTable:
                     found=found,
                 )
         return snapshot
+
+    def _require_no_older(self, version: int) -> None:
+        """Refuse a log that ends below a version that this process has seen; remember this one.
+
+        Also where no commit of ours is missing: a version that was something else before is not
+        what a cut named, and nobody knows what else was put back. An operator decides.
+        """
+        if version < self._version_seen:
+            raise TableRolledBackError(
+                f"{self.uri} is at version {version}, but was at {self._version_seen} before; its "
+                "log was cut or restored from an older copy",
+                uri=self.uri,
+                expected=self._version_seen,
+                found=version,
+            )
+        self._version_seen = version
 
     def snapshot(self, version: int | None = None) -> TableSnapshot:
         """Load one version, or the newest; raises ObjectMissingError when it is not there."""
@@ -160,6 +188,7 @@ class DeltaStreamTable:
         *,
         commit_id: str,
         ranges_json: str,
+        lineage_json: str = "{}",
     ) -> int:
         """Add files and move cold ends by compare-and-set; see the port."""
         assert self._stream is not None, "a table opened for reading takes no commit"
@@ -172,7 +201,11 @@ class DeltaStreamTable:
                 for number, move in moves.items()
             },
             commit_id=commit_id,
-            metadata={"headwater.ranges": ranges_json},
+            metadata={
+                RANGES: ranges_json,
+                "headwater.lineage": lineage_json,
+                **self._etags(files),
+            },
         )
 
     def replace_files(
@@ -184,6 +217,7 @@ class DeltaStreamTable:
         moves: Mapping[int, OffsetRange],
         data_change: bool,
         commit_id: str,
+        made_of: str | None = None,
     ) -> int:
         """Remove and add files and set ranges in one commit, by compare-and-set; see the port."""
         transactions = {
@@ -204,7 +238,11 @@ class DeltaStreamTable:
             ],
             transactions=transactions,
             commit_id=commit_id,
-            metadata={},
+            metadata={
+                FILES: json.dumps([account_of(file) for file in added], sort_keys=True),
+                **self._etags(added),
+                **({} if made_of is None else {MADE_OF: made_of}),
+            },
         )
 
     def _commit(
@@ -219,10 +257,13 @@ class DeltaStreamTable:
     ) -> int:
         """Commit as the version after one that passes ``check``; the compare-and-set itself."""
         base = expected
-        told = {"headwater.commit_id": commit_id, **metadata}
+        told = {COMMIT_ID: commit_id, **metadata}
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
+            if base.version < self._version_seen:
+                base = self.snapshot()  # a cut log would take a commit on the version it was cut to
             check(base)
             if self._committed_next(base, actions, transactions, told):
+                self._version_seen = max(self._version_seen, base.version + 1)
                 self._store.make_durable([log_key(base.version + 1)])
                 return base.version + 1
             threading.Event().wait(random.uniform(0, _BACKOFF_S * 2**attempt))  # noqa: S311
@@ -232,19 +273,37 @@ class DeltaStreamTable:
             if ours:  # it was written, and only the answer was lost
                 self._store.make_durable([log_key(ours[0].version)])
                 return ours[0].version
-            base = self.snapshot()
+            later = self.snapshot()
+            refuse_foreign(self._store, self.uri, above=base.version, up_to=later.version)
+            base = later
         raise RemoteTierUnavailableError(
             f"{self.uri}: other commits won {_COMMIT_ATTEMPTS_MAX} times in a row", uri=self.uri
         )
+
+    def _etags(self, files: Sequence[NewFile]) -> dict[str, str]:
+        """Return what the store calls the objects, so that an exchanged one is told by a listing.
+
+        A folder has no such names.
+        """
+        if self._store.config.kind == "local":
+            return {}
+        found = {file.path: self._store.head(file.path).etag for file in files}
+        known = {path: etag for path, etag in found.items() if etag is not None}
+        return {ETAGS: json.dumps(known, sort_keys=True)} if known else {}
 
     def _transaction_id(self, snapshot: TableSnapshot, number: int) -> str:
         partition = _partition_id(snapshot.stream_uuid, number)
         return transaction_id(snapshot.cluster, partition, self._kind)
 
     def checkpoint(self) -> None:
-        """Write a Delta checkpoint of the newest version, so that opening stays quick."""
+        """Write a Delta checkpoint of the newest version, so that opening stays quick.
+
+        With it, now and then, the proof of that version, so that proving stays quick.
+        """
         with self._lock:
             self._library.checkpoint()
+        with suppress(HeadwaterError):  # what is wrong with the table, its next reader is told
+            note_proof(self.snapshot(), self._store)
 
     def _committed_next(
         self,
@@ -254,15 +313,19 @@ class DeltaStreamTable:
         metadata: Mapping[str, str],
     ) -> bool:
         """Write version ``base.version + 1``; False when that version exists already."""
-        with self._lock:
-            return self._library.append(
-                base.version,
-                actions,
-                schema=ROW_SCHEMA,
-                partition_by=["partition"],
-                metadata=metadata,
-                transactions=transactions,
-            )
+        try:
+            with self._lock:
+                return self._library.append(
+                    base.version,
+                    actions,
+                    schema=ROW_SCHEMA,
+                    partition_by=["partition"],
+                    metadata=metadata,
+                    transactions=transactions,
+                )
+        except (ObjectCorruptError, ObjectMissingError):
+            self.find()  # a log that was cut below the base is named so
+            raise
 
     # ------------------------------------------------------------------------------ translation
 
@@ -293,6 +356,7 @@ class DeltaStreamTable:
             properties=properties,
             files=self._files_of(table, partitions=stream.config.partitions),
             ranges=ranges,
+            table_id=str(table.metadata().id),
         )
 
     def _transactions_of(self, table: DeltaTable, stream: Stream, cluster: str) -> Transactions:
@@ -367,9 +431,11 @@ class DeltaStreamTable:
         actions = add_actions_of(table)
         names = ("path", "size_bytes", "partition.partition", "num_records", "min.offset")
         columns = [column(actions, name) for name in (*names, "max.offset")]
-        columns.append(_latest_us(actions))
+        columns += [_stamps_us(actions, "max.timestamp"), _stamps_us(actions, "min.timestamp")]
         files = []
-        for path, size, partition, count, least, greatest, latest_us in zip(*columns, strict=True):
+        for path, size, partition, count, least, greatest, latest, first in zip(
+            *columns, strict=True
+        ):
             known = None not in (count, least, greatest)
             if partition is None or not 0 <= partition < partitions or "://" in path:
                 raise TableMismatchError(
@@ -385,7 +451,8 @@ class DeltaStreamTable:
                     records_count=count,
                     min_offset=Offset(least) if known else None,
                     max_offset=Offset(greatest) if known else None,
-                    max_timestamp_us=latest_us,
+                    max_timestamp_us=latest,
+                    min_timestamp_us=first,
                 )
             )
         return tuple(
@@ -456,9 +523,9 @@ def _partition_id(uuid: StreamUuid, number: int) -> PartitionId:
     return PartitionId(uuid, PartitionNumber(number))
 
 
-def _latest_us(actions: pa.Table) -> list[int | None]:
-    """Return the greatest timestamp of each file in microseconds, as far as it is known."""
-    if "max.timestamp" not in actions.column_names:
+def _stamps_us(actions: pa.Table, name: str) -> list[int | None]:
+    """Return a bound of each file's timestamps in microseconds, as far as it is known."""
+    if name not in actions.column_names:
         return [None] * actions.num_rows
-    values: list[int | None] = actions.column("max.timestamp").cast(pa.int64()).to_pylist()
+    values: list[int | None] = actions.column(name).cast(pa.int64()).to_pylist()
     return values

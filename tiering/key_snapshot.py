@@ -12,16 +12,20 @@ key_snapshot_writer.py writes the files. The job is spark_jobs/jobs/snapshot.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from broker.errors import TableMismatchError
 from broker.model.ids import StreamUuid
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import Stream
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake, storage_options_of
+from tiering.object_proof import require_objects
+from tiering.object_store import ObjectStore
+from tiering.proofs import prove
 from tiering.table import (
     DataFile,
     TableSnapshot,
@@ -34,7 +38,11 @@ SUFFIX: Final = "__latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestTable:
-    """One version of a key snapshot: exactly the newest rows per key of these ranges."""
+    """One version of a key snapshot: exactly the newest rows per key of these ranges.
+
+    It is as our own commits made it. ``distrusted`` partitions were rewritten by somebody else who
+    says that no row changed, which only building them anew would prove: do not read those.
+    """
 
     uri: str
     version: int
@@ -42,6 +50,7 @@ class LatestTable:
     ends: Mapping[int, Offset]  # per partition: first offset that it does not cover
     starts: Mapping[int, Offset]  # first offset that it covers: what remote retention had left
     files: tuple[DataFile, ...]
+    distrusted: frozenset[int] = frozenset()
 
 
 def open_latest(
@@ -60,6 +69,7 @@ def open_latest(
     folder where it is known (the last piece of a cut's ``table_uri``).
 
     Raises:
+        TableMismatchError: somebody else changed it (facts: version, operation, author).
         ObjectMissingError, ObjectCorruptError: a part of the table is gone or damaged, or it has
             no such ``version``.
         RemoteTierUnavailableError: the store does not answer.
@@ -76,7 +86,8 @@ def open_latest(
                 continue  # a stream's history, or somebody's table: not a key snapshot
             if newest is None or (stream_uuid is not None and newest.stream_uuid != stream_uuid):
                 continue
-            return _latest(newest if version is None else table.snapshot(version))
+            found = newest if version is None else table.snapshot(version)
+            return _latest(found, prove_latest(found, table.store))
     return None
 
 
@@ -94,6 +105,30 @@ def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
     except TableMismatchError:
         pass
     return _table_in(lake, stream.namespace, second, stream)
+
+
+def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
+    """Prove whose commits made a key snapshot, and its objects; return what is distrusted.
+
+    Raises:
+        TableMismatchError: somebody else changed it (facts: version, operation, author).
+        ObjectMissingError, ObjectCorruptError: an object is not the one that was committed.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    proof = prove(snapshot, store)
+    distrusted = frozenset(one.file.partition for one in proof.files.values() if not one.ours)
+    everything = OffsetRange(Offset(0), Offset(OFFSET_MAX))
+    within = {number: everything for number in snapshot.ranges if number not in distrusted}
+    require_objects(proof, snapshot, store, within=within)
+    return distrusted
+
+
+def made_of(history: TableSnapshot) -> str:
+    """Return what a commit says of the history that a key snapshot is made of."""
+    ranges = {str(n): [int(held.start), int(held.end)] for n, held in history.ranges.items()}
+    return json.dumps(
+        {"table_id": history.table_id, "version": history.version, "ranges": ranges}, sort_keys=True
+    )
 
 
 def ranges_of(snapshot: TableSnapshot) -> Mapping[int, OffsetRange]:
@@ -119,7 +154,7 @@ def _table_in(
     )
 
 
-def _latest(snapshot: TableSnapshot) -> LatestTable:
+def _latest(snapshot: TableSnapshot, distrusted: frozenset[int]) -> LatestTable:
     return LatestTable(
         uri=snapshot.uri,
         version=snapshot.version,
@@ -127,4 +162,5 @@ def _latest(snapshot: TableSnapshot) -> LatestTable:
         ends={number: held.end for number, held in snapshot.ranges.items()},
         starts={number: held.start for number, held in snapshot.ranges.items()},
         files=snapshot.files,
+        distrusted=distrusted,
     )

@@ -59,11 +59,16 @@ class BucketPlace:
 
 
 def plan(
-    latest: TableSnapshot, history: TableSnapshot, sizes: Mapping[int, int]
+    latest: TableSnapshot,
+    history: TableSnapshot,
+    sizes: Mapping[int, int],
+    *,
+    distrusted: Collection[int] = (),
 ) -> list[PartitionPlan]:
     """Return what each partition needs, without those that are up to date.
 
     ``sizes`` estimates, per partition, the bytes of the newest rows among those to be read.
+    Partitions that are ``distrusted`` are built anew from history.
 
     Raises:
         StreamRecreatedError: they are of two incarnations of the stream.
@@ -87,8 +92,13 @@ def plan(
                 expected=int(old.end),
                 found=int(new.end),
             )
-        if old != new:
-            plans.append(_plan_partition(latest, number, old, new, sizes.get(number, 0)))
+        if old != new or number in distrusted:
+            fresh_bytes = sizes.get(number, 0)
+            plans.append(
+                _plan_partition(
+                    latest, number, old, new, fresh_bytes, distrusted=number in distrusted
+                )
+            )
     return plans
 
 
@@ -137,12 +147,18 @@ def layout(files: Sequence[DataFile]) -> int | None:
     return count if count > 0 and max(seen) < count else None
 
 
-def _plan_partition(
-    latest: TableSnapshot, number: int, old: OffsetRange, new: OffsetRange, fresh_bytes: int
+def _plan_partition(  # two histories of one partition
+    latest: TableSnapshot,
+    number: int,
+    old: OffsetRange,
+    new: OffsetRange,
+    fresh_bytes: int,
+    *,
+    distrusted: bool,
 ) -> PartitionPlan:
     files = tuple(file for file in latest.files if file.partition == number)
     # A row below what retention left is the newest of its key no more: such a row is in no history.
-    rebuild = not old or old.start != new.start
+    rebuild = distrusted or not old or old.start != new.start
     kept = layout(files) if not rebuild else None
     total = fresh_bytes + (0 if rebuild else sum(file.size_bytes for file in files))
     whole = kept is None or total > _OUTGROWN * BUCKET_BYTES * kept

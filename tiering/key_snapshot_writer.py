@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from broker.codec.checksum import crc32c
+from broker.codec.digest import RangeDigest
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import ObjectCorruptError, RemoteTierUnavailableError
 from tiering.key_snapshot_plan import bucket_path
@@ -46,6 +47,8 @@ class BucketFile:
     size_bytes: int
     records_count: int
     stats_json: str
+    crc32c: int
+    digest: str  # of the rows in the order of the file: by key
 
     def new_file(self, *, modified_us: int) -> NewFile:
         """Return what a commit says of the file."""
@@ -55,6 +58,8 @@ class BucketFile:
             partition=self.partition,
             modified_us=modified_us,
             stats_json=self.stats_json,
+            crc32c=self.crc32c,
+            digest=self.digest,
         )
 
 
@@ -126,6 +131,7 @@ class _OpenFile:
         self._group_rows = self._group_bytes = self._rows = 0
         self._offsets: tuple[int, int] | None = None
         self._stamps: tuple[int, int] | None = None
+        self._digest = RangeDigest()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take the next rows."""
@@ -139,6 +145,7 @@ class _OpenFile:
             self._group.append(piece)
             self._group_rows += piece.num_rows
             self._group_bytes += piece.nbytes
+        self._digest.update(rows)
         self._rows += rows.num_rows
         self._offsets = _widened(self._offsets, np.asarray(rows.column("offset")))
         stamps = np.asarray(rows.column("timestamp").view(pa.int64()))
@@ -166,6 +173,8 @@ class _OpenFile:
             stats_json=statistics_json(
                 self._rows, offsets=self._offsets, timestamps_us=self._stamps
             ),
+            crc32c=checksum,
+            digest=self._digest.hexdigest(),
         )
 
     def _flush(self) -> None:

@@ -17,14 +17,17 @@ from typing import Any, Final
 
 from broker.codec.checksum import crc32c
 from broker.errors import GapError, ObjectCorruptError, OverlapError
+from broker.model.lineage import is_lineage_id
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from tiering.object_store import ObjectStore
 from tiering.table import LEDGER_PREFIX
 
 _ENTRY_BYTES_MAX: Final = 16 * 1024
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_FORMAT_WITHOUT_LINEAGE: Final = 1
 _KEY: Final = re.compile(r"_headwater/ledger/(\d+)/(\d{20})\.json\Z")
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
+_TEXTS: Final = ("digest", "path", "lineage_id")
 NO_VERSION: Final = -1
 
 
@@ -45,6 +48,7 @@ class LedgerEntry:
     size_bytes: int
     crc32c: int
     version: int = NO_VERSION  # table version of the commit; NO_VERSION before it is known
+    lineage_id: str = ""  # of the leadership that shipped it; empty: before there were lineages
 
     def __post_init__(self) -> None:
         numbers = (self.partition, self.records_count, self.size_bytes, self.crc32c)
@@ -53,6 +57,7 @@ class LedgerEntry:
             or self.records_count != self.end - self.start
             or min(numbers) < 0
             or _HEX.match(self.digest) is None
+            or not (self.lineage_id == "" or is_lineage_id(self.lineage_id))
         ):
             raise ObjectCorruptError(
                 f"not a ledger entry: partition {self.partition} [{self.start}, {self.end})",
@@ -68,9 +73,17 @@ class LedgerEntry:
         """Return the entry as of the commit that put it into the table."""
         return replace(self, version=version)
 
+    def of_lineage(self, lineage_id: str) -> LedgerEntry:
+        """Return the entry as of the leadership that ships it."""
+        return replace(self, lineage_id=lineage_id)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
-        return {"v": _FORMAT, **asdict(self)}
+        values = asdict(self)
+        if not self.lineage_id:  # written again, it must be the same object
+            del values["lineage_id"]
+            return {"v": _FORMAT_WITHOUT_LINEAGE, **values}
+        return {"v": _FORMAT, **values}
 
     def encode(self) -> bytes:
         """Return the canonical bytes: equal entries are equal objects."""
@@ -79,15 +92,14 @@ class LedgerEntry:
     @classmethod
     def from_dict(cls, values: Any, *, key: str) -> LedgerEntry:
         """Rebuild an entry; raises ObjectCorruptError (with ``key``) for anything else."""
-        known = {field.name: field.type for field in fields(cls)}
+        known = {field.name for field in fields(cls)}
+        version = values.get("v") if isinstance(values, dict) else None
+        if version == _FORMAT_WITHOUT_LINEAGE:
+            known.remove("lineage_id")
         if (
-            not isinstance(values, dict)
-            or values.get("v") != _FORMAT
+            version not in (_FORMAT, _FORMAT_WITHOUT_LINEAGE)
             or set(values) != {"v", *known}
-            or any(
-                type(values[name]) is not (str if name in ("digest", "path") else int)
-                for name in known
-            )
+            or any(type(values[name]) is not (str if name in _TEXTS else int) for name in known)
         ):
             raise ObjectCorruptError(f"{key} is not a ledger entry", key=key)
         return cls(**{name: values[name] for name in known})
@@ -134,10 +146,24 @@ class Ledger:
         listed = self._store.list(f"{LEDGER_PREFIX}/{partition}/")
         return [Offset(int(match[2])) for info in listed if (match := _KEY.match(info.key))]
 
-    def end(self, partition: int) -> Offset:
-        """Return the end of the last entry: everything below was once in the table. 0 if none."""
+    def first_from(self, partition: int, offset: int) -> LedgerEntry | None:
+        """Return the first entry that begins at or above an offset, if any."""
+        after = ledger_key(partition, offset - 1) if offset > 0 else ""
+        listed = self._store.list(f"{LEDGER_PREFIX}/{partition}/", start_after=after)
+        for info in listed:
+            if match := _KEY.match(info.key):
+                return self.get(partition, Offset(int(match[2])))
+        return None
+
+    def last(self, partition: int) -> LedgerEntry | None:
+        """Return the last entry, if any: everything below its end was once in the table."""
         starts = self.starts(partition)
-        return self.get(partition, starts[-1]).end if starts else Offset(0)
+        return self.get(partition, starts[-1]) if starts else None
+
+    def end(self, partition: int) -> Offset:
+        """Return the end of the last entry; 0 if there is none."""
+        last = self.last(partition)
+        return Offset(0) if last is None else last.end
 
     def entries(self, partition: int, within: OffsetRange) -> list[LedgerEntry]:
         """Return the entries that cover a range, in order.
@@ -161,6 +187,11 @@ def ledger_key(partition: int, start: int) -> str:
 def encode_ranges(entries: Iterable[LedgerEntry]) -> str:
     """Return what a commit carries of its ranges, so that a lost ledger entry can be written."""
     return json.dumps([entry.to_dict() for entry in entries], sort_keys=True)
+
+
+def encode_lineage(entries: Iterable[LedgerEntry]) -> str:
+    """Return whose history the ranges of a commit are, by partition, for whoever reads the log."""
+    return json.dumps({str(entry.partition): entry.lineage_id for entry in entries})
 
 
 def decode_ranges(text: str, *, version: int) -> list[LedgerEntry]:

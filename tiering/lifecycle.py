@@ -5,6 +5,8 @@ effect under way, and the process may die before, during or after any of them: e
 failure begins at the table and the ledger, which alone say what is true. The order is the safety:
 
     object stored -> read back -> committed -> in the ledger -> cold end recorded -> local may free
+
+What others committed is believed only once it is proved to be of our history.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class TierState(Enum):
     RESTING = "woken"
     LOADING = "table loaded"
     AUDITING = "ledger read"
+    PROVING = "history proved"
     REPAIRING = "ledger repaired"
     RECORDING = "cold end recorded"
     LISTING = "log listed"
@@ -55,6 +58,11 @@ class LedgerRead:
     """The ledger's last entry ends at ``end`` (0 when there is none)."""
 
     end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryProved:
+    """What the table holds is of the history that the local log holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +126,9 @@ class Failed:
 
 
 Event = (
-    Woken | TableLoaded | LedgerRead | LedgerRepaired | ColdEndRecorded | LogListed | Postponed
-    | SegmentsPacked | ObjectStored | ObjectChecked | Committed | CommitLost | LedgerWritten
-    | Failed
+    Woken | TableLoaded | LedgerRead | HistoryProved | LedgerRepaired | ColdEndRecorded | LogListed
+    | Postponed | SegmentsPacked | ObjectStored | ObjectChecked | Committed | CommitLost
+    | LedgerWritten | Failed
 )  # fmt: skip
 
 
@@ -137,6 +145,14 @@ class LoadTable:
 @dataclass(frozen=True, slots=True)
 class ReadLedger:
     """Find the end of the ledger. -> LedgerRead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProveHistory:
+    """Show that the table's newest range is of our history, before it is believed.
+
+    -> HistoryProved.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +210,8 @@ class Rest:
 
 
 Effect = (
-    LoadTable | ReadLedger | RepairLedger | RecordColdEnd | ListLog | PackSegments | StoreObject
-    | CheckObject | CommitObject | WriteLedger | Rest
+    LoadTable | ReadLedger | ProveHistory | RepairLedger | RecordColdEnd | ListLog | PackSegments
+    | StoreObject | CheckObject | CommitObject | WriteLedger | Rest
 )  # fmt: skip
 
 # A pair that is absent is a bug of the shell, not a race. Failed is allowed everywhere.
@@ -203,6 +219,7 @@ EXPECTED: Final[Mapping[TierState, tuple[type, ...]]] = {
     TierState.RESTING: (Woken,),
     TierState.LOADING: (TableLoaded,),
     TierState.AUDITING: (LedgerRead,),
+    TierState.PROVING: (HistoryProved,),
     TierState.REPAIRING: (LedgerRepaired,),
     TierState.RECORDING: (ColdEndRecorded,),
     TierState.LISTING: (LogListed,),
@@ -225,6 +242,7 @@ class PartitionTier:
         self.cold_end = recorded
         self.state = TierState.RESTING
         self._trusted = False  # whether cold_end was confirmed by table and ledger
+        self._noted_end = Offset(0)  # of the ledger, when it was read
         self._range = OffsetRange(recorded, recorded)
 
     def step(self, event: Event) -> Effect:
@@ -256,13 +274,16 @@ class PartitionTier:
                 # Another process has committed between the two looks, or a commit is gone from
                 # the table: then loading it with this proof says so.
                 return self._go(TierState.LOADING, LoadTable(end))
-            case LedgerRead(end) if end < self.cold_end:
-                missing = OffsetRange(end, self.cold_end)
+            case LedgerRead(end) if self.cold_end > 0:
+                self._noted_end = end
+                return self._go(TierState.PROVING, ProveHistory())
+            case HistoryProved() if self._noted_end < self.cold_end:
+                missing = OffsetRange(self._noted_end, self.cold_end)
                 return self._go(TierState.REPAIRING, RepairLedger(missing))
             case Committed():
                 self.cold_end = self._range.end
                 return self._go(TierState.NOTING, WriteLedger())
-            case LedgerRead() | LedgerRepaired() | LedgerWritten():
+            case LedgerRead() | HistoryProved() | LedgerRepaired() | LedgerWritten():
                 self._trusted = True
                 return self._record_or_list()
             case CommitLost():

@@ -86,7 +86,7 @@ class LocalStore:
             status = self._path(key).stat()
         except OSError as cause:
             raise _translated(cause, key) from cause
-        return ObjectInfo(key=key, size_bytes=status.st_size)
+        return ObjectInfo(key, status.st_size, stamp=_stamp(status))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by key; temporary and vanished files are passed over."""
@@ -101,8 +101,8 @@ class LocalStore:
                     if name.startswith(".") or not key.startswith(prefix) or key <= start_after:
                         continue
                     with suppress(FileNotFoundError):
-                        size = os.stat(f"{path}/{name}").st_size  # noqa: PTH116  (Path costs twice)
-                        found.append(ObjectInfo(key, size))
+                        status = os.stat(f"{path}/{name}")  # noqa: PTH116  (Path costs twice)
+                        found.append(ObjectInfo(key, status.st_size, stamp=_stamp(status)))
         except OSError as cause:
             raise _translated(cause, prefix) from cause
         return iter(sorted(found, key=lambda info: info.key))
@@ -157,6 +157,10 @@ class LocalStore:
             with suppress(FileExistsError):
                 path.mkdir()
             _sync_folder(path.parent)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _write_synced(path: Path, body: Any) -> None:

@@ -8,7 +8,7 @@ in ``repr``. The value knows no client library; it only speaks both of their opt
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -167,8 +167,11 @@ class StoreConfig:
 def canonical_uri(uri: str) -> str:
     """Return the one spelling of a location: ``s3://…`` or ``file:///…``, no slash at the end.
 
+    A path is encoded once, here. delta-rs 1.6 decodes what it gets twice, so a path with an escape
+    in its name (``100%25``, ``a%20b``) would be two places; it is refused, as is a backslash.
+
     Raises:
-        InvalidConfigError: another scheme, a missing bucket, ``..`` in the path.
+        InvalidConfigError: another scheme, a missing bucket, ``..`` or such a name in the path.
     """
     text = uri.strip()
     parts = urlsplit(text)
@@ -177,17 +180,35 @@ def canonical_uri(uri: str) -> str:
         segments = [piece for piece in parts.path.split("/") if piece]
         if not parts.netloc or parts.query or parts.fragment or ".." in segments:
             raise InvalidConfigError(f"{uri!r} is not s3://bucket/prefix", uri=uri)
-        return "/".join([f"s3://{parts.netloc}", *segments])
+        return "/".join([f"s3://{parts.netloc}", *_plain(segments, uri)])
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InvalidConfigError(f"{uri!r} names a host; write file:///path", uri=uri)
-        return Path(os.path.abspath(unquote(parts.path))).as_uri()  # noqa: PTH100 - see below
+        return _directory_uri(unquote(parts.path), uri)
     if "://" in text or not text:
         raise InvalidConfigError(
             f"{uri!r} is not a lake; write s3://bucket/prefix, file:///path or a path", uri=uri
         )
+    return _directory_uri(str(Path(text).expanduser()), uri)
+
+
+def _directory_uri(path: str, uri: str) -> str:
     # Not resolve(): a lake keeps its name when a link on the way to it is moved.
-    return Path(os.path.abspath(Path(text).expanduser())).as_uri()  # noqa: PTH100
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100
+    _plain(absolute.parts[1:], uri)
+    return absolute.as_uri()
+
+
+def _plain(names: Sequence[str], uri: str) -> Sequence[str]:
+    """Return the names of a path if every library takes them for the same ones."""
+    for name in names:
+        if "\\" in name or unquote(name) != name:
+            raise InvalidConfigError(
+                f"{uri!r}: {name!r} holds a backslash, or a per cent sign before two hexadecimal "
+                "digits, which would be decoded to another name; choose another place",
+                uri=uri,
+            )
+    return names
 
 
 def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:

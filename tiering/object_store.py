@@ -23,11 +23,13 @@ PROBE_KEY: Final = "_headwater/conditional_put_probe"
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object in the store; ``crc32c`` is None when the store does not tell."""
+    """An object in the store; what the store does not tell is None."""
 
     key: str
     size_bytes: int
     crc32c: int | None = None
+    etag: str | None = None  # the store's name for these very bytes
+    stamp: tuple[int, ...] | None = None  # changes here whenever the bytes are written again
 
 
 class ObjectStore(Protocol):

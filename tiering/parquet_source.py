@@ -155,7 +155,9 @@ def count_values(store: ObjectStore, key: str, column: str) -> int:
     Raises ObjectMissingError or ObjectCorruptError.
     """
     try:
-        file = pq.ParquetFile(_source(store, key, store.head(key).size_bytes))
+        file = pq.ParquetFile(
+            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
+        )
         if column not in file.schema_arrow.names:
             return 0
         values = file.read(columns=[column]).column(0)

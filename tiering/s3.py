@@ -136,7 +136,12 @@ class S3Store:
         checksum = None
         if text is not None and "-" not in text:  # a dash marks a multipart upload's own form
             (checksum,) = struct.unpack(">I", base64.b64decode(text))
-        return ObjectInfo(key=key, size_bytes=answer["ContentLength"], crc32c=checksum)
+        return ObjectInfo(
+            key=key,
+            size_bytes=answer["ContentLength"],
+            crc32c=checksum,
+            etag=answer.get("ETag"),
+        )
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by key, a thousand a request."""
@@ -146,7 +151,8 @@ class S3Store:
         while True:
             page = self._again(lambda: self._client.list_objects_v2(**arguments), prefix)
             for item in page.get("Contents", ()):
-                yield ObjectInfo(item["Key"][len(self._prefix) :], item["Size"])
+                key = item["Key"][len(self._prefix) :]
+                yield ObjectInfo(key, item["Size"], etag=item.get("ETag"))
             token = page.get("NextContinuationToken")
             if not token:
                 return

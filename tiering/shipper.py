@@ -7,36 +7,29 @@ that the next commit is based on. Every call that leaves the process has a deadl
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any
 
-from broker.codec.schema import FILE_SCHEMA
 from broker.errors import (
-    GapError,
+    ForeignHistoryError,
     HeadwaterError,
     ObjectCorruptError,
+    ObjectMissingError,
     RemoteTierUnavailableError,
     StaleColdEndError,
 )
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports import Clock, StoredBatch, TierSource
+from broker.ports import Clock, TierSource
 from tiering import lifecycle as tier
+from tiering.claimant import Claimant
 from tiering.config import TieringConfig
 from tiering.deadline import call_with_deadline
-from tiering.ledger import NO_VERSION, Ledger, LedgerEntry, decode_ranges, encode_ranges
-from tiering.reader import read_rows
-from tiering.segment_writer import (
-    RangeFacts,
-    SegmentPlace,
-    WrittenSegment,
-    check_segment,
-    log_rows,
-    write_segment,
-)
+from tiering.history import ProvedEnds, newest_range, require_ours, require_rows_of_log
+from tiering.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
+from tiering.ledger_repair import LedgerRepair, log_batches
+from tiering.proofs import prove
+from tiering.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
 from tiering.table import NewFile, Table, TableSnapshot
-
-_READ_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -54,7 +47,15 @@ class PartitionShipper:
     """One partition's machine and its hands. Owner: one worker at a time."""
 
     def __init__(
-        self, *, cluster: str, source: TierSource, table: Table, clock: Clock, config: TieringConfig
+        self,
+        *,
+        cluster: str,
+        source: TierSource,
+        table: Table,
+        clock: Clock,
+        config: TieringConfig,
+        proved: ProvedEnds | None = None,
+        claimant: Claimant | None = None,
     ) -> None:
         """Bind to a partition and its stream's table; makes no request."""
         self.source = source
@@ -63,12 +64,15 @@ class PartitionShipper:
         self._cluster = cluster
         self._table = table
         self._ledger = Ledger(table.store)
+        self._proved = proved if proved is not None else ProvedEnds()
+        self._claimant = claimant
         self._clock = clock
         self._config = config
         self._number = source.partition_id.number
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
+        self._noted: LedgerEntry | None = None  # the ledger's last entry, when it was looked at
         self.machine = tier.PartitionTier(
             self._number, object_bytes_max=config.object_bytes_max, recorded=source.cold_end
         )
@@ -80,6 +84,7 @@ class PartitionShipper:
             HeadwaterError: the cycle stopped; nothing is lost, the next one begins at the table.
         """
         try:
+            self._require_leadership()
             effect = self.machine.step(tier.Woken())
             while not isinstance(effect, tier.Rest):
                 if isinstance(effect, tier.PackSegments):
@@ -93,8 +98,17 @@ class PartitionShipper:
             self.machine.step(tier.Failed())
             if isinstance(error, HeadwaterError):
                 self.counters.failures_total += 1
+            if isinstance(error, ForeignHistoryError) and self._claimant is not None:
+                self._claimant.lose(self.source.partition_id, error)
             raise
         return False
+
+    def _require_leadership(self) -> None:
+        """Ship nothing for a leadership that is lost."""
+        partition = self.source.partition_id
+        lost = None if self._claimant is None else self._claimant.error_of(partition)
+        if lost is not None:
+            raise lost
 
     def perform(self, effect: tier.Effect) -> tier.Event:
         """Do one effect and say what came of it. Blocks; raises HeadwaterError."""
@@ -104,9 +118,13 @@ class PartitionShipper:
                 held = self.snapshot
                 return tier.TableLoaded(held.cold_end(self._number) if held else Offset(0))
             case tier.ReadLedger():
-                return tier.LedgerRead(self._ledger.end(self._number))
+                self._noted = self._ledger.last(self._number)
+                return tier.LedgerRead(Offset(0) if self._noted is None else self._noted.end)
+            case tier.ProveHistory():
+                self._prove_history()
+                return tier.HistoryProved()
             case tier.RepairLedger(missing):
-                self._repair(missing)
+                self._repair().run(missing)
                 return tier.LedgerRepaired()
             case tier.RecordColdEnd(cold_end):
                 if cold_end > self.source.cold_end:  # another process may have been quicker
@@ -117,8 +135,11 @@ class PartitionShipper:
                 segments = self.source.segments()
                 return tier.LogListed(segments, self.source.high_watermark)
             case tier.PackSegments(wanted, count):
+                self._require_ours()
                 self._segments_count = count
-                self._object = write_segment(self._log(wanted), wanted, self._place(wanted))
+                batches = log_batches(self.source, wanted)
+                built = write_segment(batches, wanted, self._place(wanted))
+                self._object = replace(built, entry=built.entry.of_lineage(self._lineage_id()))
                 return tier.SegmentsPacked()
             case tier.StoreObject():
                 self._store()
@@ -132,6 +153,16 @@ class PartitionShipper:
                 assert isinstance(effect, tier.WriteLedger), f"no hand for {effect}"
                 self._write_ledger()
                 return tier.LedgerWritten()
+
+    def _require_ours(self) -> None:
+        """Refuse a table that somebody else changed: nothing is shipped on top of that."""
+        if self.snapshot is None:
+            return
+        try:
+            prove(self.snapshot, self._table.store)
+        except ObjectMissingError:  # rolled back below what we know, perhaps: say so
+            self._table.find(cold_end_min={self._number: self.snapshot.cold_end(self._number)})
+            raise
 
     # ------------------------------------------------------------------------------ one object
 
@@ -147,13 +178,9 @@ class PartitionShipper:
             path=f"partition={self._number}/{name}",
         )
 
-    def _log(self, wanted: OffsetRange) -> Iterator[StoredBatch]:
-        """Yield the log's batches over a range, a bounded number of bytes at a time."""
-        at = wanted.start
-        while at < wanted.end:
-            for batch in self.source.read(at, wanted.end, bytes_max=_READ_BYTES_MAX):
-                yield batch
-                at = batch.header.end_offset
+    def _lineage_id(self) -> str:
+        lineage = self.source.lineage
+        return lineage[-1].lineage_id if lineage else ""
 
     def _store(self) -> None:
         built = self._taken_object()
@@ -170,6 +197,7 @@ class PartitionShipper:
         check_segment(self._fetched(entry.path), entry)
 
     def _commit(self, moved: OffsetRange) -> tier.Event:
+        self._require_leadership()
         built = self._taken_object()
         entry = built.entry
         base = self.snapshot if self.snapshot is not None else self._table.create()
@@ -188,6 +216,7 @@ class PartitionShipper:
                 {self._number: moved},
                 commit_id=entry.path,
                 ranges_json=encode_ranges([entry]),
+                lineage_json=encode_lineage([entry]),
             )
         except StaleColdEndError as lost:
             self.counters.conflicts_total += 1
@@ -196,12 +225,17 @@ class PartitionShipper:
         # Believed only once a fresh look at the table's log shows it.
         self.snapshot = self._table.find(cold_end_min={self._number: moved.end})
         self._committed = entry.at_version(version)
+        self._proved.prove(self.source.partition_id, moved.end)
         return tier.Committed()
 
     def _write_ledger(self) -> None:
         assert self._committed is not None, "the ledger follows the commit"
         entry, self._committed, self._object = self._committed, None, None
-        self._ledger.put(entry)
+        try:
+            self._ledger.put(entry)
+        except ObjectCorruptError:  # a rival has repaired it already, or says something else
+            entry = self._repair().put(entry)
+        self._noted = entry
         self.counters.segments_total += self._segments_count
         self.counters.bytes_total += entry.size_bytes
         self.counters.last_shipped_us = self._clock.now_us()
@@ -222,73 +256,31 @@ class PartitionShipper:
     def _forget(self) -> None:
         self._object = self._committed = None
 
-    # ------------------------------------------------------------------------------ repair
+    # ------------------------------------------------------------------------------ the ledger
 
-    def _repair(self, missing: OffsetRange) -> None:
-        """Write the ledger entries that a crash left out, each proved against the table's rows.
+    def _prove_history(self) -> None:
+        """Refuse a table of another history; the log itself is compared once per cold end."""
+        snapshot, partition = self.snapshot, self.source.partition_id
+        assert snapshot is not None, "only a table has a history"
+        cold_end = snapshot.cold_end(self._number)
+        newest = self._noted
+        if newest is None or newest.end != cold_end:
+            newest = newest_range(self._table, snapshot, self._number)
+        recorded = self.source.cold_end
+        if not self._proved.covers(partition, cold_end):
+            place = self._place(OffsetRange(Offset(0), Offset(0)))
+            if require_rows_of_log(self._table, snapshot, self.source, newest, place):
+                recorded = max(recorded, cold_end)
+        require_ours(snapshot, self._number, newest, lineage=self.source.lineage, recorded=recorded)
+        self._proved.prove(partition, cold_end)
 
-        The commits say what they held. Where their part of the log is gone, the local log, which
-        is only freed after the ledger is written, says it again.
-        """
+    def _repair(self) -> LedgerRepair:
         assert self.snapshot is not None, "only a table can be ahead of its ledger"
-        at = missing.start
-        for entry in self._committed_ranges(missing):
-            if entry.start == at:
-                self._prove(entry)
-                self._ledger.put(entry)
-                at = entry.end
-        for segment in self.source.segments():
-            end = Offset(min(segment.end_offset, missing.end))
-            if end > at:
-                self._require_local(at)
-                entry = self._local_entry(OffsetRange(at, end))
-                self._prove(entry)
-                self._ledger.put(entry)
-                at = end
-        if at < missing.end:
-            self._require_local(at)
-
-    def _committed_ranges(self, missing: OffsetRange) -> list[LedgerEntry]:
-        starts = self._ledger.starts(self._number)
-        above = self._ledger.get(self._number, starts[-1]).version if starts else NO_VERSION
-        found = [
-            entry
-            for commit in self._table.commits(above=max(above, 0))
-            for entry in decode_ranges(commit.ranges_json, version=commit.version)
-            if entry.partition == self._number and missing.start <= entry.start < missing.end
-        ]
-        return sorted(found, key=lambda entry: entry.start)
-
-    def _local_entry(self, wanted: OffsetRange) -> LedgerEntry:
-        assert self.snapshot is not None
-        facts = RangeFacts()
-        for rows in log_rows(self._log(wanted), wanted, self._place(wanted)):
-            facts.add(rows)
-        return facts.entry(self._number).at_version(self.snapshot.version)
-
-    def _prove(self, entry: LedgerEntry) -> None:
-        """Compare an entry with the rows that the table gives now."""
-        assert self.snapshot is not None
-        facts = RangeFacts()
-        for rows in read_rows(
-            self.snapshot, self._table.store, self._number, entry.range, FILE_SCHEMA
-        ):
-            facts.add(rows)
-        if facts.digest != entry.digest:
-            raise ObjectCorruptError(
-                f"the table's rows {entry.range} of partition {self._number} have digest "
-                f"{facts.digest}, {entry.digest} was committed",
-                key=entry.path,
-                expected=entry.digest,
-                found=facts.digest,
-            )
-
-    def _require_local(self, at: Offset) -> None:
-        if at < self.source.log_start:
-            raise GapError(
-                f"the ledger lacks [{at}, {self.source.log_start}) of partition {self._number}, "
-                "and neither the table's log nor the local log can tell what it was",
-                partition=self._number,
-                start=int(at),
-                end=int(self.source.log_start),
-            )
+        return LedgerRepair(
+            table=self._table,
+            snapshot=self.snapshot,
+            source=self.source,
+            place=self._place(OffsetRange(Offset(0), Offset(0))),
+            last=self._noted,
+            lineage_id=self._lineage_id(),
+        )

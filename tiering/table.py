@@ -19,7 +19,13 @@ from tiering.object_store import ObjectStore
 
 FORMAT_VERSION: Final = 1
 LEDGER_PREFIX: Final = "_headwater/ledger"  # a leading underscore: Delta and VACUUM pass it over
+PROOF_PREFIX: Final = "_headwater/proof"
 PROPERTY_PREFIX: Final = "headwater."
+COMMIT_ID: Final = "headwater.commit_id"  # in commitInfo: the commit is ours
+RANGES: Final = "headwater.ranges"  # the ledger entries that a commit ships
+FILES: Final = "headwater.files"  # the files that a commit puts in the place of others
+ETAGS: Final = "headwater.etags"  # what the store calls the bytes of the added objects
+MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit is of
 KIND_PROPERTY: Final = "headwater.kind"  # absent: a stream's history
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -39,6 +45,7 @@ class DataFile:
     min_offset: Offset | None
     max_offset: Offset | None  # inclusive, as Parquet and Delta keep it
     max_timestamp_us: int | None = None  # no row is later; None: unknown
+    min_timestamp_us: int | None = None  # no row is earlier; None: unknown
 
     @property
     def end_offset(self) -> Offset | None:
@@ -61,6 +68,7 @@ class TableSnapshot:
     properties: Mapping[str, str]
     files: tuple[DataFile, ...]
     ranges: Mapping[int, OffsetRange]  # every partition of the stream
+    table_id: str = ""  # drawn when the table was created
 
     @property
     def files_bytes(self) -> int:
@@ -81,6 +89,8 @@ class NewFile:
     partition: int
     modified_us: int
     stats_json: str
+    crc32c: int | None = None  # of its bytes, where the caller knows
+    digest: str = ""  # of its rows, in their order in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +141,13 @@ class Table(Protocol):
         *,
         commit_id: str,
         ranges_json: str,
+        lineage_json: str = "{}",
     ) -> int:
         """Add files and move cold ends from ``moves[p].start`` to ``moves[p].end``, atomically.
 
         Only if in ``expected``, and in every version after it up to the commit, each of these
-        cold ends is exactly the start. Returns the version, durable.
+        cold ends is exactly the start. ``lineage_json`` says whose history each range is. Returns
+        the version, durable.
 
         Raises:
             StaleColdEndError: a cold end is another; nothing was committed.
@@ -151,12 +163,14 @@ class Table(Protocol):
         moves: Mapping[int, OffsetRange],
         data_change: bool,
         commit_id: str,
+        made_of: str | None = None,
     ) -> int:
         """Remove and add files, and set the ranges of ``moves``, in one commit.
 
         Only if every removed file is still in the table and, for each partition of ``moves``, the
         table's range is still ``expected``'s, in every version up to the commit. ``data_change``
-        false says that the rows stay the same. Returns the version, durable.
+        false says that the rows stay the same; ``made_of``, in the commit, of which history they
+        are. Returns the version, durable.
 
         Raises:
             FilesReplacedError: a file is not in the table any more; nothing was committed.

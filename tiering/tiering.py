@@ -7,22 +7,29 @@ here may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import OffsetOutOfRangeError
+from broker.errors import ForeignHistoryError, OffsetOutOfRangeError
+from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports import Clock, TableState, TierCatalog, TierSource, TierStatus
-from tiering.config import TieringConfig
+from tiering.certify import require_sound
+from tiering.claimant import Claimant
+from tiering.config import Observer, TieringConfig
+from tiering.delta_log import commit_digest
 from tiering.delta_table import DeltaStreamTable
+from tiering.history import ProvedEnds, newest_range, require_ours
 from tiering.lake import Lake
+from tiering.proofs import prove
 from tiering.reader import read_rows
 from tiering.shipper import PartitionShipper
-from tiering.uploader import Observer, Uploader
+from tiering.table import TableSnapshot
+from tiering.uploader import Uploader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +68,24 @@ class Tiering:
         self._clock = clock
         self._lock = threading.Lock()
         self._tables: dict[str, DeltaStreamTable] = {}
+        self._proved = ProvedEnds()  # against the local log, by shippers
+        self._judged = ProvedEnds()  # by the metadata's lineage, for readers
+        self._claimant = Claimant(
+            lambda stream: self._table(stream).store,
+            cluster=lake.cluster,
+            clock=clock,
+            config=self._config,
+            observer=observer,
+            is_replaced=self._is_replaced,
+        )
+        catalog.on_leading(self._claimant.begin)
         self._uploader = Uploader(
-            catalog, self._shipper, clock=clock, config=self._config, observer=observer
+            catalog,
+            self._shipper,
+            clock=clock,
+            config=self._config,
+            observer=observer,
+            on_scan=self._claimant.ensure,
         )
 
     def start(self) -> None:
@@ -75,8 +98,13 @@ class Tiering:
         What was under way is continued, or done again, at the next start.
         """
         self._uploader.stop()
+        self._claimant.stop()
         with self._lock:
             self._tables.clear()
+
+    def await_claims(self, timeout_ms: int) -> None:
+        """Wait until what this broker leads is claimed, or lost, at most so long. Blocks."""
+        self._claimant.wait_settled(timeout_ms)
 
     def stats(self) -> list[TierStats]:
         """Return the counters of every partition tiered here."""
@@ -103,7 +131,10 @@ class Tiering:
             for source in self._catalog.sources(stream)
         }
         snapshot = table.find(cold_end_min=least)
-        if snapshot is None:
+        if snapshot is not None:
+            self._require_ours(stream, table, snapshot, snapshot.ranges)
+            prove(snapshot, table.store)
+        else:
             empty = OffsetRange(Offset(0), Offset(0))
             return TableState(
                 table_uri=table.uri,
@@ -118,6 +149,7 @@ class Tiering:
             ranges=snapshot.ranges,
             files_count=len(snapshot.files),
             files_bytes=snapshot.files_bytes,
+            digest=commit_digest(table.store, snapshot.version),
         )
 
     def read(
@@ -138,7 +170,11 @@ class Tiering:
                 start=0,
                 end=0,
             )
-        return read_rows(snapshot, table.store, partition, OffsetRange(start, end), schema)
+        if partition in snapshot.ranges:
+            self._require_ours(stream, table, snapshot, [partition])
+        wanted = OffsetRange(start, end)
+        require_sound(snapshot, table.store, partition, wanted)
+        return read_rows(snapshot, table.store, partition, wanted, schema)
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
         """Ship every record committed now; return when it is in the table; see the port."""
@@ -155,6 +191,32 @@ class Tiering:
 
     # ------------------------------------------------------------------------------ inside
 
+    def _require_ours(
+        self,
+        stream: Stream,
+        table: DeltaStreamTable,
+        snapshot: TableSnapshot,
+        partitions: Iterable[int],
+    ) -> None:
+        """Refuse a table of another history; what was proved once costs nothing.
+
+        What this broker did not ship itself is judged by the metadata's lineage. That may be
+        behind: a new leader's first commit can be seen before its leadership is.
+        """
+        for number in partitions:
+            partition = PartitionId(stream.uuid, PartitionNumber(number))
+            cold_end = snapshot.cold_end(number)
+            if self._judged.covers(partition, cold_end) or self._proved.covers(partition, cold_end):
+                continue
+            newest = newest_range(table, snapshot, number)
+            lineage, recorded = self._catalog.history(partition, refreshed=False)
+            try:
+                require_ours(snapshot, number, newest, lineage=lineage, recorded=recorded)
+            except ForeignHistoryError:
+                lineage, recorded = self._catalog.history(partition, refreshed=True)
+                require_ours(snapshot, number, newest, lineage=lineage, recorded=recorded)
+            self._judged.prove(partition, cold_end)
+
     def _status(self, source: TierSource) -> TierStatus:
         found = self._uploader.task_of(source.partition_id)
         cold_end, number = source.cold_end, source.partition_id.number
@@ -164,6 +226,7 @@ class Tiering:
             snapshot = shipper.snapshot
             if snapshot is not None:
                 start = min(snapshot.ranges[number].start, cold_end)
+            failure = self._claimant.error_of(source.partition_id) or failure
             error = None if failure is None else f"{type(failure).__name__}: {failure}"
             last_us = shipper.counters.last_shipped_us or None
         return TierStatus(
@@ -178,6 +241,11 @@ class Tiering:
             last_shipped_us=last_us,
         )
 
+    def _is_replaced(self, partition: PartitionId, lineage_id: str) -> bool:
+        """Tell whether the metadata, asked anew, has a leadership after this one."""
+        lineage, _ = self._catalog.history(partition, refreshed=True)
+        return any(one.lineage_id == lineage_id for one in lineage[:-1])
+
     def _shipper(self, stream: Stream, source: TierSource) -> PartitionShipper:
         return PartitionShipper(
             cluster=self._lake.cluster,
@@ -185,6 +253,8 @@ class Tiering:
             table=self._table(stream),
             clock=self._clock,
             config=self._config,
+            proved=self._proved,
+            claimant=self._claimant,
         )
 
     def _table(self, stream: Stream) -> DeltaStreamTable:

@@ -59,7 +59,11 @@ def _candidates(
             and file.records_count != 0
             and (file.min_offset is None or file.min_offset < wanted.end)
             and (file.max_offset is None or file.max_offset >= wanted.start)
-            and (file.max_timestamp_us is None or file.max_timestamp_us >= timestamp_us)
+            # Delta keeps milliseconds, and OPTIMIZE by others rounds down.
+            and (
+                file.max_timestamp_us is None
+                or file.max_timestamp_us // 1000 >= timestamp_us // 1000
+            )
         ),
         key=lambda file: file.min_offset or 0,
     )

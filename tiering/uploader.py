@@ -19,6 +19,7 @@ import pyarrow as pa
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,
+    HistoryClaimedError,
     RemoteTierUnavailableError,
     UnknownStreamError,
 )
@@ -26,10 +27,9 @@ from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock, TierCatalog, TierSource
-from tiering.config import TieringConfig
+from tiering.config import Observer, TieringConfig
 from tiering.shipper import PartitionShipper
 
-Observer = Callable[[str, Mapping[str, object]], None]
 ShipperOf = Callable[[Stream, TierSource], PartitionShipper]
 
 _FLUSH_POLL_MS: Final = 50
@@ -60,8 +60,13 @@ class Uploader:
         clock: Clock,
         config: TieringConfig,
         observer: Observer,
+        on_scan: Callable[[Mapping[PartitionId, tuple[Stream, TierSource]]], None],
     ) -> None:
-        """Make the pool; nothing runs before :meth:`start`."""
+        """Make the pool; nothing runs before :meth:`start`.
+
+        ``on_scan`` hears of everything that is led and tiered here, at every look at the catalog.
+        """
+        self._on_scan = on_scan
         self._catalog = catalog
         self._shipper_of = shipper_of
         self._clock = clock
@@ -194,6 +199,8 @@ class Uploader:
                     found[source.partition_id] = (stream, source)
         except HeadwaterError as error:  # a stream deleted just now; the next scan sees it gone
             self._observer("tier_scan_failed", {"error": str(error)})
+        if only is None:
+            self._on_scan(found)
         with self._changed:
             now = self._clock.monotonic_ms()
             for partition, (stream, source) in found.items():
@@ -272,7 +279,7 @@ class Uploader:
         if task is None:
             raise UnknownStreamError(f"partition {partition} was taken away while it was flushed")
         tried = task.cycles_total > cycles_before
-        if tried and isinstance(task.error, CorruptDataError):
+        if tried and isinstance(task.error, CorruptDataError | HistoryClaimedError):
             raise task.error
 
     def _flush_timed_out(self, stream: Stream, waiting: list[PartitionId]) -> HeadwaterError:

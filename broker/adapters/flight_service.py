@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -43,7 +43,8 @@ from broker.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from broker.model.ids import LeaseId
+from broker.model.cut_positions import CutPosition
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from broker.operator_ports import OperatorApi
 from broker.ports import BrokerApi, Clock, TierStatus
@@ -390,6 +391,12 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _action_renew_lease(self, lease_id: str, ttl_ms: int) -> list[dict[str, Any]]:
         return [dataclasses.asdict(self._api.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
+
+    def _action_check_cut(
+        self, name: str, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+    ) -> list[dict[str, Any]]:
+        self._api.check_cut(name, stream_uuid=stream_uuid, positions=positions)
+        return [{}]
 
     def _action_drop_lease(self, lease_id: str) -> list[dict[str, Any]]:
         self._api.drop_lease(LeaseId(lease_id))

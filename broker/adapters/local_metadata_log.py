@@ -1,6 +1,7 @@
 """The metadata log of one node: a journal of commands, synced before any answer.
 
-Files in ``metadata/``: ``snapshot`` (state as of an index) and ``journal`` (commands after it).
+Files in ``metadata/``: ``snapshot`` (state as of an index), ``journal`` (commands after it), and
+``ballast``: room that a full disk is given back of, so that what frees disk can be written down.
 
     journal entry:  | length u32 | command crc u32 | index u64 | head crc u32 | command ... |
     snapshot:       | crc u32 | index u64 | state as JSON ... |     little-endian, CRC-32C
@@ -14,16 +15,22 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import structlog
 
 from broker.codec.checksum import crc32c
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import COMMAND_BYTES_MAX, decode
+from broker.core.metadata.size import SNAPSHOT_BYTES_MAX
 from broker.core.metadata.state import MetadataState
 from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, MetadataCorruptError
 from broker.ports import File, Files
+from broker.storage.log_folder import ignoring_full_disk, is_full
 from broker.storage.whole_file import write_whole
+
+_log = structlog.get_logger(__name__)
 
 _HEAD: Final = struct.Struct("<IIQ")
 _CRC: Final = struct.Struct("<I")
@@ -31,29 +38,53 @@ _HEAD_SIZE: Final = _HEAD.size + _CRC.size
 _INDEX: Final = struct.Struct("<Q")
 _SNAPSHOT: Final = struct.Struct("<IQ")
 _SECTOR_SIZE: Final = 512  # a torn write leaves whole sectors unwritten, and those read as zeros
+_BALLAST_BYTES: Final = 256 * 1024
+_BALLAST_STEP: Final = 8 * 1024
+_ROOMY_BYTES: Final = 64 * 1024 * 1024
+_COUNTER: Final = "metadata"
 _JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # then a snapshot starts a new journal
-_SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+class Noted(Protocol):
+    """A second place that remembers how far the journal was: see ``storage/promises.py``."""
+
+    def note(self, name: str, first: int, second: int = 0) -> None:
+        """Note a counter."""
+
+    def noted(self, name: str) -> tuple[int, int] | None:
+        """Return a counter's values, if it was ever noted."""
 
 
 class LocalMetadataLog:
     """Implements ``MetadataLog`` for a cluster of one. Any thread; proposals take turns."""
 
-    def __init__(self, files: Files, folder: str = "metadata") -> None:
+    def __init__(
+        self, files: Files, folder: str = "metadata", *, promises: Noted | None = None
+    ) -> None:
         """Open and replay. Blocks.
 
         Raises:
-            MetadataCorruptError: the snapshot or the journal is damaged.
+            MetadataCorruptError: the snapshot or the journal is damaged, missing, or older than
+                what ``promises`` noted before an answer was given.
         """
         self._files = files
+        self._promises = promises
+        if not files.exists(folder) and files.exists("streams"):
+            raise MetadataCorruptError(f"{folder} is missing beside stored data", path=folder)
         self._folder = folder
         self._lock = threading.Lock()
         self._failure: LogFailedError | None = None
+        self._snapshot_at = _JOURNAL_BYTES_MAX
         self._subscribers: list[Callable[[int, MetadataState], None]] = []
         files.make_folder(folder)
         files.sync_folder(folder)  # a file may have been replaced, and the process ended there
         self.state, self._index = self._load_snapshot()
         self._journal = self._open_journal()
         self._position = self._replay()
+        self._compare_with_noted()
+        self._note()
+        self._ballast = 0
+        self._take_ballast()
 
     def propose(self, command: bytes) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``."""
@@ -67,11 +98,15 @@ class LocalMetadataLog:
             if isinstance(reply, Rejected):
                 raise reply.error  # on one node a refused command need not be kept
             self._append(command)
+            self._note()
             self.state = state
             for subscriber in self._subscribers:
                 subscriber(self._index, state)
-            if self._position > _JOURNAL_BYTES_MAX:
-                self._write_snapshot()
+            if self._position > self._snapshot_at:
+                with ignoring_full_disk():  # the journal holds all of it
+                    self._write_snapshot()
+            if self._ballast < _BALLAST_BYTES and self._files.free_bytes() > _ROOMY_BYTES:
+                self._take_ballast()
             return reply
 
     def barrier(self, *, timeout_ms: int = 10_000) -> int:  # noqa: ARG002 - nobody to wait for
@@ -94,11 +129,7 @@ class LocalMetadataLog:
         index = self._index + 1
         head = _HEAD.pack(len(command), crc32c(command), index)
         entry = [head, _CRC.pack(crc32c(head)), command]
-        try:
-            written = self._journal.write_at(self._position, entry)
-        except OSError as cause:
-            self._cut_back()
-            raise DiskFullError(f"metadata cannot be written: {cause}") from cause
+        written = self._write(entry)
         self._sync()
         self._position += written
         self._index = index
@@ -109,6 +140,67 @@ class LocalMetadataLog:
         except OSError as cause:
             self._failure = LogFailedError(f"fdatasync of the metadata journal failed: {cause}")
             raise self._failure from cause
+
+    def _write(self, entry: Sequence[bytes]) -> int:
+        """Write an entry; on a full disk with the room that was kept for this."""
+        while True:
+            try:
+                return self._journal.write_at(self._position, entry)
+            except OSError as cause:
+                self._cut_back()
+                if not is_full(cause) or not self._give_ballast():
+                    raise DiskFullError(f"metadata cannot be written: {cause}") from cause
+
+    def _take_ballast(self) -> None:
+        """Keep room for a few thousand commands: a full disk must not stop what frees it."""
+        path = f"{self._folder}/ballast"
+        with ignoring_full_disk():
+            file = self._files.open(path, create=not self._files.exists(path))
+            try:
+                self._ballast = file.size()
+                file.allocate(_BALLAST_BYTES)
+                self._ballast = _BALLAST_BYTES
+            finally:
+                file.close()
+
+    def _give_ballast(self) -> bool:
+        """Give a little of it up; False when there is none left."""
+        if self._ballast <= 0:
+            return False
+        self._ballast = max(0, self._ballast - _BALLAST_STEP)
+        try:
+            file = self._files.open(f"{self._folder}/ballast")
+            try:
+                file.truncate(self._ballast)
+            finally:
+                file.close()
+        except OSError:
+            return False
+        return True
+
+    def _note(self) -> None:
+        """Note how far the journal is, in a second place, before anybody is answered."""
+        if self._promises is None:
+            return
+        try:
+            with ignoring_full_disk():
+                self._promises.note(_COUNTER, self._index)
+        except LogFailedError as failed:
+            self._failure = failed
+            raise
+
+    def _compare_with_noted(self) -> None:
+        """Refuse an older copy: it would not know streams, and free what it does not know of."""
+        noted = None if self._promises is None else self._promises.noted(_COUNTER)
+        if noted is not None and noted[0] > self._index:
+            raise MetadataCorruptError(
+                f"{self._folder} ends at entry {self._index}, and entry {noted[0]} had been "
+                "answered: files were lost, or an older copy was put back. Nothing was changed. "
+                "Put the newest copy of the folder back, or rebuild the streams from their tables.",
+                path=self._folder,
+                expected=noted[0],
+                found=self._index,
+            )
 
     def _cut_back(self) -> None:
         try:
@@ -121,7 +213,7 @@ class LocalMetadataLog:
         path = f"{self._folder}/snapshot"
         if not self._files.exists(path):
             return MetadataState(), 0
-        data = self._read_whole(path, _SNAPSHOT_BYTES_MAX)
+        data = self._read_whole(path, _SNAPSHOT.size + SNAPSHOT_BYTES_MAX)
         if len(data) < _SNAPSHOT.size:
             raise MetadataCorruptError(f"{path} is too short", path=path)
         crc, index = _SNAPSHOT.unpack_from(data)
@@ -131,11 +223,17 @@ class LocalMetadataLog:
 
     def _write_snapshot(self) -> None:
         """Replace the snapshot, then start an empty journal; safe to crash between any two."""
-        body = _INDEX.pack(self._index) + self.state.to_json().encode()
+        state = self.state.to_json().encode()
+        if len(state) > SNAPSHOT_BYTES_MAX:  # it would not be opened again; the journal is
+            self._snapshot_at = 2 * self._position
+            _log.error("metadata_too_large", size_bytes=len(state), limit_bytes=SNAPSHOT_BYTES_MAX)
+            return
+        self._snapshot_at = _JOURNAL_BYTES_MAX
+        body = _INDEX.pack(self._index) + state
         self._write_whole("snapshot", _CRC.pack(crc32c(body)) + body)
-        self._journal.close()
         self._write_whole("journal", b"")
-        self._journal = self._files.open(f"{self._folder}/journal")
+        full, self._journal = self._journal, self._files.open(f"{self._folder}/journal")
+        full.close()
         self._position = 0
 
     def _write_whole(self, name: str, data: bytes) -> None:
@@ -166,6 +264,7 @@ class LocalMetadataLog:
         while position < len(data):
             entry = _next_entry(data, position, path)
             if entry is None:
+                self._compare_with_noted()  # else it had been answered, and is not torn
                 self._journal.truncate(position)
                 self._sync()
                 break

@@ -63,6 +63,7 @@ class PartitionSample:
     appended_bytes_total: int
     duplicate_records_total: int
     refused_writes_total: int
+    overrun_messages_total: int
     syncs_total: int
     freed_segments_total: int
 
@@ -191,6 +192,7 @@ _HELP: Final = {
     "appended_bytes_total": "Bytes written to the log.",
     "duplicate_records_total": "Records recognised as sent before and not stored again.",
     "refused_writes_total": "Writes answered with an error.",
+    "overrun_messages_total": "Messages of other replicas that had no room; they are sent again.",
     "syncs_total": "fdatasync calls.",
     "freed_segments_total": "Segments freed from local disk, all of them in the table.",
     "received_messages_total": "NATS messages read.",

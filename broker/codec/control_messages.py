@@ -4,7 +4,8 @@
     | version | kind | flag | zero | fields, 8 bytes each, by kind ...              little-endian
 
 A message about a partition has its number and its stream's uuid first (4 + 16 bytes). Nothing has
-a variable length. Whatever is not exactly one message is an EnvelopeError.
+a variable length. Whatever is not exactly one message is an EnvelopeError. Since version 2, who
+tells its log end names its broker epoch and the leader epoch that it has heard of.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.raft import Floor, Standing
 
-VERSION: Final = 1
+VERSION: Final = 2
 _HEAD: Final = struct.Struct("<BBBB")
 _PARTITION: Final = struct.Struct("<I16s")
 _NUMBER_MAX: Final = 1 << 62  # an epoch, offset or clock beyond it was never counted up to
@@ -45,7 +46,7 @@ _FIELDS: Final = {
     _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
     _LEADER_REPORT: struct.Struct("<2Q"),
     _LOG_END_ASKED: struct.Struct("<Q"),
-    _LOG_END_TOLD: struct.Struct("<2Q"),
+    _LOG_END_TOLD: struct.Struct("<4Q"),
     _NEWEST_ASKED: struct.Struct("<Q"),
     _NEWEST_TOLD: struct.Struct("<4Q"),
     _MEMBER_ASKED: struct.Struct("<Q"),
@@ -76,7 +77,8 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
         case LogEndAsked():
             return _LOG_END_ASKED, False, (m.leader_epoch,)
         case LogEndTold():
-            return _LOG_END_TOLD, False, (m.last_epoch, m.log_end)
+            told = (m.broker_epoch, m.leader_epoch, m.last_epoch, m.log_end)
+            return _LOG_END_TOLD, False, told
         case NewestAsked():
             return _NEWEST_ASKED, False, (m.request_id,)
         case NewestTold():
@@ -143,8 +145,10 @@ def _about_partition(
     if kind == _LOG_END_TOLD:
         return LogEndTold(
             partition_id=partition,
-            last_epoch=LeaderEpoch(fields[0]),
-            log_end=Offset(fields[1]),
+            broker_epoch=BrokerEpoch(fields[0]),
+            leader_epoch=LeaderEpoch(fields[1]),
+            last_epoch=LeaderEpoch(fields[2]),
+            log_end=Offset(fields[3]),
         )
     if kind == _NEWEST_ASKED:
         return NewestAsked(partition_id=partition, request_id=fields[0])

@@ -20,6 +20,9 @@ from broker.codec.flight_protocol import (
     whole_number,
 )
 from broker.errors import InvalidRequestError
+from broker.model.cut_positions import CutPosition
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import PARTITIONS_MAX
 
 BODY_BYTES_MAX: Final = 256 * 1024
 LEASE_TTL_MS_MAX: Final = 24 * 3_600_000
@@ -66,6 +69,27 @@ def _names(value: object) -> list[str]:
             f"names must be a list of 1 to {_NAMES_MAX} stream names", field="names"
         )
     return [stream_name(name, "names") for name in value]
+
+
+def _positions(value: object) -> list[CutPosition]:
+    if not isinstance(value, list) or not 1 <= len(value) <= PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"positions must be a list of 1 to {PARTITIONS_MAX} pairs", field="positions"
+        )
+    return [_position(one) for one in value]
+
+
+def _position(value: object) -> CutPosition:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidRequestError("a position is [lineage id, end]", field="positions")
+    lineage_id, end = value
+    if lineage_id is not None:
+        lineage_id = short_text(lineage_id, "positions", bytes_max=64)
+    return CutPosition(lineage_id, Offset(whole_number(end, "positions", low=0, high=OFFSET_MAX)))
+
+
+def _uuid(value: object) -> str:
+    return stream_uuid(value)
 
 
 def _optional_uuid(value: object) -> str | None:
@@ -120,6 +144,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     "cut": ActionSpec(
         "Take a cut under a lease of its own. {name, owner, ttl_ms} -> the cut.",
         {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},
+        {},
+    ),
+    "check_cut": ActionSpec(
+        "Confirm that a saved cut is of the history that is here. {name, stream_uuid, positions: "
+        "[[lineage_id, hot_end], ...]} -> {}.",
+        {"name": _name, "stream_uuid": _uuid, "positions": _positions},
         {},
     ),
     "high_watermarks": ActionSpec(

@@ -8,39 +8,92 @@ Source: Kafka's idempotent producer (KIP-98: five batches in flight); JetStream'
 from __future__ import annotations
 
 import json
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 
 _BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry any
-_PRODUCERS_MAX: Final = 10_000
+PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024  # of one table, in memory
+_PRODUCER_BYTES: Final = 512  # the entry, its objects and its two empty arrays
+_BATCH_BYTES: Final = 16  # two numbers
 _STATE_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedBatch:
-    """A producer's batch as it was stored."""
+class _Batches:
+    """The newest batches of one producer, oldest first; their sequences follow each other."""
 
-    base_sequence: int
-    records_count: int
-    base_offset: Offset
+    __slots__ = ("counts", "next_sequence", "offsets")
+
+    def __init__(self) -> None:
+        self.next_sequence = 0
+        self.offsets = array("q")
+        self.counts = array("q")
+
+    def add(self, base_sequence: int, records_count: int, base_offset: int) -> int:
+        """Add the newest; return by how many batches this grew."""
+        before = len(self.offsets)
+        if base_sequence != self.next_sequence:  # it began anew: nothing older is a retry of it
+            self.offsets, self.counts = array("q"), array("q")
+        elif before == _BATCHES_KEPT:
+            del self.offsets[0], self.counts[0]
+        self.offsets.append(base_offset)
+        self.counts.append(records_count)
+        self.next_sequence = base_sequence + records_count
+        return len(self.offsets) - before
+
+    def newest_first(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (base sequence, records, base offset)."""
+        sequence = self.next_sequence
+        for index in range(len(self.offsets) - 1, -1, -1):
+            sequence -= self.counts[index]
+            yield sequence, self.counts[index], self.offsets[index]
+
+    def oldest_first(self) -> list[tuple[int, int, int]]:
+        """Return (base sequence, records, base offset)."""
+        return list(self.newest_first())[::-1]
 
 
 class ProducerTable:
-    """The last batches of each producer. Bounded: the longest silent producer is forgotten."""
+    """The last batches of each producer.
 
-    def __init__(self) -> None:
+    Bounded by one budget of bytes: beyond it the longest silent producers are forgotten, whole.
+    """
+
+    def __init__(self, *, bytes_max: int = PRODUCER_BYTES_MAX) -> None:
         """Start empty."""
-        self._batches: OrderedDict[ProducerId, deque[AppendedBatch]] = OrderedDict()
+        self._bytes_max = bytes_max
+        self._batches: OrderedDict[ProducerId, _Batches] = OrderedDict()
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         """How many producers are remembered."""
         return len(self._batches)
+
+    def expected(self, producer: ProducerId) -> int:
+        """Return the sequence that is next.
+
+        A producer that is not known (any more) may only begin: in the middle, an earlier batch is
+        missing, or this one was stored before it was forgotten.
+        """
+        batches = self._batches.get(producer)
+        return 0 if batches is None else batches.next_sequence
+
+    def stored(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
+        """Return the base offset of this batch if it is among those remembered."""
+        batches = self._batches.get(producer)
+        if batches is None or base_sequence >= batches.next_sequence:
+            return None
+        for sequence, count, offset in batches.newest_first():
+            if sequence <= base_sequence:
+                same = sequence == base_sequence and count == records_count
+                return Offset(offset) if same else None
+        return None
 
     def find(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
         """Return the base offset of a batch stored before, or None if it is the next one.
@@ -48,22 +101,13 @@ class ProducerTable:
         Raises:
             SequenceGapError: it is neither; storing it would lose or double records.
         """
-        batches = self._batches.get(producer, ())
-        # A producer that is not known (any more) may only begin: in the middle, an earlier batch
-        # is missing, or this one was stored before it was forgotten.
-        expected = batches[-1].base_sequence + batches[-1].records_count if batches else 0
+        expected = self.expected(producer)
         if base_sequence == expected:
             return None
-        for batch in reversed(batches):
-            if batch.base_sequence == base_sequence and batch.records_count == records_count:
-                return batch.base_offset
-        raise SequenceGapError(
-            f"producer {producer} sent sequence {base_sequence} ({records_count} records) where "
-            f"{expected} is next and no stored batch matches",
-            producer_id=producer,
-            expected=expected,
-            got=base_sequence,
-        )
+        offset = self.stored(producer, base_sequence, records_count)
+        if offset is None:
+            raise sequence_gap(producer, base_sequence, records_count, expected)
+        return offset
 
     def add(
         self, producer: ProducerId, base_sequence: int, records_count: int, base_offset: Offset
@@ -71,36 +115,30 @@ class ProducerTable:
         """Remember a stored batch."""
         batches = self._batches.get(producer)
         if batches is None:
-            batches = self._batches[producer] = deque(maxlen=_BATCHES_KEPT)
-            if len(self._batches) > _PRODUCERS_MAX:
-                self._batches.popitem(last=False)
+            batches = _Batches()
+            batches.next_sequence = base_sequence  # a log may begin in the middle of it
+            self._batches[producer] = batches
+            self.size_bytes += _PRODUCER_BYTES
         else:
             self._batches.move_to_end(producer)
-        batches.append(AppendedBatch(base_sequence, records_count, base_offset))
-
-    def forget_from(self, producer: ProducerId, offset: Offset) -> None:
-        """Take back batches at or above ``offset``: their write did not happen."""
-        batches = self._batches.get(producer)
-        while batches and batches[-1].base_offset >= offset:
-            batches.pop()
-        if batches is not None and not batches:
-            del self._batches[producer]
+        grown = batches.add(base_sequence, records_count, base_offset)
+        self.size_bytes += grown * _BATCH_BYTES
+        while self.size_bytes > self._bytes_max and len(self._batches) > 1:
+            _, gone = self._batches.popitem(last=False)
+            self.size_bytes -= _PRODUCER_BYTES + len(gone.offsets) * _BATCH_BYTES
 
     def to_state(self) -> bytes:
         """Return the table as bytes for the log's producer state."""
-        rows = [
-            [producer, [[b.base_sequence, b.records_count, b.base_offset] for b in batches]]
-            for producer, batches in self._batches.items()
-        ]
+        rows = [[producer, batches.oldest_first()] for producer, batches in self._batches.items()]
         return json.dumps({"v": _STATE_VERSION, "producers": rows}).encode()
 
     def below(self, end: Offset, *, batches_max: int) -> ProducerTable:
         """Return what is known of records below ``end``: each producer's newest batches there."""
         found = ProducerTable()
         for producer, batches in self._batches.items():
-            kept = [one for one in batches if one.base_offset < end][-batches_max:]
-            for one in kept:
-                found.add(producer, one.base_sequence, one.records_count, one.base_offset)
+            known = [one for one in batches.oldest_first() if one[2] < end]
+            for base_sequence, records_count, base_offset in known[-batches_max:]:
+                found.add(producer, base_sequence, records_count, Offset(base_offset))
         return found
 
     @classmethod
@@ -122,6 +160,60 @@ class ProducerTable:
         except (ValueError, KeyError, TypeError) as cause:
             raise MetadataCorruptError("producer state is not readable") from cause
         return table
+
+
+def sequence_gap(
+    producer: ProducerId, base_sequence: int, records_count: int, expected: int
+) -> SequenceGapError:
+    """Return the error of a batch that is neither stored nor next."""
+    return SequenceGapError(
+        f"producer {producer} sent sequence {base_sequence} ({records_count} records) where "
+        f"{expected} is next and no stored batch matches",
+        producer_id=producer,
+        expected=expected,
+        got=base_sequence,
+    )
+
+
+class ProducerPlan:
+    """What a group adds to a producer table once it is written, and not before.
+
+    So a write that fails leaves the table as it was, the oldest batches that it remembers included,
+    and one that nobody finishes, since the thread that wrote it crashed, leaves nothing in it.
+    """
+
+    def __init__(self, table: ProducerTable) -> None:
+        """Plan on top of ``table``."""
+        self._table = table
+        self._next: dict[ProducerId, int] = {}
+        self._planned: dict[tuple[ProducerId, int], tuple[int, Offset]] = {}
+
+    def find(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
+        """See :meth:`ProducerTable.find`."""
+        expected = self._next.get(producer)
+        if expected is None:
+            return self._table.find(producer, base_sequence, records_count)
+        if base_sequence == expected:
+            return None
+        planned = self._planned.get((producer, base_sequence))
+        if planned is not None and planned[0] == records_count:
+            return planned[1]
+        offset = self._table.stored(producer, base_sequence, records_count)
+        if offset is None:
+            raise sequence_gap(producer, base_sequence, records_count, expected)
+        return offset
+
+    def add(
+        self, producer: ProducerId, base_sequence: int, records_count: int, base_offset: Offset
+    ) -> None:
+        """Plan a batch that :meth:`find` said is next."""
+        self._planned[producer, base_sequence] = (records_count, base_offset)
+        self._next[producer] = base_sequence + records_count
+
+    def apply(self) -> None:
+        """Put everything into the table: it is in the log."""
+        for (producer, base_sequence), (records_count, base_offset) in self._planned.items():
+            self._table.add(producer, base_sequence, records_count, base_offset)
 
 
 class MessageIdWindow:
@@ -150,10 +242,6 @@ class MessageIdWindow:
             self._seen[message_id] = (offset, now_us)
             self._seen.move_to_end(message_id)
 
-    def discard(self, message_id: str) -> None:
-        """Take an id back: the write of its record did not happen."""
-        self._seen.pop(message_id, None)
-
     def oldest_offset(self) -> Offset | None:
         """Return the lowest offset that an id still stands for; None when there is no id."""
         return next(iter(self._seen.values()))[0] if self._seen else None
@@ -170,6 +258,36 @@ class MessageIdWindow:
             del self._seen[message_id]
 
 
+class IdLookup(Protocol):
+    """Where message ids are looked up."""
+
+    def find(self, message_id: str, now_us: int) -> Offset | None:
+        """Return the offset of the record that carried this id, if any."""
+
+
+class IdPlan:
+    """The message ids that a group adds to a window once it is written, and not before."""
+
+    def __init__(self, window: MessageIdWindow) -> None:
+        """Plan on top of ``window``."""
+        self._window = window
+        self._planned: dict[str, Offset] = {}
+
+    def find(self, message_id: str, now_us: int) -> Offset | None:
+        """See :meth:`MessageIdWindow.find`."""
+        offset = self._planned.get(message_id)
+        return self._window.find(message_id, now_us) if offset is None else offset
+
+    def add(self, message_id: str, offset: Offset) -> None:
+        """Plan an id."""
+        self._planned[message_id] = offset
+
+    def apply(self, now_us: int) -> None:
+        """Put everything into the window: it is in the log."""
+        for message_id, offset in self._planned.items():
+            self._window.add(message_id, offset, now_us)
+
+
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """Rows of a batch whose message id was stored before, or stands earlier in the batch.
@@ -184,9 +302,7 @@ class Repeats:
         return bool(self.stored or self.inside)
 
 
-def find_repeats(
-    window: MessageIdWindow, message_ids: Sequence[str | None], now_us: int
-) -> Repeats:
+def find_repeats(window: IdLookup, message_ids: Sequence[str | None], now_us: int) -> Repeats:
     """Compare a batch's ids with the window and with each other."""
     stored: dict[int, Offset] = {}
     inside: dict[int, int] = {}

@@ -3,10 +3,12 @@
 Everything here is volatile and may be wrong; it only proposes commands, and `apply` decides. So a
 second controller, or one that acts on an old state, changes nothing that it should not.
 
-A leader is lost when its session is, or when a majority of those who could succeed it report it
-within a window. Then the living candidates are asked how far their logs reach; the one with the
-smallest lag is named, has to confirm before a timer, else the next is; without one the partition
-goes offline until a candidate is back. Sources: Fluvio's replica election, Liftbridge's reports.
+A leader is lost when its session is, when its process is replaced by another, or when a majority of
+those who could succeed it report it within a window. Then all living members of ISR and eligible
+are asked how far their logs reach; the one with the smallest lag is named, has to confirm before a
+timer, else the next is. One that has restarted is named only when enough answers show that it lacks
+nothing (`is_compared`). Without a candidate the partition goes offline until one is back, or until
+enough are there to compare. Sources: Fluvio's replica election, Liftbridge's reports.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from broker.core.metadata.changes import partition_changes
 from broker.core.metadata.commands import (
     Command,
     FenceBroker,
+    LogAnswer,
     NameCandidate,
     StartElection,
     TakeOffline,
     UnfenceBroker,
 )
-from broker.core.metadata.partition_rules import candidates
+from broker.core.metadata.partition_rules import candidates, is_compared, members
 from broker.core.metadata.placement import hand_overs
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -40,6 +43,7 @@ class ElectionTiming:
     session_ms: int = 1_500  # without a heartbeat the broker is fenced
     report_window_ms: int = 3_000  # reports further apart do not add up
     ask_ms: int = 100  # candidates answer how far they are, or are taken last
+    ask_again_ms: int = 250  # who has not answered, and is needed, is asked again
     confirm_ms: int = 500  # a candidate promotes itself in this time
     retry_ms: int = 250  # a proposal without effect is made again
     offline_ms: int = 1_000  # an offline partition is tried again
@@ -78,14 +82,43 @@ class _Race:
     """One partition without a leader, as of one partition epoch."""
 
     partition_epoch: int
+    first_epoch: LeaderEpoch  # the first without a leader: who has seen it follows nobody
+    status: str
     since_ms: int
-    ends: dict[BrokerId, tuple[LeaderEpoch, Offset]] = field(default_factory=dict)
-    asked: tuple[BrokerId, ...] = ()
+    asked_ms: int
+    answers: dict[BrokerId, tuple[LeaderEpoch, LogAnswer]] = field(default_factory=dict)
     proposed_ms: int | None = None
+
+    def take(self, known_epoch: LeaderEpoch, answer: LogAnswer) -> None:
+        """Keep the newest answer of a replica; a log that follows nobody only grows."""
+        before = self.answers.get(answer.broker)
+        if before is None or _order(before) < _order((known_epoch, answer)):
+            self.answers[answer.broker] = (known_epoch, answer)
+
+    def end_of(self, broker: BrokerId) -> tuple[LeaderEpoch, Offset]:
+        """Return how far a replica's log reaches, as far as it is known."""
+        found = self.answers.get(broker)
+        return _NEVER if found is None else (found[1].last_epoch, found[1].log_end)
+
+    def settled(self) -> tuple[LogAnswer, ...]:
+        """Return the answers of replicas that had let go of the leader before.
+
+        Others may still acknowledge to it, and it may commit what they had not yet when they told.
+        """
+        return tuple(
+            answer
+            for _, (known_epoch, answer) in sorted(self.answers.items())
+            if known_epoch >= self.first_epoch
+        )
 
 
 _RACES_MAX: Final = 64  # elections under way at a time
 _NEVER: Final = (LeaderEpoch(-1), Offset(0))
+
+
+def _order(told: tuple[LeaderEpoch, LogAnswer]) -> tuple[int, ...]:
+    known_epoch, answer = told
+    return answer.broker_epoch, known_epoch, answer.last_epoch, answer.log_end
 
 
 class ElectionCore:
@@ -202,17 +235,17 @@ class ElectionCore:
     def log_end_told(
         self,
         partition_id: PartitionId,
+        answer: LogAnswer,
         *,
-        replica: BrokerId,
-        last_epoch: LeaderEpoch,
-        log_end: Offset,
+        leader_epoch: LeaderEpoch,
         now_ms: int,
     ) -> list[ElectionEffect]:
-        """Take a candidate's answer: the epoch of its last record, and its synced end."""
+        """Take a replica's answer; ``leader_epoch`` is the newest that it has heard of."""
         race = self._races.get(partition_id)
-        if race is None or replica not in race.asked:
-            return []
-        race.ends[replica] = (last_epoch, log_end)
+        registered = self._state.brokers.get(answer.broker)
+        if race is None or registered is None or registered.epoch != answer.broker_epoch:
+            return []  # a former process may have told of records that its disk has lost
+        race.take(leader_epoch, answer)
         return list(self._look_after(partition_id, now_ms))
 
     def tick(self, now_ms: int) -> list[ElectionEffect]:
@@ -240,6 +273,9 @@ class ElectionCore:
             if room <= 0:
                 return
             effects = list(self._look_after(partition_id, now_ms))
+            if effects and partition_id in self._offline:
+                del self._offline[partition_id]
+                self._offline[partition_id] = None  # the others first, the next time
             room -= len(effects)
             yield from effects
 
@@ -273,10 +309,15 @@ class ElectionCore:
         if not self._in_office or one is None or one.status == "online":
             return
         race = self._races.get(partition_id)
+        asks = race is not None and now_ms - race.asked_ms >= self._ask_again_ms(one)
         if race is None or race.partition_epoch != one.partition_epoch:
             race = self._begin(partition_id, one, race, now_ms)
-            for broker in race.asked:
-                if broker not in race.ends:
+            asks = True
+        if asks:
+            race.asked_ms = now_ms
+            heard = {answer.broker for answer in race.settled()}
+            for broker in members(one) or candidates(self._state, one):
+                if self._state.is_alive(broker) and broker not in heard:
                     yield AskLogEnd(broker, partition_id, one.leader_epoch)
         command = self._next_command(partition_id, one, race, now_ms)
         retry_ms = self._timing.retry_ms
@@ -289,13 +330,23 @@ class ElectionCore:
     def _begin(
         self, partition_id: PartitionId, one: PartitionState, before: _Race | None, now_ms: int
     ) -> _Race:
-        race = _Race(one.partition_epoch, now_ms)
-        if one.status != "offline":
-            race.asked = candidates(self._state, one)
+        race = _Race(one.partition_epoch, one.leader_epoch, one.status, now_ms, now_ms)
         if before is not None:  # what was told a moment ago, without a leader, still holds
-            race.ends = {who: end for who, end in before.ends.items() if who in race.asked}
+            race.first_epoch = before.first_epoch
+            race.answers = {
+                who: told
+                for who, told in before.answers.items()
+                if who in self._state.brokers
+                and self._state.brokers[who].epoch == told[1].broker_epoch
+            }
+            if (before.status, one.status) == ("offline", "offline"):
+                race.since_ms = before.since_ms
         self._races[partition_id] = race
         return race
+
+    def _ask_again_ms(self, one: PartitionState) -> int:
+        timing = self._timing
+        return timing.offline_ms if one.status == "offline" else timing.ask_again_ms
 
     def _next_command(
         self, partition_id: PartitionId, one: PartitionState, race: _Race, now_ms: int
@@ -308,26 +359,35 @@ class ElectionCore:
             "leader_epoch": one.leader_epoch,
             "partition_epoch": one.partition_epoch,
         }
+        living = candidates(self._state, one)
+        answers = race.settled()
         if one.status == "offline":
-            ready = candidates(self._state, one)
+            ready = any(is_compared(self._state, one, who, answers) for who in living)
             return StartElection(**names) if ready and waited_ms >= timing.offline_ms else None  # type: ignore[arg-type]
         if one.status == "candidate_found" and waited_ms < timing.confirm_ms:
             return None
-        left = [
-            broker
-            for broker in candidates(self._state, one)
-            if broker not in one.tried and broker != one.candidate
-        ]
-        if not left:
-            return TakeOffline(**names)  # type: ignore[arg-type]
-        if waited_ms < timing.ask_ms and not race.ends.keys() >= set(left):
+        left = [broker for broker in living if broker not in (*one.tried, one.candidate)]
+        if waited_ms < timing.ask_ms and not self._all_told(one, race, left):
             return None
-        best = max(left, key=lambda who: (*race.ends.get(who, _NEVER), -left.index(who)))
+        fit = [who for who in left if is_compared(self._state, one, who, answers)]
+        if not fit:
+            # Others may be on their way: after a power loss they come back one by one.
+            waits = left and waited_ms < timing.confirm_ms
+            return None if waits else TakeOffline(**names)  # type: ignore[arg-type]
+        best = max(fit, key=lambda who: (*race.end_of(who), -fit.index(who)))
+        if best not in race.answers and one.restarted and waited_ms < timing.confirm_ms:
+            return None  # its process may be gone as well, and the next one not yet registered
         return NameCandidate(
             **names,  # type: ignore[arg-type]
             candidate=best,
             candidate_epoch=self._state.brokers[best].epoch,
+            answers=answers if best in one.restarted else (),
         )
+
+    def _all_told(self, one: PartitionState, race: _Race, left: list[BrokerId]) -> bool:
+        """Tell whether waiting is of no use: everybody has told what it can."""
+        settled = {answer.broker for answer in race.settled()}
+        return all(who in (settled if who in one.restarted else race.answers) for who in left)
 
     def _partition(self, partition_id: PartitionId) -> PartitionState | None:
         rows = self._state.partitions.get(partition_id.stream_uuid, ())

@@ -43,6 +43,16 @@ class Progress:
     heard_ms: int = 0
     caught_up_ms: int = 0  # when it last had everything there was
     end_at_fetch: Offset | None = None  # the leader's log end when it was last heard
+    told_end: Offset = Offset(0)  # noqa: RUF009 - the highest that this process has told
+    owed_end: Offset = Offset(0)  # noqa: RUF009 - what a former one had told, until it is there
+
+    def succeeded_by(self, broker_epoch: BrokerEpoch) -> Progress:
+        """Return the progress of the replica's next process, of which nothing is known yet."""
+        return Progress(
+            broker_epoch,
+            caught_up_ms=self.caught_up_ms,
+            owed_end=max(self.told_end, self.owed_end),
+        )
 
     def heard(self, synced_end: Offset, log_end: Offset, now_ms: int) -> None:
         """Take a fetch in. It was caught up if it has what there was at its fetch before."""
@@ -51,6 +61,9 @@ class Progress:
         elif self.end_at_fetch is not None and synced_end >= self.end_at_fetch:
             self.caught_up_ms = max(self.caught_up_ms, self.heard_ms)
         self.synced_end, self.heard_ms, self.end_at_fetch = synced_end, now_ms, log_end
+        self.told_end = max(self.told_end, synced_end)
+        if synced_end >= self.owed_end:
+            self.owed_end = Offset(0)
 
     def is_lagging(self, limits: LagLimits, log_end: Offset, now_ms: int) -> bool:
         """Tell whether the follower has to leave the ISR."""
@@ -71,12 +84,21 @@ class Progress:
         former leader committed. Everything committed lies below the start of this epoch or below
         the high watermark, so both have to be there (rule R4).
         """
-        return (
-            self.synced_end is not None
-            and self.synced_end >= high_watermark
-            and self.synced_end >= epoch_start
-            and not self.is_lagging(limits, log_end, now_ms)
-        )
+        whole = self.has_everything(high_watermark=high_watermark, epoch_start=epoch_start)
+        return whole and not self.is_lagging(limits, log_end, now_ms)
+
+    def has_everything(self, *, high_watermark: Offset, epoch_start: Offset) -> bool:
+        """Tell whether the process that was last heard was seen to hold all that is committed."""
+        return self.synced_end is not None and self.synced_end >= max(high_watermark, epoch_start)
+
+    def has_forgotten(self, *, high_watermark: Offset, epoch_start: Offset) -> bool:
+        """Tell whether its disk lacks committed records that a former process had told of.
+
+        A disk that keeps its promises does not: what was told was synced, and of this epoch.
+        """
+        if self.synced_end is None or not self.owed_end:
+            return False
+        return not self.has_everything(high_watermark=high_watermark, epoch_start=epoch_start)
 
     def _far(self, limits: LagLimits, log_end: Offset) -> bool:
         behind = log_end - (self.synced_end or 0)

@@ -292,12 +292,17 @@ class PartitionLeader:
         progress = self._followers.get(follower)
         if progress is None or progress.broker_epoch < request.broker_epoch:
             # Another process: whatever the one before had synced, this one starts from scratch.
-            caught_up_ms = self._now_ms if progress is None else progress.caught_up_ms
-            progress = Progress(request.broker_epoch, caught_up_ms=caught_up_ms)
+            # What that one had told is owed: a disk that ends below it has forgotten.
+            if progress is None:
+                progress = Progress(request.broker_epoch, caught_up_ms=self._now_ms)
+            else:
+                progress = progress.succeeded_by(request.broker_epoch)
             self._followers[follower] = progress
         progress.heard(request.synced_end, self._log_end, self._now_ms)
         yield from self._advance()
-        yield from self._propose_joining(follower, progress)
+        if self._proved_epoch(follower):
+            progress.owed_end = Offset(0)  # it may be told once more, late, how little it had
+        yield from self._propose_member(follower, progress)
         self._waiting.discard(follower)
         self._parked.pop(follower, None)
         if request.fetch_from == self._log_end and request.wait_ms > 0:
@@ -368,14 +373,20 @@ class PartitionLeader:
             self._view = view
         yield from self._advance()
 
-    def _propose_joining(self, follower: BrokerId, progress: Progress) -> Iterator[LeaderEffect]:
+    def _propose_member(self, follower: BrokerId, progress: Progress) -> Iterator[LeaderEffect]:
+        """Propose what a follower's fetch has shown: it has forgotten, is proved, or may join."""
         view = self._view
-        if view is None or follower in self.isr or self._proposed_ms is not None:
+        if view is None or self._proposed_ms is not None:
             return
-        eligible = (
-            follower in view.joinable and view.broker_epochs.get(follower) == progress.broker_epoch
-        )
-        if eligible and progress.may_join(
+        if progress.owed_end and follower in self._forgotten():
+            yield self._propose(self.isr)
+            return
+        if follower in self.isr:
+            if follower in view.restarted and self._proved_epoch(follower):
+                yield self._propose(self.isr)
+            return
+        current = view.broker_epochs.get(follower) == progress.broker_epoch
+        if (follower in view.joinable and current) and progress.may_join(
             self._limits,
             high_watermark=self.high_watermark,
             epoch_start=self.epoch_start,
@@ -389,17 +400,46 @@ class PartitionLeader:
         an attempt without an answer may still be taken.
         """  # noqa: D205 - one thought
         assert self._view is not None, "a broker alone proposes nothing"
+        forgotten = self._forgotten()
+        isr -= forgotten
         self._proposed |= isr
         self._proposed_ms = self._now_ms
-        epochs = {
-            one: self._followers[one].broker_epoch if one in self._followers else BrokerEpoch(0)
-            for one in sorted(isr)
-        }
+        epochs = {one: self._proved_epoch(one) for one in sorted(isr)}
         epochs[self._me] = self._epoch_of(self._me)
         return ProposeIsr(
             isr=epochs,
             leader_epoch=self.leader_epoch,
             partition_epoch=self._view.partition_epoch,
+            forgotten=tuple(sorted(forgotten)),
+        )
+
+    def _proved_epoch(self, follower: BrokerId) -> BrokerEpoch:
+        """Return the broker epoch of the process that was seen to hold everything committed, or 0.
+
+        That is what a replica needs to join, and what clears the mark of one that has restarted.
+        """
+        progress = self._followers.get(follower)
+        if progress is None or not progress.has_everything(
+            high_watermark=self.high_watermark, epoch_start=self.epoch_start
+        ):
+            return BrokerEpoch(0)
+        return progress.broker_epoch
+
+    def _forgotten(self) -> frozenset[BrokerId]:
+        """Return the members whose disks have lost committed records that this leader had counted.
+
+        They leave, and are not eligible either; once they have everything they may join again.
+        """
+        view = self._view
+        if view is None:
+            return frozenset()
+        return frozenset(
+            one
+            for one in self.isr | view.eligible
+            if one in self._followers
+            and self._followers[one].has_forgotten(
+                high_watermark=self.high_watermark, epoch_start=self.epoch_start
+            )
         )
 
     def _tick(self, now_ms: int) -> Iterator[LeaderEffect]:
@@ -424,5 +464,5 @@ class PartitionLeader:
             if self._followers[follower].is_lagging(self._limits, self._log_end, now_ms)
         }
         doubtful = self._proposed - self.isr  # proposed once, never settled: end this epoch
-        if lagging or doubtful:
+        if lagging or doubtful or self._forgotten():
             yield self._propose(self.isr - lagging)

@@ -45,7 +45,9 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEndAsked:
-    """The controller asks a candidate how far its log reaches."""
+    """The controller asks a replica how far its log reaches; it answers at once, and once more when
+    it has heard of this epoch, in which it follows nobody.
+    """  # noqa: D205 - one thought
 
     partition_id: PartitionId
     leader_epoch: LeaderEpoch
@@ -53,9 +55,13 @@ class LogEndAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEndTold:
-    """The epoch of a candidate's last record, and its synced end."""
+    """The epoch of a replica's last record, and its synced end; ``leader_epoch`` is the newest that
+    it has heard of, and ``broker_epoch`` the process that knows all this.
+    """  # noqa: D205 - one thought
 
     partition_id: PartitionId
+    broker_epoch: BrokerEpoch
+    leader_epoch: LeaderEpoch
     last_epoch: LeaderEpoch
     log_end: Offset
 

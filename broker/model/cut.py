@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import InvalidCutError
+from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid, is_uuid
 from broker.model.offsets import OFFSET_MAX, Offset
 
-_FORMAT_VERSION: Final = 1
+_FORMAT_VERSION: Final = 2  # 1 did not say whose history a cut is of
+_FORMATS_READ: Final = (1, 2)
 _PREFIX: Final = "hwcut1."
 _TEXT_BYTES_MAX: Final = 1024 * 1024
 
@@ -40,6 +42,7 @@ class PartitionCut:
     hot_end: Offset  # first offset not committed when the cut was taken
     leader_epoch: LeaderEpoch
     until: Offset | None = None  # first offset that is not read; None: hot_end
+    lineage_id: str | None = None  # the leadership under which hot_end was committed
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
@@ -95,6 +98,7 @@ class Cut:
     partitions: tuple[PartitionCut, ...]  # one per partition, by number
     taken_us: int
     lease: Lease
+    table_digest: str | None = None  # hex SHA-256 of the commit that made the table version
 
     def __post_init__(self) -> None:
         if [part.partition for part in self.partitions] != list(range(len(self.partitions))):
@@ -111,6 +115,11 @@ class Cut:
         """Number of offsets that the cut covers in all partitions."""
         return sum(part.records_count for part in self.partitions)
 
+    @property
+    def positions(self) -> tuple[CutPosition, ...]:
+        """Whose history each partition of the cut is of, and up to where."""
+        return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values; a cut that is not narrowed says nothing of narrowing."""
         body = dataclasses.asdict(self)
@@ -124,7 +133,7 @@ class Cut:
         """Rebuild a cut; raises InvalidCutError for anything that is not one."""
         try:
             body = dict(values)
-            if body.pop("v") != _FORMAT_VERSION:
+            if body.pop("v") not in _FORMATS_READ:
                 raise InvalidCutError(f"cut format {values['v']!r} is not {_FORMAT_VERSION}")
             body["partitions"] = tuple(PartitionCut(**part) for part in body["partitions"])
             body["lease"] = Lease(**body["lease"])

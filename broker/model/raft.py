@@ -14,7 +14,8 @@ from typing import Final, NewType
 NodeId = NewType("NodeId", str)  # a member of the group, as the configuration names it
 
 PAYLOAD_BYTES_MAX: Final = 256 * 1024
-SNAPSHOT_BYTES_MAX: Final = 64 * 1024 * 1024
+# What a member takes: the largest state of the metadata (`core/metadata/size.py`), with sessions.
+SNAPSHOT_BYTES_MAX: Final = (256 + 64) * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES_MAX: Final = 512 * 1024
 NODE_ID_BYTES_MAX: Final = 64
@@ -115,11 +116,12 @@ class Stored:
     snapshot: Snapshot | None
     log: LogImage
     floor: Floor = Floor()
+    bar: Floor = Floor()  # the node votes and stands as if its log ended here, if that is further
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a member tells of itself to one that starts with an empty disk."""
+    """What a member tells of itself to one that starts."""
 
     fresh: bool = False  # it has an empty disk itself, and waits
     behind: bool = False  # it had one: it has not reached its floor
@@ -130,3 +132,12 @@ class Standing:
     def knows(self) -> bool:
         """Tell whether the group has ever done anything that this member heard of."""
         return self.term > 0 or self.last > Floor()
+
+
+def standing_of(stored: Stored) -> Standing:
+    """Return what a member tells before its Raft runs: how far its disk is."""
+    log = stored.log
+    last = log.entries[-1] if log.entries else None
+    end = Floor(last.term, last.index) if last else Floor(log.base_term, log.base_index)
+    term = max(stored.hard.term, end.term)
+    return Standing(behind=stored.floor > Floor(), term=term, last=max(end, stored.floor))

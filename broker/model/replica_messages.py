@@ -115,3 +115,10 @@ class NewDataNotice:
 
 
 ReplicaMessage = EpochEndRequest | EpochEndAnswer | FetchRequest | FetchAnswer | NewDataNotice
+
+
+def size_of(message: ReplicaMessage) -> int:
+    """Return what a message costs whoever keeps it, about, in bytes."""
+    return (
+        sum(one.header.size for one in message.batches) if isinstance(message, FetchAnswer) else 0
+    )

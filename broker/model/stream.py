@@ -14,7 +14,7 @@ from broker.model.ids import StreamUuid, is_stream_name
 MIB: Final = 1024 * 1024
 
 _SUBJECT_BYTES_MAX: Final = 255
-_PARTITIONS_MAX: Final = 1024
+PARTITIONS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         _check_subject(self.subject)
-        _require(1 <= self.partitions <= _PARTITIONS_MAX, "partitions", f"1 to {_PARTITIONS_MAX}")
+        _require(1 <= self.partitions <= PARTITIONS_MAX, "partitions", f"1 to {PARTITIONS_MAX}")
         _require(
             self.partitions == 1 or not _has_wildcard(self.subject),
             "partitions",

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import structlog
 
+from broker.core.cuts import partition_cut
 from broker.core.isr import LagLimits
 from broker.core.metadata.commands import (
     Command,
@@ -25,22 +27,25 @@ from broker.core.metadata.commands import (
     RecordColdEnd,
     RenewLease,
     TakeLease,
-    encode,
+    encode_new,
 )
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
 from broker.errors import (
-    GapError,
+    DiskFullError,
     HeadwaterError,
     InvalidRequestError,
     RemoteTierUnavailableError,
-    TableMismatchError,
-    TableRolledBackError,
+    StreamRecreatedError,
     UnknownPartitionError,
     UnknownStreamError,
 )
 from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.cut_positions import CutPosition
+from broker.model.cut_positions import refusal as cut_refusal
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import (
@@ -56,21 +61,27 @@ from broker.ports import (
     TierSource,
     TierStatus,
 )
+from broker.runtime.background import Background
 from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
+from broker.runtime.leadership_gate import SETTLE_MS, Claims
+from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
 from broker.runtime.membership import Alone, Membership, Metadata
+from broker.runtime.opened_marks import marks_of
 from broker.runtime.partition_counters import OnCommit, ignore_commit
 from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.promise_keeper import PromiseKeeper
 from broker.runtime.replica_shell import not_leader
+from broker.runtime.tier_catalog import BrokerCatalog, TierListeners
+from broker.storage.promises import Promises
 
 _log = structlog.get_logger(__name__)
 
-LEASE_TTL_MS_MIN: Final = 1_000
-LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
 _MAINTENANCE_MS: Final = 250
 _CONFIRM_MS: Final = 3_000
 _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
+_START_S: Final = 10.0  # for replicas to lead, at the start of a broker or a stream
 
 
 class LeadListener(Protocol):
@@ -98,8 +109,13 @@ class Broker:
         tick_ms: int = _TICK_MS,
         limits: LagLimits | None = None,
         timing: FollowerTiming | None = None,
+        promises: Promises | None = None,
+        claim_ms: int = SETTLE_MS,
     ) -> None:
-        """Join the ports; nothing is opened before :meth:`start`."""
+        """Join the ports; nothing is opened before :meth:`start`.
+
+        ``promises`` are closed by who made them; without them, the broker has its own.
+        """
         self.cluster = cluster
         self._broker_id = broker_id
         self._namespace = namespace
@@ -108,7 +124,16 @@ class Broker:
         self._membership = membership or Alone(metadata, broker_id)
         self._remote: RemoteLog | None = None
         self._listeners: list[LeadListener] = []
-        self._sealed_callbacks: list[Callable[[Stream], None]] = []
+        self._own_promises = promises is None
+        self._promises = promises = promises or Promises(files)
+        self._broker_epoch = BrokerEpoch(0)
+        self.tier_listeners = TierListeners()
+        self._background = Background(
+            tick_ms=tick_ms,
+            tick=self._tick,
+            reconcile=self.reconcile,
+            on_crash=scheduler.on_crash,
+        )
         self._hosted = HostedPartitions(
             files,
             ReplicaSetting(
@@ -117,18 +142,20 @@ class Broker:
                 scheduler=scheduler,
                 make_links=self._membership.make_links,
                 record_cold_end=self._record_cold_end,
-                on_sealed=self._sealed,
+                mark_opened=self._mark_opened,
+                on_sealed=self.tier_listeners.sealed,
+                claims=Claims(self.tier_listeners.leading, claim_ms),
                 on_commit=on_commit,
+                on_late=self._background.reconcile_soon,
                 limits=limits,
                 timing=timing,
             ),
+            promises,
         )
+        self._keeper = PromiseKeeper(promises, self._open_what_waits, scheduler.on_crash)
         self._reconciling = threading.Lock()
         self._change = threading.RLock()  # one stream is created or deleted at a time
-        self._stopping = threading.Event()
         self._tick_ms = tick_ms
-        self._on_crash = scheduler.on_crash
-        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
 
     # ------------------------------------------------------------------ life
 
@@ -142,29 +169,68 @@ class Broker:
 
     def start(self) -> None:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
-        self._hosted.registered(self._membership.register())
-        self.reconcile()
+        if self._promises.complaint is not None:
+            _log.warning("promises_incomplete", reason=self._promises.complaint)
+        self._register()
+        self._reconcile_with_room()
         given_up = self._membership.give_up(self._hosted.damaged())
         if given_up:
             # Under a new broker epoch: what this process told leaders is of the logs that were.
-            self._hosted.set_aside(given_up)
-            self._hosted.registered(self._membership.register())
+            if self._hosted.set_aside(given_up):
+                self._membership.logs_closed()
+            self._register()
+            self._reconcile_with_room()
+        if self._promises.found:  # else nobody could say whether the metadata is the newest
+            self._remove_leftovers()
+        self._begin_leading()
+        self._keeper.start()
+        self._background.start()
+
+    def _register(self) -> None:
+        self._broker_epoch = self._membership.register()
+        self._hosted.registered(self._broker_epoch)
+
+    def _reconcile_with_room(self) -> None:
+        """Open what can be opened; a full disk must not keep tiering from making room."""
+        with suppress(DiskFullError):  # logged where it was met
+            self.reconcile(patience_s=_START_S)
+
+    def _open_what_waits(self) -> None:
+        if self._hosted.waits_for_room:
             self.reconcile()
-        self._ticker.start()
+
+    def _remove_leftovers(self) -> None:
+        """Give back the disk of streams that were deleted while this broker was down."""
+        try:
+            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+            self._hosted.remove_leftovers(self._metadata.state)
+        except (HeadwaterError, OSError) as error:
+            _log.warning("leftovers_kept", reason=str(error))
+
+    def _begin_leading(self) -> None:
+        """Give what this broker leads already a lineage id, before anything is published to it."""
+        ends = {
+            driver.partition_id: (driver.leader_epoch, driver.log_end)
+            for led in self._hosted.led()
+            for driver in led.drivers.values()
+            if driver.failure is None
+        }
+        self._membership.begin_leading(ends)
+        self._reconcile_with_room()
 
     def open_listeners(self) -> None:
         """Tell the listeners what this broker leads at start. Blocks."""
         for led in self._hosted.led():
             self._tell(led)
 
-    def reconcile(self) -> None:
+    def reconcile(self, *, patience_s: float | None = None) -> None:
         """Be what the newest metadata known here says; tell the listeners. Blocks.
 
         One caller at a time, and the state is read in its turn: replicas and listeners would else
         be left with an older one by whoever comes last.
         """
         with self._reconciling:
-            for led in self._hosted.reconcile(self._metadata.state):
+            for led in self._hosted.reconcile(self._metadata.state, patience_s=patience_s):
                 self._tell(led)
 
     def _tell(self, led: LedPartitions) -> None:
@@ -173,10 +239,13 @@ class Broker:
 
     def stop(self) -> None:
         """Finish queued writes and close every log. Blocks; call after the services stopped."""
-        self._stopping.set()
-        if self._ticker.is_alive():
-            self._ticker.join()
-        self._hosted.close()
+        self._background.stop()
+        self._keeper.stop()
+        closed_whole = self._hosted.close()
+        if self._own_promises:
+            self._promises.close()
+        if closed_whole:
+            self._membership.logs_closed()
 
     # ------------------------------------------------------------------ streams
 
@@ -204,6 +273,8 @@ class Broker:
                 )
             )
             self.reconcile()
+            if self._hosted.wait_for(stream_uuid, _START_S):
+                self.reconcile()
             if reply["created"]:
                 _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
             return self.stream(name)
@@ -241,12 +312,24 @@ class Broker:
         state = self._metadata.state
         return [state.streams[name] for name in sorted(state.streams)]
 
+    def streams_in_tables(self) -> list[Stream]:
+        """Return the streams of which the metadata says that records are in a table, by name."""
+        rows = self._metadata.state.partitions
+        return [
+            stream
+            for stream in self.streams()
+            if any(row.cold_end > 0 for row in rows.get(stream.uuid, ()))
+        ]
+
     def partition(self, name: str, partition: int) -> PartitionDriver:
         """See ``BrokerApi.partition``: the replica that is here, whoever leads."""
         stream = self._with_partition(name, partition)
         driver = self._hosted.of_stream(stream.uuid).get(partition)
         if driver is None:
             partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+            refusal = self._hosted.refusal(partition_id)
+            if refusal is not None:
+                raise refusal
             raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
         return driver
 
@@ -288,7 +371,7 @@ class Broker:
         """See ``BrokerApi.take_lease``."""
         now_us = self._clock.now_us()
         lease = Lease(
-            lease_id=LeaseId(uuid.uuid4().hex), expires_us=now_us + _checked_ttl_ms(ttl_ms) * 1000
+            lease_id=LeaseId(uuid.uuid4().hex), expires_us=now_us + checked_ttl_ms(ttl_ms) * 1000
         )
         self._propose(
             TakeLease(
@@ -304,7 +387,7 @@ class Broker:
     def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
         """See ``BrokerApi.renew_lease``."""
         now_us = self._clock.now_us()
-        expires_us = now_us + _checked_ttl_ms(ttl_ms) * 1000
+        expires_us = now_us + checked_ttl_ms(ttl_ms) * 1000
         reply = self._propose(RenewLease(lease_id=lease_id, expires_us=expires_us, now_us=now_us))
         return Lease(lease_id=lease_id, expires_us=reply["expires_us"])
 
@@ -314,18 +397,7 @@ class Broker:
 
     def live_leases(self, name: str) -> list[HeldLease]:
         """See ``BrokerApi.live_leases``."""
-        uuid_held, now_us = self.stream(name).uuid, self._clock.now_us()
-        found = [
-            HeldLease(
-                lease_id=lease_id,
-                owner=lease.owner,
-                taken_us=lease.taken_us,
-                expires_us=lease.expires_us,
-            )
-            for lease_id, lease in self._metadata.state.leases.items()
-            if lease.stream_uuid == uuid_held and lease.expires_us > now_us
-        ]
-        return sorted(found, key=lambda lease: (lease.taken_us, lease.lease_id))
+        return leases_on(self._metadata.state, self.stream(name).uuid, self._clock.now_us())
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """See ``BrokerApi.cut``.
@@ -361,9 +433,48 @@ class Broker:
             partitions=partitions,
             taken_us=self._clock.now_us(),
             lease=lease,
+            table_digest=table.digest,
         )
 
+    def check_cut(
+        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+    ) -> None:
+        """See ``BrokerApi.check_cut``. What is not known here may have been decided elsewhere."""
+        stream = self.stream(name)
+        if stream.uuid != stream_uuid:
+            raise StreamRecreatedError(
+                f"stream {name!r} is now {stream.uuid}, the cut is of {stream_uuid}",
+                stream=name,
+                expected=stream_uuid,
+                found=stream.uuid,
+            )
+        if cut_refusal(name, self._lineages(stream), positions) is not None:
+            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+            refused = cut_refusal(name, self._lineages(stream), positions)
+            if refused is not None:
+                raise refused
+
+    def _lineages(self, stream: Stream) -> list[Lineage]:
+        return [one.lineage for one in self._metadata.state.partitions.get(stream.uuid, ())]
+
+    def _lineage_id(self, stream: Stream, number: int, leader_epoch: LeaderEpoch) -> str | None:
+        """Return the id of a leadership; a leader elsewhere may know of it before this broker."""
+        for look in range(2):
+            lineages = self._lineages(stream)
+            for one in reversed(lineages[number] if number < len(lineages) else ()):
+                if one.leader_epoch == leader_epoch:
+                    return one.lineage_id
+            if look == 0:
+                self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+        return None
+
     def _table_state(self, stream: Stream) -> TableState:
+        if self._remote is None and stream in self.streams_in_tables():
+            raise RemoteTierUnavailableError(
+                f"records of {stream.name!r} are in its table, and this broker runs without a "
+                "lake; set lake.uri",
+                stream=stream.name,
+            )
         if self._remote is None or not stream.config.tiering:
             return TableState(table_uri="", version=None, ranges={}, files_count=0, files_bytes=0)
         return self._remote.table_state(stream)
@@ -372,41 +483,13 @@ class Broker:
         self, stream: Stream, number: int, table: TableState, *, recorded: Offset
     ) -> PartitionCut:
         position = self._standing(stream, number)
-        cold = table.ranges.get(number)
-        start = cold.start if cold is not None else position.log_start
-        cold_end = cold.end if cold is not None else start
-        facts = {"stream": stream.name, "partition": number}
-        if cold_end < recorded:
-            raise TableRolledBackError(
-                f"the table of {stream.name!r} ends partition {number} at {cold_end}, but "
-                f"{recorded} had been committed: a commit was removed from {table.table_uri}",
-                expected=recorded,
-                found=cold_end,
-                **facts,
-            )
-        if cold_end < position.log_start:
-            raise GapError(
-                f"records [{cold_end}, {position.log_start}) of {stream.name!r} partition {number} "
-                "are neither in the table nor on local disk",
-                start=cold_end,
-                end=position.log_start,
-                **facts,
-            )
-        hot_end = position.high_watermark
-        if hot_end < cold_end:
-            raise TableMismatchError(
-                f"the table of {stream.name!r} partition {number} ends at {cold_end}, above the "
-                f"log's end {hot_end}: another writer feeds it, or the local log was replaced",
-                expected=hot_end,
-                found=cold_end,
-                **facts,
-            )
-        return PartitionCut(
-            partition=number,
-            start=start,
-            cold_end=cold_end,
-            hot_end=hot_end,
-            leader_epoch=position.leader_epoch,
+        return partition_cut(
+            stream,
+            number,
+            table,
+            position,
+            recorded=recorded,
+            lineage_id=self._lineage_id(stream, number, position.leader_epoch),
         )
 
     def _standing(self, stream: Stream, number: int) -> PartitionStanding:
@@ -414,6 +497,8 @@ class Broker:
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         driver = self._hosted.find(partition_id)
         if driver is not None and driver.leads:
+            if driver.lost_end is not None:
+                raise driver.lost_end
             newest = driver.high_watermark if driver.failure else driver.newest_committed
             if newest is not None:
                 return PartitionStanding(driver.log_start, newest, driver.leader_epoch)
@@ -438,6 +523,16 @@ class Broker:
         found = self._table_state(self.stream(name)).ranges.get(partition)
         return found.start if found else None
 
+    def learn_cold_end(self, name: str, partition: int) -> None:
+        """Record how far the table reaches, as the table itself says, and not only the metadata.
+
+        A leader may have died between its commit and the note of it. Blocks.
+        """
+        stream = self._with_partition(name, partition)
+        found = self._table_state(stream).ranges.get(partition)
+        if found is not None:
+            self._record_cold_end(stream.uuid, partition, found.end)
+
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """See ``BrokerApi.tier_flush``."""
         stream = self.stream(name)
@@ -452,21 +547,17 @@ class Broker:
 
     def catalog(self) -> TierCatalog:
         """Return this broker's streams as tiering sees them."""
-        return _Catalog(self)
+        return BrokerCatalog(self, self._metadata)
 
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return the partitions of a stream that this broker leads, by number."""
         drivers = self._hosted.of_stream(stream.uuid)
         return [drivers[number] for number in sorted(drivers) if drivers[number].leads]
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Register a callback for "a segment of this stream was sealed"."""
-        self._sealed_callbacks.append(callback)
-
     # ------------------------------------------------------------------ helpers
 
     def _propose(self, command: Command) -> Mapping[str, Any]:
-        return self._metadata.propose(encode(command))
+        return self._metadata.propose(encode_new(command))
 
     def _recorded_cold_end(self, stream_uuid: StreamUuid, number: int) -> Offset:
         rows = self._metadata.state.partitions.get(stream_uuid, ())
@@ -478,66 +569,23 @@ class Broker:
                 RecordColdEnd(stream_uuid=stream_uuid, partition=number, cold_end=cold_end)
             )
 
-    def _sealed(self, stream: Stream) -> None:
-        for callback in self._sealed_callbacks:
-            callback(stream)
+    def _mark_opened(self, partition_ids: Sequence[PartitionId]) -> None:
+        for command in marks_of(self._broker_id, self._broker_epoch, partition_ids):
+            self._propose(command)
 
-    def _run_ticker(self) -> None:
-        try:
-            self._tick()
-        except BaseException as crash:  # noqa: BLE001 - no replica could do without it
-            self._on_crash(crash)
-
-    def _tick(self) -> None:
+    def _tick(self, count: int) -> None:
         every = max(1, _MAINTENANCE_MS // self._tick_ms)
-        count = 0
-        while not self._stopping.wait(self._tick_ms / 1000):
-            count += 1
-            for driver in self.drivers():
-                driver.tick_replica()
-                if count % every == 0:
-                    self._maintain(driver)
+        for driver in self.drivers():
+            driver.tick_replica()
+            if (count + 1) % every == 0:
+                self._maintain(driver)
 
     def _maintain(self, driver: PartitionDriver) -> None:
         try:
             driver.tick()
-            driver.free_local(partial(self._lease_floor, driver.partition_id))
+            driver.frees.soon(partial(self._lease_floor, driver.partition_id))
         except HeadwaterError as error:
             _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))
 
     def _lease_floor(self, partition: PartitionId) -> Offset:
-        now_us = self._clock.now_us()
-        floors = [
-            lease.floors[partition.number]
-            for lease in self._metadata.state.leases.values()
-            if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
-        ]
-        return min(floors, default=Offset(2**63 - 1))
-
-
-class _Catalog:
-    """Implements ``TierCatalog`` over a broker."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def streams(self) -> list[Stream]:
-        """Return the streams whose tiering is on."""
-        return [stream for stream in self._broker.streams() if stream.config.tiering]
-
-    def sources(self, stream: Stream) -> list[TierSource]:
-        """Return the partitions that this broker leads, by number."""
-        return self._broker.sources(stream)
-
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Register a callback."""
-        self._broker.on_sealed(callback)
-
-
-def _checked_ttl_ms(ttl_ms: int) -> int:
-    if not LEASE_TTL_MS_MIN <= ttl_ms <= LEASE_TTL_MS_MAX:
-        raise InvalidRequestError(
-            f"a lease lasts {LEASE_TTL_MS_MIN} to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}",
-            ttl_ms=ttl_ms,
-        )
-    return ttl_ms
+        return lease_floor(self._metadata.state, partition, self._clock.now_us())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -51,12 +52,13 @@ from broker.model.control_messages import (
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
+from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndRequest, FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import Clock, Files
 from broker.runtime.controller import Controller
 from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.sessions import begin_session
+from broker.runtime.sessions import begin_session, note_clean_stop, take_clean_stop
 
 _log = structlog.get_logger(__name__)
 
@@ -147,10 +149,13 @@ class ClusterMember:
         self._on_crash = on_crash
         self._broker: ClusterBroker | None = None
         self._broker_epoch = BrokerEpoch(0)
+        self._session = ""
         self._lease_until_ms = 0
         self._reports: dict[PartitionId, LeaderEpoch] = {}
         self._reports_lock = threading.Lock()
         self._questions: dict[int, Future[NewestTold]] = {}
+        # By partition: who asked how far its log reaches, for an epoch that is not heard of here.
+        self._asked: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
         self._numbers = itertools.count(1)
         self._stop_asked = stop_asked
         self._stopping = threading.Event()
@@ -216,11 +221,14 @@ class ClusterMember:
         Raises:
             ShuttingDownError: the broker was asked to stop meanwhile.
         """
-        session, known = begin_session(self._files)
+        stopped = take_clean_stop(self._files)  # before the next session, which it says nothing of
+        self._session, known = begin_session(self._files)
+        clean = stopped is not None and known[-1:] == (stopped,)
         command = RegisterBroker(
             broker=self._setting.me,
-            session=session,
+            session=self._session,
             known_sessions=known,
+            clean=clean,
             addresses=self._setting.addresses,
             features_max=FEATURE_LEVEL_MAX,
         )
@@ -230,6 +238,8 @@ class ClusterMember:
             except UnavailableError as error:  # the same session again is the same registration
                 _log.info("waiting_for_controllers", reason=error.message)
                 if self._stop_asked.wait(_REGISTER_AGAIN_S):
+                    if clean:  # it is as it was
+                        note_clean_stop(self._files, self._session)
                     raise ShuttingDownError("stopped before it was registered") from error
                 continue
             self._broker_epoch = BrokerEpoch(reply["broker_epoch"])
@@ -239,6 +249,14 @@ class ClusterMember:
                 self._control.start(self._control_message)
                 self._replicas.start(self._replica_message)
             return self._broker_epoch
+
+    def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
+        """See ``Membership.begin_leading``: candidates say so when they confirm."""
+
+    def logs_closed(self) -> None:
+        """See ``Membership.logs_closed``."""
+        if self._broker_epoch:  # else no log was opened, and what is noted is not changed
+            note_clean_stop(self._files, self._session)
 
     def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
         """See ``Membership.give_up``."""
@@ -334,6 +352,7 @@ class ClusterMember:
             leader_epoch=wanted.leader_epoch,
             partition_epoch=wanted.partition_epoch,
             isr=wanted.isr,
+            forgotten=wanted.forgotten,
         )
 
         def heard(error: HeadwaterError | None) -> None:
@@ -342,8 +361,10 @@ class ClusterMember:
 
         self.propose(command, heard)
 
-    def confirm_leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
-        """Tell that a candidate is ready."""
+    def confirm_leader(
+        self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset
+    ) -> None:
+        """Tell that a candidate is ready; its leadership gets an id of its own."""
         self.propose(
             ConfirmLeader(
                 stream_uuid=partition_id.stream_uuid,
@@ -351,6 +372,8 @@ class ClusterMember:
                 broker=self._setting.me,
                 broker_epoch=self._broker_epoch,
                 leader_epoch=leader_epoch,
+                lineage_id=uuid.uuid4().hex,
+                log_end=log_end,
             )
         )
 
@@ -451,6 +474,8 @@ class ClusterMember:
                 _log.warning("replica_not_opened", reason=error.message)
                 self._stopping.wait(_RECONCILE_AGAIN_S)
                 self._changed.set()
+            for partition_id in list(self._asked):
+                self._tell_log_end_again(partition_id)
 
     # ------------------------------------------------------------------ messages
 
@@ -490,12 +515,36 @@ class ClusterMember:
             self._lease_until_ms = max(self._lease_until_ms, until_ms)
 
     def _tell_log_end(self, controller: BrokerId, asked: LogEndAsked) -> None:
+        """Answer at once, which is enough for a process that was proved; and once more when the
+        epoch that was asked about is heard of here, for only then this log follows nobody.
+        """  # noqa: D205 - one thought
         assert self._broker is not None
-        driver = self._broker.replica(asked.partition_id)
-        if driver is not None and driver.failure is None:
-            last_epoch, end = driver.synced_position
-            told = LogEndTold(partition_id=asked.partition_id, last_epoch=last_epoch, log_end=end)
-            self._control.send(controller, told)
+        rows = self._metadata.state.partitions.get(asked.partition_id.stream_uuid, ())
+        if not asked.partition_id.number < len(rows):
+            return
+        self._asked[asked.partition_id] = (controller, asked)  # first: it may be heard of now
+        self._tell_log_end_again(asked.partition_id, at_once=True)
+
+    def _tell_log_end_again(self, partition_id: PartitionId, *, at_once: bool = False) -> None:
+        assert self._broker is not None
+        driver, question = self._broker.replica(partition_id), self._asked.get(partition_id)
+        if question is None or driver is None or driver.failure is not None:
+            return
+        controller, asked = question
+        known = LeaderEpoch(0) if driver.view is None else driver.view.leader_epoch
+        if known >= asked.leader_epoch:
+            self._asked.pop(partition_id, None)
+        elif not at_once:
+            return
+        last_epoch, end = driver.synced_position  # after the view: what came before is in it
+        told = LogEndTold(
+            partition_id=partition_id,
+            broker_epoch=self._broker_epoch,
+            leader_epoch=known,
+            last_epoch=last_epoch,
+            log_end=end,
+        )
+        self._control.send(controller, told)
 
     def _tell_newest(self, asked: NewestAsked) -> NewestTold:
         assert self._broker is not None
@@ -528,9 +577,9 @@ class MemberLinks:
         """See ``ReplicaLinks.propose_isr``."""
         self._member.propose_isr(self._address.partition_id, wanted, answered)
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch) -> None:
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
         """See ``ReplicaLinks.confirm_leader``."""
-        self._member.confirm_leader(self._address.partition_id, leader_epoch)
+        self._member.confirm_leader(self._address.partition_id, leader_epoch, log_end)
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """See ``ReplicaLinks.report_leader``."""

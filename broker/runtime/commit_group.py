@@ -1,8 +1,8 @@
 """Planning one group commit: which batches to write, what every submitter will hear.
 
-Pure but for the tables it updates: offsets are predicted from the log end, which is safe because
-one thread writes a partition. If the write fails, :meth:`CommitGroup.roll_back` takes the
-predictions out of the tables again.
+Pure: offsets are predicted from the log end, which is safe because one thread writes a partition,
+and the retry tables are left as they are until :meth:`CommitGroup.written` says that the log has
+it all. A write that fails, or a turn that crashes, has nothing to take back.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from broker.codec.record_batch import PreparedBatch
-from broker.core.dedup import MessageIdWindow, ProducerTable, Repeats, find_repeats
-from broker.errors import HeadwaterError, SequenceGapError
+from broker.core.dedup import (
+    IdPlan,
+    MessageIdWindow,
+    ProducerPlan,
+    ProducerTable,
+    Repeats,
+    find_repeats,
+)
+from broker.errors import HeadwaterError, RecordTooLargeError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import NO_PRODUCER, ProducerId
+from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.ports import RecordsOutcome
@@ -103,12 +110,14 @@ class CommitGroup:
     batches: list[PreparedBatch] = field(default_factory=list)
     _end: int = -1
     _answers: list[tuple[Write, Any]] = field(default_factory=list)
-    _touched_producers: set[ProducerId] = field(default_factory=set)
-    _added_ids: list[str] = field(default_factory=list)
     duplicates_count: int = 0
+    _producer_plan: ProducerPlan = field(init=False)
+    _id_plan: IdPlan = field(init=False)
 
     def __post_init__(self) -> None:
         self._end = self.start
+        self._producer_plan = ProducerPlan(self.producers)
+        self._id_plan = IdPlan(self.window)
 
     @property
     def end(self) -> Offset:
@@ -128,12 +137,10 @@ class CommitGroup:
         for write, outcome in self._answers:
             yield Answer(write, outcome, self._needed_end(outcome), self.start)
 
-    def roll_back(self) -> None:
-        """Forget what was predicted, after a write that did not happen."""
-        for producer in self._touched_producers:
-            self.producers.forget_from(producer, self.start)
-        for message_id in self._added_ids:
-            self.window.discard(message_id)
+    def written(self) -> None:
+        """Let the retry tables remember what is in the log now."""
+        self._producer_plan.apply()
+        self._id_plan.apply(self.now_us)
 
     def _needed_end(self, outcome: Any) -> Offset:
         """Return the end of what an outcome speaks of; a repeat's may be committed long ago."""
@@ -155,7 +162,7 @@ class CommitGroup:
         known: Offset | None = None
         if batch.producer_id != NO_PRODUCER:
             try:
-                known = self.producers.find(
+                known = self._producer_plan.find(
                     batch.producer_id, batch.base_sequence, batch.records_count
                 )
             except SequenceGapError as error:
@@ -165,8 +172,9 @@ class CommitGroup:
             return AppendResult(known, batch.records_count, self.leader_epoch, duplicate=True)
         base = self._place(batch)
         if batch.producer_id != NO_PRODUCER:
-            self._touched_producers.add(batch.producer_id)
-            self.producers.add(batch.producer_id, batch.base_sequence, batch.records_count, base)
+            self._producer_plan.add(
+                batch.producer_id, batch.base_sequence, batch.records_count, base
+            )
         return AppendResult(base, batch.records_count, self.leader_epoch)
 
     def _add_records(self, write: RecordsWrite) -> RecordsOutcome:
@@ -175,7 +183,7 @@ class CommitGroup:
         if ids is None:
             base = self._place(write.prepared)
             return RecordsOutcome(_offsets(base, rows), frozenset(), self.leader_epoch)
-        repeats = find_repeats(self.window, ids, self.now_us)
+        repeats = find_repeats(self._id_plan, ids, self.now_us)
         if not repeats:
             base = self._place(write.prepared)
             offsets: Sequence[Offset] = _offsets(base, rows)
@@ -185,8 +193,7 @@ class CommitGroup:
         self.duplicates_count += len(duplicates)
         for row, message_id in enumerate(ids):
             if message_id is not None and row not in duplicates:
-                self.window.add(message_id, offsets[row], self.now_us)
-                self._added_ids.append(message_id)
+                self._id_plan.add(message_id, offsets[row])
         return RecordsOutcome(offsets, duplicates, self.leader_epoch)
 
     def _place_rest(self, batch: pa.RecordBatch, repeats: Repeats) -> list[Offset]:
@@ -209,3 +216,13 @@ def _is_placed(outcome: AppendResult | HeadwaterError) -> bool:
 
 def _offsets(base: Offset, count: int) -> Sequence[Offset]:
     return range(base, base + count)  # type: ignore[return-value]  # a range of offsets, unboxed
+
+
+def refuse_too_large(write: Write, limit_bytes: int) -> None:
+    """Raise RecordTooLargeError for a write that no segment could hold."""
+    if write.size_bytes > limit_bytes:
+        raise RecordTooLargeError(
+            f"a batch of {write.size_bytes} bytes does not fit a segment of {limit_bytes}",
+            size_bytes=write.size_bytes,
+            limit_bytes=limit_bytes,
+        )

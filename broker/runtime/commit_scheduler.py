@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+STOP_S: Final = 30.0  # for what is queued; a turn lasts as long as an fsync
 _STOP: Final = None
 
 
@@ -49,22 +51,24 @@ class CommitScheduler:
         """
         self._run(turn)
 
-    def stop(self) -> None:
-        """Let queued turns finish, then end the threads. Blocks."""
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Let queued turns finish, then end the threads; tell whether all have ended. Blocks.
+
+        A thread that hangs in its turn is left to the end of the process.
+        """
         for _ in self._threads:
             self._ready.put(_STOP)
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
         while (turn := self._ready.get()) is not _STOP:
-            if not self._run(turn):
-                return
+            self._run(turn)
 
-    def _run(self, turn: Turn) -> bool:
+    def _run(self, turn: Turn) -> None:
         try:
             turn.run_turn()
         except BaseException as crash:  # noqa: BLE001 - the supervisor ends the process
             self.on_crash(crash)
-            return False
-        return True

@@ -8,7 +8,6 @@ against its sender.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import structlog
 
 from broker.cluster_ports import ControlTransport
 from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
-from broker.core.metadata.commands import encode
+from broker.core.metadata.commands import LogAnswer, encode
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 from broker.model.control_messages import (
@@ -32,12 +31,14 @@ from broker.model.control_messages import (
 )
 from broker.model.ids import BrokerId
 from broker.ports import Clock
+from broker.runtime.inbox import Inbox
 
 _log = structlog.get_logger(__name__)
 
 _TICK_MS: Final = 50
 _BARRIER_MS: Final = 1_000
 _PROPOSE_MS: Final = 2_000
+_WAITING_MAX: Final = 10_000  # messages of brokers, each about another partition or broker
 
 
 class ControllerMetadata(Protocol):
@@ -98,10 +99,10 @@ class Controller:
         self._clock = clock
         self._core = ElectionCore(timing)
         self._on_crash = on_crash
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox = Inbox(waiting_max=_WAITING_MAX)
         self._office: int | None = None  # taken, behind a barrier
         self._taking: int | None = None  # being taken
-        self._waiting: list[tuple[BrokerId, Heartbeat]] = []
+        self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each
         self._barrier_under_way = False
         self._thread = threading.Thread(target=self._main, name="controller", daemon=True)
         self.elections_total = 0
@@ -109,17 +110,27 @@ class Controller:
     def start(self) -> None:
         """Begin to watch the metadata and, in office, to act."""
         self._thread.start()
-        self._metadata.subscribe(lambda _, state: self._inbox.put(_State(state)))
+        self._metadata.subscribe(lambda _, state: self._inbox.put(_State, _State(state)))
 
     def stop(self) -> None:
         """End; blocks. One that never began has ended."""
-        self._inbox.put(None)
+        self._inbox.put(None, None)
         if self._thread.is_alive():
             self._thread.join()
 
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
-        """Take a broker's message. Any thread."""
-        self._inbox.put((sender, message))
+        """Take a broker's message. Any thread.
+
+        The newest of its kind counts. All of them are sent again by themselves, so they may be
+        dropped when too many wait.
+        """
+        about = getattr(message, "partition_id", None)
+        self._inbox.offer((sender, type(message), about), (sender, message))
+
+    @property
+    def dropped_messages(self) -> int:
+        """How many messages had no room."""
+        return self._inbox.dropped
 
     @property
     def in_office(self) -> bool:
@@ -138,10 +149,8 @@ class Controller:
         next_tick_ms = self._clock.monotonic_ms()
         while True:
             wait_ms = next_tick_ms - self._clock.monotonic_ms()
-            try:
-                item = self._inbox.get(timeout=max(0, wait_ms) / 1000)
-            except queue.Empty:
-                item = _TICK_MS
+            found = self._inbox.get(max(0, wait_ms) / 1000)
+            item = _TICK_MS if found is None else found[1]
             if item is None:
                 return
             self._look_at_office()
@@ -170,7 +179,7 @@ class Controller:
                 if item.error is None and item.office == self._metadata.office:
                     self._passed(item, now_ms)
             case (sender, Heartbeat() as heartbeat):
-                self._waiting.append((sender, heartbeat))
+                self._waiting[sender] = heartbeat
             case (sender, LeaderReport() as report):
                 effects = self._core.reported(
                     report.partition_id,
@@ -181,12 +190,14 @@ class Controller:
                 )
                 self._do(effects if self._office is not None else [])
             case (sender, LogEndTold() as told):
-                effects = self._core.log_end_told(
-                    told.partition_id,
-                    replica=sender,
+                answer = LogAnswer(
+                    broker=sender,
+                    broker_epoch=told.broker_epoch,
                     last_epoch=told.last_epoch,
                     log_end=told.log_end,
-                    now_ms=now_ms,
+                )
+                effects = self._core.log_end_told(
+                    told.partition_id, answer, leader_epoch=told.leader_epoch, now_ms=now_ms
                 )
                 self._do(effects)
 
@@ -198,10 +209,10 @@ class Controller:
             return
         if self._barrier_under_way or not (self._waiting or self._taking is not None):
             return
-        heartbeats, self._waiting = tuple(self._waiting), []
+        heartbeats, self._waiting = tuple(self._waiting.items()), {}
         self._barrier_under_way = True
         self._metadata.barrier_soon(
-            lambda error: self._inbox.put(_Passed(office, error, heartbeats)),
+            lambda error: self._inbox.put(_Passed, _Passed(office, error, heartbeats)),
             timeout_ms=_BARRIER_MS,
         )
 

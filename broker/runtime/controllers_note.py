@@ -17,15 +17,15 @@ _FILE: Final = "controllers.json"
 _BYTES_MAX: Final = 4096
 
 
-def check_controllers(files: Files, controllers: Sequence[str]) -> None:
-    """Compare the configured controllers with those that were noted, if any were.
+def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
+    """Compare the configured controllers with those that were noted; tell whether any were.
 
     Raises:
         InvalidConfigError: they are not the same.
         MetadataCorruptError: the note is not readable.
     """
     if not files.exists(_FILE):
-        return
+        return False
     file = files.open(_FILE)
     try:
         noted = json.loads(file.read_at(0, _BYTES_MAX))
@@ -42,6 +42,7 @@ def check_controllers(files: Files, controllers: Sequence[str]) -> None:
             expected=",".join(noted),
             found=",".join(sorted(controllers)),
         )
+    return True
 
 
 def note_controllers(files: Files, controllers: Sequence[str]) -> None:

@@ -7,7 +7,9 @@ that opens or removes a partition's log, on one node as in a cluster.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,24 +19,29 @@ from broker.core.isr import LagLimits
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
-from broker.errors import HeadwaterError
+from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid, is_uuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock, Files
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.leadership_gate import Claims
 from broker.runtime.partition_counters import OnCommit
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.turn_queue import OwnerCall
 from broker.storage.partition_log import LogConfig, PartitionLog
+from broker.storage.promises import Promises
 
 _log = structlog.get_logger(__name__)
 
 _ASIDE: Final = "damaged"
+PATIENCE_S: Final = 1.0  # once, with a replica that is slow to take a view in
+CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
 
+MarkOpened = Callable[[Sequence[PartitionId]], None]
 RecordColdEnd = Callable[[StreamUuid, int, Offset], None]
 MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
 
@@ -56,8 +63,11 @@ class ReplicaSetting:
     scheduler: CommitScheduler
     make_links: MakeLinks
     record_cold_end: RecordColdEnd
+    mark_opened: MarkOpened  # durably in the metadata; blocks
     on_sealed: Callable[[Stream], None]
     on_commit: OnCommit
+    on_late: Callable[[], None]  # :meth:`HostedPartitions.reconcile` has more to do now; quick
+    claims: Claims | None = None  # of leaderships of tiered streams
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
 
@@ -65,9 +75,12 @@ class ReplicaSetting:
 class HostedPartitions:
     """Any thread reads; one thread at a time reconciles."""
 
-    def __init__(self, files: Files, setting: ReplicaSetting) -> None:
+    def __init__(self, files: Files, setting: ReplicaSetting, promises: Promises) -> None:
         """Nothing is open before the first :meth:`reconcile`."""
         self._files = files
+        self._promises = promises
+        self._marked: set[PartitionId] = set()  # as opened, by this process
+        self._refused: dict[PartitionId, HeadwaterError] = {}  # no replica is open; why
         self._setting = setting
         self._broker_epoch = BrokerEpoch(0)
         self._state = MetadataState()
@@ -75,6 +88,8 @@ class HostedPartitions:
         self._drivers: dict[StreamUuid, Mapping[int, PartitionDriver]] = {}
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, frozenset[int]] = {}
+        self._late: dict[PartitionId, OwnerCall] = {}  # views that are not taken in yet
+        self._closing: dict[tuple[StreamUuid, int], tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
@@ -91,6 +106,15 @@ class HostedPartitions:
         """Return a partition's replica, if it is here."""
         return self._drivers.get(partition_id.stream_uuid, {}).get(partition_id.number)
 
+    def refusal(self, partition_id: PartitionId) -> HeadwaterError | None:
+        """Return why a replica that belongs here could not be opened so far, if so."""
+        return self._refused.get(partition_id)
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a replica could not be opened so far."""
+        return bool(self._refused)
+
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
         return [one for drivers in list(self._drivers.values()) for one in drivers.values()]
@@ -101,53 +125,111 @@ class HostedPartitions:
 
     # ------------------------------------------------------------------ following the metadata
 
-    def reconcile(self, state: MetadataState) -> list[LedPartitions]:
+    def reconcile(
+        self, state: MetadataState, *, patience_s: float | None = None
+    ) -> list[LedPartitions]:
         """Open, inform and close until this broker is what ``state`` says. Blocks.
 
+        A replica that hangs is left behind after ``patience_s``, and not waited for again before it
+        has caught up; see ``ReplicaSetting.on_late``.
         Returns the streams of which this broker leads other partitions than before.
 
         Raises:
-            HeadwaterError: a log could not be opened; everything else is done, and the next call
-                tries again.
+            HeadwaterError: a new log has no room, or the metadata does not take the mark that it
+                was opened; everything else is done, and the next call tries again.
         """
         with self._lock:
-            return self._reconcile(state)
+            return self._reconcile(state, PATIENCE_S if patience_s is None else patience_s)
 
-    def _reconcile(self, state: MetadataState) -> list[LedPartitions]:
+    def wait_for(self, uuid: StreamUuid, timeout_s: float) -> bool:
+        """Wait for the replicas of a stream that were left behind; tell whether there were any."""
+        deadline_s = time.monotonic() + timeout_s
+        calls = [call for one, call in list(self._late.items()) if one.stream_uuid == uuid]
+        return bool([call.is_over(max(0.0, deadline_s - time.monotonic())) for call in calls])
+
+    def _reconcile(self, state: MetadataState, patience_s: float) -> list[LedPartitions]:
         before, self._state = self._state, state
+        self._refused = {}
+        opened = False
         streams = {stream.uuid: stream for stream in state.streams.values()}
         same_brokers = before.brokers is state.brokers
         failure: HeadwaterError | None = None
         begun: list[tuple[PartitionDriver, OwnerCall]] = []
+        fresh: list[PartitionDriver] = []
         for uuid, rows in state.partitions.items():
             known = before.partitions.get(uuid, ())
             for number, row in enumerate(rows):
                 if self._setting.me not in row.replicas:
                     continue
                 driver = self._drivers.get(uuid, {}).get(number)
+                if driver is None and (uuid, number) in self._closing:
+                    self._state = before
+                    continue  # a replica that was here before has not let go of its files
                 if driver is None:
                     try:
                         driver = self._open(streams[uuid], number, row)
+                        opened = True
                     except HeadwaterError as error:
-                        failure = error
-                        self._state = before  # so that the next call looks at everything again
+                        self._refused[PartitionId(uuid, PartitionNumber(number))] = failure = error
+                        _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
                         continue
                 elif same_brokers and number < len(known) and known[number] is row:
                     continue
                 driver.learn_cold_end(row.cold_end)
-                begun.append((driver, driver.take_view(view_of(state, driver.partition_id))))
-        for driver, call in begun:
-            try:
-                driver.view_taken(call)
-            except HeadwaterError as error:  # it has failed, and says so itself
-                _log.error("view_not_taken", partition=str(driver.partition_id), reason=str(error))
+                if self._needs_mark(driver, row):
+                    fresh.append(driver)
+                else:
+                    begun.append((driver, driver.take_view(view_of(state, driver.partition_id))))
+        try:
+            if opened:
+                self._promises.sync()
+            self._mark(fresh)
+        except HeadwaterError as error:  # they take no record before that is known
+            failure = error
+        else:
+            begun += [(one, one.take_view(view_of(state, one.partition_id))) for one in fresh]
+        if failure is not None:
+            self._state = before  # so that the next call looks at everything again
         self._streams.update(streams)
-        gone = self._close_gone(state)
-        changed = [one for uuid in {*streams, *gone} if (one := self._newly_led(uuid)) is not None]
+        gone, given_up = self._give_up_gone(state)
+        self._wait([*begun, *given_up], patience_s)
+        changed = [
+            one
+            for uuid in {*streams, *gone}
+            if (one := self._newly_led(uuid, gone.get(uuid, ()))) is not None
+        ]
         self._remove(gone)
+        self._remove_closed()
         if failure is not None:
             raise failure
         return changed
+
+    def _needs_mark(self, driver: PartitionDriver, row: PartitionState) -> bool:
+        marked = self._setting.me in row.opened or driver.partition_id in self._marked
+        return not marked and not driver.is_damaged
+
+    def _mark(self, fresh: Sequence[PartitionDriver]) -> None:
+        """Make it known in the metadata that these logs are held. Blocks."""
+        ids = [one.partition_id for one in fresh]
+        if ids:
+            self._setting.mark_opened(ids)
+            self._marked.update(ids)
+
+    def _open_log(
+        self, partition_id: PartitionId, config: LogConfig, *, held: bool
+    ) -> PartitionLog:
+        """Open a log; one that the disk does not give is damaged, and no other suffers for it."""
+        folder = _folder(partition_id.stream_uuid, partition_id.number)
+        promise = self._promises.replica(partition_id)
+        try:
+            return PartitionLog.open(
+                self._files, folder, partition_id, config, promise=promise, held=held
+            )
+        except (CorruptDataError, LogFailedError) as error:
+            _log.error("replica_unreadable", partition=str(partition_id), reason=error.message)
+            return PartitionLog.unreadable(
+                self._files, folder, partition_id, config, promise=promise, error=error
+            )
 
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
         config, setting = stream.config, self._setting
@@ -160,10 +242,15 @@ class HostedPartitions:
         )
 
         def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
-            PartitionLog.replace(self._files, folder, partition_id, start=start, epochs=epochs)
-            return PartitionLog.open(self._files, folder, partition_id, log_config)
+            promise = self._promises.replica(partition_id)
+            PartitionLog.replace(
+                self._files, folder, partition_id, start=start, epochs=epochs, promise=promise
+            )
+            log = PartitionLog.open(self._files, folder, partition_id, log_config, promise=promise)
+            self._promises.sync()
+            return log
 
-        log = PartitionLog.open(self._files, folder, partition_id, log_config)
+        log = self._open_log(partition_id, log_config, held=setting.me in row.opened)
         driver = PartitionDriver(
             log=log,
             stream=stream,
@@ -182,6 +269,7 @@ class HostedPartitions:
             begin_log=begin_log,
             on_sealed=setting.on_sealed,
             on_commit=setting.on_commit,
+            claims=setting.claims if config.tiering else None,
         )
         if row.replicas == (setting.me,):
             driver.refuse_if_replaced()
@@ -197,40 +285,127 @@ class HostedPartitions:
         )
         return driver
 
+    def _wait(self, begun: Sequence[tuple[PartitionDriver, OwnerCall]], patience_s: float) -> None:
+        """Wait for views to be taken in, for a while, all together.
+
+        A replica whose disk hangs is not waited for: it takes its view when it can, and then there
+        is another :meth:`reconcile`. No other replica, and no new stream, waits for it.
+        """
+        deadline_s = time.monotonic() + patience_s
+        self._late = {one: call for one, call in self._late.items() if not call.is_over()}
+        for driver, call in begun:
+            known = driver.partition_id in self._late
+            if not call.is_over(0.0 if known else max(0.0, deadline_s - time.monotonic())):
+                _log.warning("replica_is_slow", partition=str(driver.partition_id))
+                self._late[driver.partition_id] = call
+                call.afterwards(self._setting.on_late)
+                continue
+            try:
+                driver.view_taken(call)
+            except HeadwaterError as error:  # it has failed, and says so itself
+                _log.error("view_not_taken", partition=str(driver.partition_id), reason=str(error))
+
     # ------------------------------------------------------------------ closing
 
-    def _close_gone(self, state: MetadataState) -> dict[StreamUuid, list[int]]:
-        """Let go of replicas that were moved away, and of deleted streams."""
+    def _give_up_gone(
+        self, state: MetadataState
+    ) -> tuple[dict[StreamUuid, list[int]], list[tuple[PartitionDriver, OwnerCall]]]:
+        """Begin to let go of replicas that were moved away, and of deleted streams."""
         gone: dict[StreamUuid, list[int]] = {}
+        begun: list[tuple[PartitionDriver, OwnerCall]] = []
         for uuid, drivers in list(self._drivers.items()):
             rows = state.partitions.get(uuid, ())
             for number, driver in list(drivers.items()):
                 here = number < len(rows) and self._setting.me in rows[number].replicas
                 if not here:
-                    driver.view_taken(driver.take_view(None))
+                    begun.append((driver, driver.take_view(None)))
                     gone.setdefault(uuid, []).append(number)
-        return gone
+        return gone, begun
 
     def _remove(self, gone: Mapping[StreamUuid, list[int]]) -> None:
         """Close logs that nobody reads any more, and give their disk back."""
         for uuid, numbers in gone.items():
             drivers = self._drivers[uuid]
             self._drivers[uuid] = {n: one for n, one in drivers.items() if n not in numbers}
-            for number in numbers:
-                drivers[number].close()
-                self._files.remove_folder(_folder(uuid, number))
+            self._closing.update(
+                {
+                    (uuid, number): (drivers[number], drivers[number].begin_close())
+                    for number in numbers
+                }
+            )
             if not self._drivers[uuid]:
                 del self._drivers[uuid]
                 del self._streams[uuid]
                 self._led.pop(uuid, None)
+
+    def _remove_closed(self) -> None:
+        """Give the disk of replicas back that are not here any more, once their logs are closed."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        for (uuid, number), (driver, call) in list(self._closing.items()):
+            if not call.is_over(max(0.0, deadline_s - time.monotonic())):
+                _log.warning("log_not_closed", partition=str(driver.partition_id))
+                call.afterwards(self._setting.on_late)
+                continue
+            with suppress(HeadwaterError):  # its disk failed; it is to be removed all the same
+                driver.closed(call)
+            del self._closing[uuid, number]
+            self._forget(PartitionId(uuid, PartitionNumber(number)))
+            if uuid not in self._drivers and not any(one == uuid for one, _ in self._closing):
                 self._files.remove_folder(f"streams/{uuid}")
                 _log.info("stream_removed", stream_uuid=uuid)
 
-    def close(self) -> None:
-        """Finish queued writes and close every log. Blocks."""
+    def _forget(self, partition_id: PartitionId) -> None:
+        """Remove a log that is not held any more, and after it what was promised of it."""
+        self._files.remove_folder(_folder(partition_id.stream_uuid, partition_id.number))
+        self._promises.replica(partition_id).remove()
+        self._marked.discard(partition_id)
+
+    def close(self) -> bool:
+        """Finish queued writes and close every log. Blocks.
+
+        Returns whether each that was found whole was closed whole, synced to its end.
+        """
         with self._lock:
-            for driver in self.all():
-                driver.close()
+            return self._wait_closed([(one, one.begin_close()) for one in self.all()])
+
+    def _wait_closed(self, begun: Sequence[tuple[PartitionDriver, OwnerCall]]) -> bool:
+        """Wait until logs are closed: together, and a disk that hangs only so long."""
+        deadline_s, whole = time.monotonic() + CLOSE_S, True
+        for driver, call in begun:
+            try:
+                driver.closed(call, max(0.0, deadline_s - time.monotonic()))
+                whole = whole and (driver.failure is None or driver.is_damaged)
+            except HeadwaterError as error:
+                _log.error("log_not_closed", partition=str(driver.partition_id), reason=str(error))
+                whole = False
+        return whole
+
+    def remove_leftovers(self, state: MetadataState) -> None:
+        """Remove what streams left here that were deleted, or moved, while this broker was down.
+
+        ``state`` is complete and confirmed: what it does not know was deleted.
+        """
+        with self._lock:
+            for partition_id in sorted({*self._folders(), *self._promises.replicas()}):
+                rows = state.partitions.get(partition_id.stream_uuid, ())
+                number = partition_id.number
+                if number < len(rows) and self._setting.me in rows[number].replicas:
+                    continue
+                if self.find(partition_id) is not None:
+                    continue  # a newer state is for the next reconcile
+                self._forget(partition_id)
+                if not rows:
+                    self._files.remove_folder(f"streams/{partition_id.stream_uuid}")
+                _log.info("leftover_removed", partition=str(partition_id))
+
+    def _folders(self) -> list[PartitionId]:
+        return [
+            PartitionId(StreamUuid(uuid), PartitionNumber(int(name)))
+            for uuid in self._files.list("streams")
+            if is_uuid(uuid)
+            for name in self._files.list(f"streams/{uuid}")
+            if name.isascii() and name.isdigit() and str(int(name)) == name
+        ]
 
     # ------------------------------------------------------------------ damage
 
@@ -238,38 +413,45 @@ class HostedPartitions:
         """Return the replicas whose logs were found damaged when they were opened."""
         return [one.partition_id for one in self.all() if one.is_damaged]
 
-    def set_aside(self, partition_ids: Sequence[PartitionId]) -> None:
+    def set_aside(self, partition_ids: Sequence[PartitionId]) -> bool:
         """Close everything and move these logs away, for whoever wants to look at them.
 
-        The next :meth:`reconcile` opens all again, those empty.
+        The next :meth:`reconcile` opens all again, those empty. Returns what :meth:`close` does.
         """
         with self._lock:
-            self.close()
+            closed_whole = self.close()
             for one in partition_ids:
                 aside = f"{_ASIDE}/{one.stream_uuid}-{one.number}-{self._broker_epoch}"
-                self._files.make_folder(_ASIDE)
-                self._files.replace(_folder(one.stream_uuid, one.number), aside)
-                self._files.sync_folder(_ASIDE)
-                self._files.sync_folder(f"streams/{one.stream_uuid}")
+                if self._files.exists(_folder(one.stream_uuid, one.number)):
+                    self._files.make_folder(_ASIDE)
+                    self._files.replace(_folder(one.stream_uuid, one.number), aside)
+                    self._files.sync_folder(_ASIDE)
+                    self._files.sync_folder(f"streams/{one.stream_uuid}")
+                # After it: a damaged log must not be believed because nothing is promised.
+                self._promises.replica(one).renew()
                 _log.error("damaged_log_set_aside", partition=str(one), folder=aside)
             self._drivers.clear()
             self._led.clear()
             self._state = MetadataState()
+            return closed_whole
 
     # ------------------------------------------------------------------ who leads
 
-    def _newly_led(self, uuid: StreamUuid) -> LedPartitions | None:
+    def _newly_led(self, uuid: StreamUuid, gone: Sequence[int]) -> LedPartitions | None:
         stream = self._streams[uuid]
-        led = self._led_of(stream)
+        led = self._led_of(stream, gone)
         now = frozenset(led.drivers)
         if now == self._led.get(uuid, frozenset()):
             return None
         self._led[uuid] = now
         return led
 
-    def _led_of(self, stream: Stream) -> LedPartitions:
+    def _led_of(self, stream: Stream, gone: Sequence[int] = ()) -> LedPartitions:
         drivers = self._drivers.get(stream.uuid, {})
-        return LedPartitions(stream, {number: one for number, one in drivers.items() if one.leads})
+        return LedPartitions(
+            stream,
+            {number: one for number, one in drivers.items() if one.leads and number not in gone},
+        )
 
 
 def _folder(uuid: StreamUuid, number: int) -> str:

@@ -10,6 +10,7 @@ import uuid
 from typing import Final
 
 from broker.errors import InvalidConfigError, MetadataCorruptError
+from broker.model.ids import is_uuid
 from broker.ports import Files
 from broker.storage.whole_file import write_whole
 
@@ -38,7 +39,10 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
                 expected=wanted,
                 found=found.get(name),
             )
-    return str(found.get("uuid"))
+    drawn = found.get("uuid")
+    if not isinstance(drawn, str) or not is_uuid(drawn):
+        raise MetadataCorruptError(f"{_FILE} is damaged: {drawn!r} is no uuid", path=_FILE)
+    return drawn
 
 
 def _read(files: Files) -> dict[str, object]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.metadata.commands import (
+    BeginLeaderships,
+    BegunLeadership,
+    RegisterBroker,
+    encode,
+)
 from broker.core.metadata.state import MetadataState
 from broker.errors import NotEnoughReplicasError, NotLeaderError
 from broker.model.control_messages import NewestTold
-from broker.model.epochs import BrokerEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
+from broker.model.lineage import Leadership
+from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.replica_shell import AloneLinks, ReplicaLinks
+
+_BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes
 
 
 class Metadata(Protocol):
@@ -35,11 +45,20 @@ class Membership(Protocol):
     def register(self) -> BrokerEpoch:
         """Register this process; return its broker epoch. Blocks."""
 
+    def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
+        """Begin to lead what is open and led: give each start of leadership its lineage id.
+
+        ``ends`` has the leader epoch and the log end of each partition. Blocks.
+        """
+
     def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
         """Take damaged replicas out of ISR and eligible; return those that others stand in for.
 
         Blocks until the metadata shows it.
         """
+
+    def logs_closed(self) -> None:
+        """Hear that every log that this process had opened is closed, synced to its end."""
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
         """Return what a replica here uses to reach the others."""
@@ -71,9 +90,30 @@ class Alone:
         reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
         return BrokerEpoch(reply["broker_epoch"])
 
+    def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
+        """See ``Membership.begin_leading``: nobody elects it, so it says so itself."""
+        begun = [
+            BegunLeadership(
+                stream_uuid=one.stream_uuid,
+                partition=one.number,
+                leadership=Leadership(
+                    leader_epoch=leader_epoch, lineage_id=uuid.uuid4().hex, start=log_end
+                ),
+            )
+            for one, (leader_epoch, log_end) in ends.items()
+        ]
+        epoch = self._metadata.state.brokers[self._broker_id].epoch
+        for first in range(0, len(begun), _BEGUN_AT_ONCE):
+            some = tuple(begun[first : first + _BEGUN_AT_ONCE])
+            command = BeginLeaderships(broker=self._broker_id, broker_epoch=epoch, begun=some)
+            self._metadata.propose(encode(command))
+
     def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:  # noqa: ARG002
         """See ``Membership.give_up``: nobody else has a copy."""
         return []
+
+    def logs_closed(self) -> None:
+        """See ``Membership.logs_closed``: its folder is compared with nobody's."""
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
         """See ``Membership.make_links``."""

@@ -76,6 +76,14 @@ class OperatedBroker(Protocol):
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica."""
 
+    def learn_cold_end(self, name: str, partition: int) -> None:
+        """Record how far the table reaches, as the table itself says. Blocks.
+
+        Raises:
+            RemoteTierUnavailableError: the table cannot be asked.
+            CorruptDataError: the table is not one to be believed.
+        """
+
 
 class ClusterOperations:
     """Implements ``OperatorApi``. Blocking; any thread."""
@@ -144,7 +152,7 @@ class ClusterOperations:
             high_watermark=driver.high_watermark,
             log_end=driver.log_end,
             synced_end=synced_end,
-            failure=None if driver.failure is None else driver.failure.message,
+            failure=None if driver.refusal is None else driver.refusal.message,
             followers=tuple(followers_of(driver, self._clock.monotonic_ms())),
         )
 
@@ -181,6 +189,12 @@ class ClusterOperations:
             if to not in one.isr:
                 raise IneligibleReplicaError(
                     f"{to} is not in sync with {name}/{partition}: ISR {', '.join(one.isr)}",
+                    broker=to,
+                )
+            if to in one.restarted:
+                raise IneligibleReplicaError(
+                    f"{to} has restarted, and {name}/{partition} has yet to see that it holds "
+                    "everything: try again in a moment",
                     broker=to,
                 )
             return NameCandidate(
@@ -249,6 +263,9 @@ class ClusterOperations:
             raise IneligibleReplicaError(
                 f"{broker} holds no readable replica of {name}/{partition}", broker=broker
             )
+        # A leader's log begins at the cold end at the latest, so that has to be the newest one.
+        self._broker.learn_cold_end(name, partition)
+        stream, one = _find(self._metadata.state, name, partition)
         _, end = driver.synced_position
         self._propose(
             ElectUnclean(

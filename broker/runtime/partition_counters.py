@@ -22,3 +22,4 @@ class PartitionCounters:
     refused_writes: int = 0
     syncs: int = 0
     freed_segments: int = 0
+    dropped_messages: int = 0  # of other replicas, which send them again

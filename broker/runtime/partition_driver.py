@@ -8,15 +8,13 @@ replication decides, and whether this broker leads, is the ``ReplicaShell``'s.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
 import structlog
 
-from broker.codec.record_batch import PreparedBatch, prepare
-from broker.core.acks import AckQueue
+from broker.codec.record_batch import PreparedBatch
 from broker.core.leader import PartitionLeader
 from broker.core.replication.view import PartitionView
 from broker.errors import (
@@ -25,28 +23,27 @@ from broker.errors import (
     LogFailedError,
     NotLeaderError,
     OverloadedError,
-    RecordTooLargeError,
     ShuttingDownError,
 )
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from broker.model.replica_messages import LogPrefix, ReplicaMessage
+from broker.model.replica_messages import LogPrefix, ReplicaMessage, size_of
 from broker.model.stream import Stream
 from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
-from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup, RecordsWrite, Write
+from broker.runtime.commit_group import BatchesWrite, RecordsWrite, Write, refuse_too_large
 from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.commits import Commits
+from broker.runtime.leadership_gate import Claims, Gatekeeper
+from broker.runtime.local_frees import LocalFrees
 from broker.runtime.partition_counters import OnCommit, PartitionCounters, ignore_commit
 from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks, ReplicaShell, not_leader
 from broker.runtime.retry_tables import RetryTables
 from broker.runtime.tier_view import TierView
-from broker.runtime.turn_queue import (
-    OwnerCall,
-    Postponed,
-    TurnQueue,
-)
+from broker.runtime.turn_queue import CALL_S_MAX, Newest, OwnerCall, Postponed, TurnQueue, Work
 from broker.storage.partition_log import PartitionLog
 
 _log = structlog.get_logger(__name__)
@@ -72,6 +69,7 @@ class PartitionDriver:
         begin_log: BeginLog,
         on_sealed: Callable[[Stream], None],
         on_commit: OnCommit = ignore_commit,
+        claims: Claims | None = None,
     ) -> None:
         """Take over an open log; :meth:`take_view` says what to do with it."""
         self.stream = stream
@@ -79,24 +77,31 @@ class PartitionDriver:
         self.subject = stream.config.partition_subject(number)
         self.counters = PartitionCounters()
         self._tier = TierView(self.partition_id, stream.config, cold_end, record_cold_end)
-        self._me = identity.me
-        self._alone = False
-        self._log = log
-        self._clock = clock
-        self._links = links
+        self._me, self._alone = identity.me, False
+        self._log, self._clock, self._links = log, clock, links
         self._begin_log = begin_log
         self._on_sealed = on_sealed
-        self._on_commit = on_commit
-        config = stream.config
-        self._retries = RetryTables(config)
+        self._retries = RetryTables(stream.config)
         self.failure: HeadwaterError | None = None
-        self._acks: AckQueue[Answer] = AckQueue()
+        self._gate = Gatekeeper(self, clock, claims)
+        self._commits = Commits(
+            config=stream.config,
+            counters=self.counters,
+            retries=self._retries,
+            tier=self._tier,
+            clock=clock,
+            fail=self.fail,
+            on_commit=on_commit,
+            is_held=self._gate.is_held,
+        )
+        self.lost_end = log.recovery.lost_end_error  # why nobody can say where the log ended
         self._queue = TurnQueue(self, scheduler, str(self.partition_id))
         self._closed = threading.Event()
+        self.frees = LocalFrees(self, self._queue)
         self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
+        self._views = Newest(self._queue, self._take_view)
         self._postponed = Postponed()
-        self._quiet_ms = identity.quiet_ms
-        self._ticked_ms = self._due_ms = 0
+        self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
         self._shell: ReplicaShell | None = None
@@ -107,7 +112,7 @@ class PartitionDriver:
                 owner=self,
                 name=self._path,
                 log=log,
-                config=config,
+                config=stream.config,
                 identity=identity,
                 links=links,
                 clock=clock,
@@ -128,9 +133,7 @@ class PartitionDriver:
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset not known here to be committed; of a failed log alone, its end: readers
-        shall meet the error.
-        """  # noqa: D205 - one thought
+        """First offset not known to be committed; of a failed log alone, its end."""
         if self._shell is None or (self._alone and self.failure is not None):
             return self._log.synced_end
         return self._shell.high_watermark
@@ -145,6 +148,11 @@ class PartitionDriver:
         """The newest epoch that is known here."""
         view = self.view
         return self._log.epochs.latest if view is None else view.leader_epoch
+
+    @property
+    def lineage(self) -> Lineage:
+        """See ``TierSource.lineage``."""
+        return () if self.view is None else self.view.lineage
 
     @property
     def view(self) -> PartitionView | None:
@@ -181,8 +189,9 @@ class PartitionDriver:
 
     @property
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:
-        """How far this log reaches, for an election: its last record's epoch, its synced end."""
-        end = self._log.synced_end
+        """How far this log reaches, for an election: its last record's epoch, what it told of."""
+        always = self.stream.config.flush == "always"
+        end = self._log.synced_end if always else self._log.log_end
         epochs = self._log.epochs
         return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 
@@ -203,6 +212,8 @@ class PartitionDriver:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
         if self.failure is not None and not self._alone:
             raise self.failure  # others have copies: the reader is to ask one of them
+        if self.lost_end is not None and above >= self._log.synced_end:
+            raise self.lost_end  # there was more, and it does not come
         if self._shell is None:
             self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
             return self._log.synced_end
@@ -233,20 +244,11 @@ class PartitionDriver:
         """See ``PartitionHandle.submit_records``."""
         if message_ids is not None and not any(message_ids):
             message_ids = None
-        prepared = self._encode(batch)
+        prepared = self._commits.encode(batch)
         self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size, policy))
 
-    def _encode(self, batch: pa.RecordBatch) -> PreparedBatch:
-        return prepare(batch, now_us=self._clock.now_us(), codec=self.stream.config.compression)
-
     def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
-        if write.size_bytes > self.stream.config.segment_bytes_max:
-            raise RecordTooLargeError(
-                f"a batch of {write.size_bytes} bytes does not fit a segment of "
-                f"{self.stream.config.segment_bytes_max}",
-                size_bytes=write.size_bytes,
-                limit_bytes=self.stream.config.segment_bytes_max,
-            )
+        refuse_too_large(write, self.stream.config.segment_bytes_max)
         self._refuse_if_unable()
         try:
             self._queue.put(write, may_block=may_block)
@@ -267,14 +269,19 @@ class PartitionDriver:
             raise overload
 
     @property
+    def refusal(self) -> HeadwaterError | None:
+        """Why no writes are taken: the log has failed, or another process leads this history."""
+        return self.failure or self._gate.refusal
+
+    @property
     def _path(self) -> str:
         return f"{self.stream.name}/{self.partition_id.number}"
 
     # ------------------------------------------------------------------ what the cluster says
 
     def take_view(self, view: PartitionView | None) -> OwnerCall:
-        """Begin to take a view of the metadata in; end it with :meth:`view_taken`."""
-        return self._queue.begin(lambda: self._take_view(view))
+        """Begin to take in a view of the metadata, the newest; end it with :meth:`view_taken`."""
+        return self._views.begin(view)
 
     def view_taken(self, call: OwnerCall) -> None:
         """Wait until a view is taken in. Blocks."""
@@ -284,11 +291,13 @@ class PartitionDriver:
         self._alone = view is not None and view.replicas == (self._me,)
         if self._shell is not None and self.failure is None:
             self._shell.view_changed(view)
+            self._gate.view_taken(self.view, leads=self._shell.role == "leader")
             self._settle()
 
     def deliver(self, message: ReplicaMessage) -> None:
-        """Take a message of another replica. Any thread; does not block."""
-        self._queue.post(lambda: self._message(message))
+        """Take a message of another replica, or lose it. Any thread; does not block."""
+        if not self._queue.offer(lambda: self._message(message), size_of(message)):
+            self.counters.dropped_messages += 1
 
     def _message(self, message: ReplicaMessage) -> None:
         if self._shell is not None and self.failure is None:
@@ -297,6 +306,7 @@ class PartitionDriver:
 
     def tick_replica(self) -> None:
         """Let time pass, if the replica has something to do. Any thread; does not block."""
+        self._gate.tick()
         if not self._tick_queued and self._clock.monotonic_ms() >= self._due_ms:
             self._tick_queued = True
             self._queue.post(self._tick)
@@ -347,23 +357,35 @@ class PartitionDriver:
         if self.failure is None:
             self.failure = self._tier.replacement(self._log.log_end)
 
+    def admit(self, lineage_id: str) -> None:
+        """See ``TierSource.admit``."""
+        self._queue.post(lambda: self._admit(lineage_id))
+
+    def _admit(self, lineage_id: str) -> None:
+        self._gate.admit(lineage_id)
+        self._settle()
+
+    def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        """See ``TierSource.refuse_writes``."""
+        self._queue.post(lambda: self._refuse_writes(lineage_id, error))
+
+    def _refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        if self._gate.refuse(lineage_id, error):
+            _log.error("leadership_lost", partition=self._path, reason=error.message)
+            self._commits.abandon(error)
+
     def free_local(self, lease_floor: Callable[[], Offset]) -> int:
         """Free what retention gives up and no lease or retry needs; return how many segments."""
-        if self._queue.closing or self.failure is not None:
-            return 0
-        now_us = self._clock.now_us()
-        plan = self._tier.plan_frees(self._log.segments, lease_floor, now_us)
-        if not plan:
-            return 0
-        freed_count: int = self._queue.call(lambda: self._free(plan))
-        return freed_count
+        return self.frees.now(lease_floor)
 
-    def _free(self, plan: Sequence[SegmentInfo]) -> int:
-        """Free the part of a plan that no message id in the window lies in.
+    def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
+        """See ``FreesOwner``."""
+        if self._queue.closing or self.refusal is not None:
+            return ()
+        return self._tier.plan_frees(self._log.segments, lease_floor, self._clock.now_us())
 
-        The window is rebuilt from the local log: an id whose segment is gone would be forgotten by
-        a restart, and a retry of its record stored again.
-        """
+    def free_planned(self, plan: Sequence[SegmentInfo]) -> int:
+        """See ``FreesOwner``: message ids keep their segments, a restart reads them there."""
         bases = self._retries.free_of_ids(plan, self._clock.now_us(), leads=self.leads)
         if bases:
             self._log.free(bases)
@@ -381,30 +403,68 @@ class PartitionDriver:
 
     def close(self) -> None:
         """Refuse new writes, finish those queued, close the log. Blocks."""
+        self.closed(self.begin_close())
+
+    def begin_close(self) -> OwnerCall:
+        """Begin to :meth:`close`; end it with :meth:`closed`."""
         self._queue.close()
         self._closed.set()
         if self._shell is not None:
             self._shell.wake_readers(closing=True)
-        self._queue.call(self._close_log)
+        return self._queue.begin(self._close_log)
+
+    def closed(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> None:
+        """Wait until the log is closed.
+
+        Raises:
+            CommitTimeoutError: its disk hangs.
+            LogFailedError: its disk failed.
+        """
+        try:
+            self._queue.result_of(call, timeout_s)
+        except LogFailedError:
+            if not self._queue.poisoned:
+                raise
+            self._log.close()  # the files alone: no turn will be taken any more
 
     def run_turn(self) -> None:
         """Take one turn; called by the scheduler, on one thread at a time."""
-        work = self._queue.take()
+        work = Work()
         try:
+            self._queue.take(work, held=self._holds_writes())
             for call in work.calls:
                 self._run_call(call)
             if work.writes:
                 self._commit(work.writes)
-        finally:
             self._due_ms = self._next_due_ms()
-            self._queue.end_turn()
+            self._queue.end_turn(held=self._holds_writes())
+        except BaseException:
+            self._poison(work)
+            raise  # the supervisor ends the process
+
+    def _holds_writes(self) -> bool:
+        return self._gate.is_held() and not self._queue.closing
+
+    def _poison(self, work: Work) -> None:
+        """Let nothing more happen here: the turn crashed, and nobody knows how far it came.
+
+        What it planned may be in memory and not in the log, so nothing that memory holds is written
+        any more. Writes get no answer, which is what is known of them: the process ends.
+        """
+        self.failure = LogFailedError(f"a bug ended the work of {self._path}; the broker stops")
+        self._log.poison(self.failure.message)
+        self._queue.poison(work, self.failure)
+        self._closed.set()
+        if self._shell is not None:
+            self._shell.wake_readers(closing=True)
 
     def _next_due_ms(self) -> int:
-        if len(self._acks):
+        if len(self._commits):
             return 0  # a lease, renewed, may be all that they wait for
         shell_ms = None if self._shell is None else self._shell.due_ms
         regular_ms = self._ticked_ms + self._quiet_ms
-        return min(one for one in (regular_ms, shell_ms, self._postponed.due_ms) if one is not None)
+        due_ms = (regular_ms, shell_ms, self._postponed.due_ms, self._gate.due_ms)
+        return min(one for one in due_ms if one is not None)
 
     def _commit(self, writes: Sequence[Write]) -> None:
         shell = self._shell
@@ -414,30 +474,7 @@ class PartitionDriver:
         leader = None if shell is None else shell.leader
         if shell is None or leader is None or not taken:
             return
-        now_us = self._clock.now_us()
-        group = CommitGroup(
-            producers=self._retries.producers,
-            window=self._retries.window,
-            start=self._log.log_end,
-            leader_epoch=leader.leader_epoch,
-            now_us=now_us,
-            encode=self._encode,
-        )
-        for write in taken:
-            group.add(write)
-        started_s = time.perf_counter()
-        failure = self._write(shell, group, now_us) if group.batches else None
-        self.counters.duplicate_records += group.duplicates_count
-        if failure is not None:
-            self.counters.refused_writes += len(taken)
-        for answer in group.answers():
-            if failure is not None or answer.write.policy is AckPolicy.NONE:
-                answer.tell(failure)
-            else:
-                self._acks.add(answer.write.policy, answer.end, answer)
-        self._settle()
-        if group.batches and failure is None:
-            self._on_commit(time.perf_counter() - started_s, group.end - group.start)
+        if self._commits.write(taken, self._log, shell, leader.leader_epoch):
             self._watch_segments_if_rolled()
 
     def _refuses(self, write: Write) -> bool:
@@ -448,45 +485,17 @@ class PartitionDriver:
             refusal = self.failure
         elif leader is None:
             refusal = not_leader(self._path, self.view)
-        else:
-            refusal = leader.refusal(write.policy, self._clock.monotonic_ms())
+        else:  # a leader that was replaced says so, even if the lake told it first
+            refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
+        if refusal is None and self._gate.is_held():
+            refusal = ShuttingDownError(f"{self._path} closes before its claim was settled")
         if refusal is not None:
             self.counters.refused_writes += 1
             write.refuse(refusal)
         return refusal is not None
 
-    def _write(self, shell: ReplicaShell, group: CommitGroup, now_us: int) -> HeadwaterError | None:
-        try:
-            self._log.append(group.batches, leader_epoch=group.leader_epoch, now_us=now_us)
-            assert self._log.log_end == group.end, "the log placed a batch where it was not planned"
-            shell.appended()
-            if self.stream.config.flush == "always":
-                shell.sync()
-            else:
-                shell.written()
-        except HeadwaterError as error:
-            group.roll_back()
-            if isinstance(error, LogFailedError | CorruptDataError):
-                self.fail(error)
-            return error
-        size = sum(batch.size for batch in group.batches)
-        self.counters.appended_records += group.end - group.start
-        self.counters.appended_bytes += size
-        self._tier.unshipped_bytes += size
-        self.counters.syncs = shell.sync_count
-        return None
-
     def _settle(self) -> None:
-        """Answer whom the leader lets answer; its lease is looked at right before."""
-        leader = None if self._shell is None else self._shell.leader
-        if leader is None or not len(self._acks):
-            return
-        if leader.is_fenced(self._clock.monotonic_ms()):
-            return
-        for answer in self._acks.settled(
-            synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
-        ):
-            answer.tell(None)
+        self._commits.settle(self.leader)
 
     def _maintain(self) -> None:
         self._maintenance_queued = False
@@ -504,8 +513,7 @@ class PartitionDriver:
         self._watch_segments_if_rolled()
 
     def _close_log(self) -> None:
-        for answer in self._acks.abandon():
-            answer.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
+        self._commits.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
         if self.failure is None:
             self._log.write_producer_state(self._retries.producers.to_state())
         self._log.close()
@@ -518,10 +526,9 @@ class PartitionDriver:
 
     def end_leading(self) -> None:
         """See ``ReplicaOwner``: whoever waits has to ask the next leader, with the same ids."""
-        for answer in self._acks.abandon():
-            answer.abandon(
-                NotLeaderError(f"the leadership of {self._path} ended before this was committed")
-            )
+        self._commits.abandon(
+            NotLeaderError(f"the leadership of {self._path} ended before this was committed")
+        )
 
     def copied(self, batches: Sequence[StoredBatch]) -> None:
         """See ``ReplicaOwner``: producers are remembered on every replica."""
@@ -539,15 +546,12 @@ class PartitionDriver:
         self.failure = error
         _log.error("partition_failed", partition=self._path, reason=error.message)
         if isinstance(error, CorruptDataError):
-            with suppress(
-                HeadwaterError
-            ):  # a disk that refuses this as well is failed all the same
+            with suppress(HeadwaterError):  # a disk that refuses this, too, is failed all the same
                 self._log.mark_suspect()  # the next start finds it, and fetches the log anew
         self._links.withdraw(error)
         if self._shell is not None:
             self._shell.wake_readers(closing=False)
-        for answer in self._acks.abandon():
-            answer.abandon(error)
+        self._commits.abandon(error)
 
     def producers_before(self, start: Offset) -> bytes:
         """See ``ReplicaOwner``."""
@@ -568,8 +572,6 @@ class PartitionDriver:
         else:
             self._postponed.add(self._clock.monotonic_ms() + delay_ms, function)
 
-    # ------------------------------------------------------------------ helpers
-
     def _run_call(self, call: OwnerCall) -> None:
         try:
             call.result = call.function()
@@ -579,9 +581,7 @@ class PartitionDriver:
                 self.fail(error)
             elif call.finished is None:
                 _log.warning("turn_refused", partition=self._path, reason=error.message)
-        finally:
-            if call.finished is not None:
-                call.finished.set()
+        call.finish()
         self._watch_segments_if_rolled()
 
     def _watch_segments_if_rolled(self) -> None:

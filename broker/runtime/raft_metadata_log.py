@@ -35,6 +35,7 @@ from broker.core.raft.events import (
     Diverged,
     Effect,
     FloorReached,
+    MemberAsks,
     Propose,
     Received,
     Refusal,
@@ -76,6 +77,7 @@ _SOON_MS: Final = 50
 _CHECKPOINT_MS: Final = 1000
 _HASH_EVERY: Final = 256
 _JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # then a snapshot starts a new journal
+_JOURNAL_BYTES_LARGE: Final = 64 * 1024 * 1024  # then at once: an opener reads 256 MiB
 _GRACE_S: Final = 5.0
 
 Subscriber = Callable[[int, MetadataState], None]
@@ -105,8 +107,9 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _StandingAsked:
-    """Somebody with an empty disk wants to know how far the group is."""
+    """A member that starts wants to know how far the group is."""
 
+    asker: NodeId
     told: Callable[[Standing], None]
 
 
@@ -126,8 +129,9 @@ class RaftMetadataLog:
         folder: str = "raft",
         journal_bytes_max: int = _JOURNAL_BYTES_MAX,
         new_core: NewConsensus = RaftCore,
+        journal: RaftJournal | None = None,
     ) -> None:
-        """Open the journal and start the thread. Blocks.
+        """Open the journal, unless it is handed over, and start the thread. Blocks.
 
         Raises:
             MetadataCorruptError: the journal is damaged; this member must not take part.
@@ -140,7 +144,7 @@ class RaftMetadataLog:
         self._transport = transport
         self._on_crash = on_crash
         self._journal_bytes_max = journal_bytes_max
-        self._journal = RaftJournal(files, folder, cluster=cluster, node=me)
+        self._journal = journal or RaftJournal(files, folder, cluster=cluster, node=me)
         self._machine = MetadataMachine()
         self._applier = Applier(self._machine)
         dice = random.SystemRandom()
@@ -273,13 +277,15 @@ class RaftMetadataLog:
         """
         self._put(subscriber)
 
-    def tell_standing(self, told: Callable[[Standing], None]) -> None:
+    def tell_standing(self, asker: NodeId, told: Callable[[Standing], None]) -> None:
         """Call ``told`` on the Raft thread with how far this member is, between two steps.
+
+        ``asker`` is a new process of that member: what its former one acknowledged counts no more.
 
         A question that finds no room in the queue, or no thread, is lost; who asked asks again.
         """
         with contextlib.suppress(HeadwaterError):
-            self._put(_StandingAsked(told))
+            self._put(_StandingAsked(asker, told))
 
     def transfer_leadership(self, target: NodeId) -> None:
         """Ask the leader, if this member is it, to hand over."""
@@ -389,7 +395,8 @@ class RaftMetadataLog:
                 self._readers[self._reader_number] = item
             case Received() | TransferLeadership():
                 self._step(item)
-            case _StandingAsked(told):
+            case _StandingAsked(asker, told):
+                self._step(MemberAsks(asker))
                 told(self._core.member.standing)
             case _:
                 self._subscribers.append(item)
@@ -511,8 +518,9 @@ class RaftMetadataLog:
         index = self._applier.index
         if index % _HASH_EVERY == 0:
             self._step(StateHashed(index, self._machine.hash()))
-        grown = self._journal.size_bytes > self._journal_bytes_max
-        if grown and index - self._snapshot_index > self._config.keep_entries:
+        size = self._journal.size_bytes
+        enough = index - self._snapshot_index > self._config.keep_entries
+        if size > self._journal_bytes_max and (enough or size > _JOURNAL_BYTES_LARGE):
             self._snapshot_index = index
             self._step(SnapshotMade(index, self._applier.snapshot()))
 

@@ -33,6 +33,7 @@ from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, ReplicaMessage
 from broker.model.stream import StreamConfig
 from broker.ports import Clock, StoredBatch
+from broker.runtime.tier_view import below_table
 from broker.storage.partition_log import PartitionLog
 
 _log = structlog.get_logger(__name__)
@@ -51,8 +52,8 @@ class ReplicaLinks(Protocol):
     def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
         """Propose an ISR; ``answered`` hears, on any thread, whether it was taken; or nothing."""
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """Tell the controller that the candidate, this replica, is ready."""
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """Tell the controller that this replica, the candidate, is ready; its log ends there."""
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """Tell the controller that the leader does not answer."""
@@ -78,9 +79,9 @@ class AloneLinks:
         """Its ISR is itself, always."""
         raise AssertionError(f"a broker alone proposes no ISR: {wanted} {answered}")
 
-    def confirm_leader(self, leader_epoch: LeaderEpoch) -> None:
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
         """It is never a candidate."""
-        raise AssertionError(f"a broker alone is no candidate of {leader_epoch}")
+        raise AssertionError(f"a broker alone is no candidate of {leader_epoch} at {log_end}")
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """It follows nobody."""
@@ -301,11 +302,15 @@ class ReplicaShell:
                 self._truncate(end)
             case does.ResetLog(start, prefix):
                 self._reset(start, prefix)
+            case does.BeginLogAt(start):
+                self._begin_at(start)
+            case does.RefuseLeadership(log_end, cold_end):
+                self._owner.fail(below_table(self._name, log_end, cold_end))
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
                 self._sync()
-                self._links.confirm_leader(leader_epoch)
+                self._links.confirm_leader(leader_epoch, self._log.synced_end)
             case does.ReportLeader(_, leader_epoch):
                 self._links.report_leader(leader_epoch)
             case does.StartLeading(leader_epoch):
@@ -367,15 +372,32 @@ class ReplicaShell:
         )
 
     def _reset(self, start: Offset, prefix: LogPrefix) -> None:
-        """Begin anew; a full disk is asked again, by the follower's next fetch."""
+        """Begin anew; a disk without room for an empty log is asked again."""
         follower = self._replica.follower
         if follower is None or follower.phase != "truncating":
             return
         _log.warning(
             "log_begins_anew", partition=self._name, log_end=self._log.log_end, start=start
         )
-        self._log = self._owner.replace_log(start, prefix)
+        try:
+            self._log = self._owner.replace_log(start, prefix)
+        except DiskFullError as error:
+            _log.warning("new_log_waits", partition=self._name, reason=error.message)
+            self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
+            return
         self._do(self._replica.truncated(self._now_ms()))
+
+    def _begin_at(self, start: Offset) -> None:
+        """Begin anew at the cold end, after an unclean election."""
+        log = self._log
+        _log.warning(
+            "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
+        )
+        prefix = LogPrefix(
+            epochs=tuple((one.leader_epoch, one.start_offset) for one in log.epochs.starts),
+            producers=self._owner.producers_before(log.log_end),
+        )
+        self._log = self._owner.replace_log(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write what was fetched, in runs that recovery can tell from rot; then sync."""

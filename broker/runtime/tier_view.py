@@ -75,12 +75,7 @@ class TierView:
         """Return the error of a log that ends below what is in its table, if it does."""
         if log_end >= self.cold_end:
             return None
-        return SegmentCorruptError(
-            f"the local log of {self._partition_id} ends at {log_end}, below the "
-            f"{self.cold_end} already in its table: local files were lost or replaced",
-            offset=log_end,
-            expected=self.cold_end,
-        )
+        return below_table(str(self._partition_id), log_end, self.cold_end)
 
     def plan_frees(
         self,
@@ -98,3 +93,13 @@ class TierView:
         return plan_local_frees(
             segments(), floor=floor, now_us=now_us, retention=LocalRetention.of(self._config)
         )
+
+
+def below_table(partition: str, log_end: Offset, cold_end: Offset) -> SegmentCorruptError:
+    """Return the error of a log that ends below what its table holds."""
+    return SegmentCorruptError(
+        f"the local log of {partition} ends at {log_end}, below the {cold_end} already in its "
+        "table: local files were lost or replaced",
+        offset=log_end,
+        expected=cold_end,
+    )

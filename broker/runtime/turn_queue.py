@@ -10,18 +10,29 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
-from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    OverloadedError,
+    ShuttingDownError,
+)
 from broker.runtime.commit_group import Write
 from broker.runtime.commit_scheduler import CommitScheduler, Turn
+
+_T = TypeVar("_T")
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # between two syncs; recovery relies on the bound
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024  # then submitters hear OverloadedError
 _CALLS_MAX: Final = 64  # of one turn; others want the thread, too
+CALLS_QUEUED_MAX: Final = 1024  # of threads that wait; then they hear OverloadedError
+MESSAGES_MAX: Final = 1024  # of other replicas; then they are lost, as on a network
+MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+CALL_S_MAX: Final = 600.0  # nothing that is well takes so long
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OwnerCall:
     """Something that another thread wants the owner to do between two groups."""
 
@@ -29,6 +40,26 @@ class OwnerCall:
     finished: threading.Event | None = None  # None: nobody waits
     result: Any = None
     error: HeadwaterError | None = None
+    message_bytes: int = 0  # of a message; else 0
+    _then: Callable[[], None] | None = None
+
+    def finish(self) -> None:
+        """Let whoever waits go on."""
+        if self.finished is not None:
+            self.finished.set()
+            if self._then is not None:
+                self._then()
+
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Wait for its end, so long at most; tell whether it has come."""
+        assert self.finished is not None, "nobody said that somebody would wait"
+        return self.finished.wait(timeout_s)
+
+    def afterwards(self, then: Callable[[], None]) -> None:
+        """Call ``then``, which is quick, at the end, or now; it may be called twice."""
+        self._then = then
+        if self.is_over():
+            then()
 
 
 @dataclass(slots=True)
@@ -73,8 +104,15 @@ class TurnQueue:
         self._lock = threading.Lock()
         self._queue: deque[Write | OwnerCall] = deque()
         self._queued_bytes = 0
+        self._messages = self._message_bytes = 0  # that wait
         self._scheduled = False
         self.closing = False
+        self._poison: HeadwaterError | None = None
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether a turn crashed: nothing is done here any more."""
+        return self._poison is not None
 
     def put(self, write: Write, *, may_block: bool) -> None:
         """Queue a write; with ``may_block`` an idle owner's turn is taken on this thread.
@@ -90,8 +128,8 @@ class TurnQueue:
                     f"{self._queued_bytes} bytes wait to be written to {self._name}",
                     queued_bytes=self._queued_bytes,
                 )
-            self._queued_bytes += write.size_bytes
             self._queue.append(write)
+            self._queued_bytes += write.size_bytes
             here = may_block and not self._scheduled
             if here:
                 self._scheduled = True
@@ -104,11 +142,31 @@ class TurnQueue:
         """Let the owner call ``function``; does not wait, and an error is the owner's."""
         self._add(OwnerCall(function), may_block=may_block)
 
+    def offer(self, function: Callable[[], Any], size_bytes: int) -> bool:
+        """Let the owner take a message that may be lost; False: too many wait, and it is."""
+        with self._lock:
+            size_bytes = max(1, size_bytes)
+            size = self._message_bytes + size_bytes
+            if self._messages >= MESSAGES_MAX or (self._messages and size > MESSAGE_BYTES_MAX):
+                return False
+            self._messages, self._message_bytes = self._messages + 1, size
+        self._add(OwnerCall(function, message_bytes=size_bytes))
+        return True
+
     def call(self, function: Callable[[], Any]) -> Any:
-        """Let the owner call ``function``; wait; return what it returned or raise what it did."""
-        call = OwnerCall(function, threading.Event())
-        self._add(call)
-        return self.result_of(call)
+        """Let the owner call ``function``; wait; return what it returned or raise what it did.
+
+        Raises:
+            OverloadedError: too many threads wait already.
+        """
+        if len(self._queue) >= CALLS_QUEUED_MAX and self._waiting_calls() >= CALLS_QUEUED_MAX:
+            raise OverloadedError(f"{CALLS_QUEUED_MAX} calls wait for {self._name}")
+        return self.result_of(self.begin(function))
+
+    def _waiting_calls(self) -> int:
+        with self._lock:
+            calls = (one for one in self._queue if isinstance(one, OwnerCall))
+            return sum(one.finished is not None for one in calls)
 
     def begin(self, function: Callable[[], Any]) -> OwnerCall:
         """Begin a :meth:`call`; end it with :meth:`result_of`."""
@@ -116,24 +174,33 @@ class TurnQueue:
         self._add(call)
         return call
 
-    def result_of(self, call: OwnerCall) -> Any:
-        """Wait for a call that was begun."""
-        assert call.finished is not None, "nobody said that somebody would wait"
-        call.finished.wait()
+    def result_of(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> Any:
+        """Wait for a call that was begun.
+
+        Raises:
+            CommitTimeoutError: the owner hangs; the call may still be done.
+        """
+        if not call.is_over(timeout_s):
+            raise CommitTimeoutError(f"{self._name} has not answered for {timeout_s:g} s")
         if call.error is not None:
             raise call.error
         return call.result
 
-    def take(self) -> Work:
-        """Return the oldest work; the owner, in its turn."""
-        work = Work()
+    def take(self, work: Work, *, held: bool = False) -> None:
+        """Move the oldest work to ``work``; the owner, in its turn. Writes that are held stay."""
         with self._lock:
+            if held:
+                self._take_calls_locked(work)
+                return
             while self._queue and len(work.calls) < _CALLS_MAX:
                 first = self._queue[0]
                 if not isinstance(first, OwnerCall):
                     break
+                work.calls.append(first)  # at no moment in neither: a crash tells those it finds
                 self._queue.popleft()
-                work.calls.append(first)
+                if first.message_bytes:
+                    self._messages -= 1
+                    self._message_bytes -= first.message_bytes
             size = 0
             while self._queue:
                 write = self._queue[0]
@@ -142,16 +209,21 @@ class TurnQueue:
                 size += write.size_bytes
                 if work.writes and size > GROUP_BYTES_MAX:
                     break
-                self._queue.popleft()
                 work.writes.append(write)
+                self._queue.popleft()
                 self._queued_bytes -= write.size_bytes
-        return work
 
-    def end_turn(self) -> None:
+    def _take_calls_locked(self, work: Work) -> None:
+        """Take calls alone, past the writes that wait: one of them will let these go."""
+        for one in [one for one in self._queue if isinstance(one, OwnerCall)][:_CALLS_MAX]:
+            work.calls.append(one)
+            self._queue.remove(one)
+
+    def end_turn(self, *, held: bool = False) -> None:
         """Let the next turn be scheduled; the owner, last thing in its turn."""
         with self._lock:
             self._scheduled = False
-            if self._queue:
+            if any(isinstance(one, OwnerCall) for one in self._queue) if held else self._queue:
                 self._schedule_locked()
 
     def close(self) -> None:
@@ -159,8 +231,26 @@ class TurnQueue:
         with self._lock:
             self.closing = True
 
+    def poison(self, work: Work, error: HeadwaterError) -> None:
+        """Do nothing more, ever: the owner crashed while it did ``work``.
+
+        Calls are told ``error``, those of ``work`` that were not finished among them.
+        """
+        with self._lock:
+            self.closing, self._scheduled, self._poison = True, True, error
+            calls = [*work.calls, *(one for one in self._queue if isinstance(one, OwnerCall))]
+            self._queue.clear()
+        for call in calls:
+            if call.finished is not None and not call.finished.is_set():
+                call.error = error
+                call.finish()
+
     def _add(self, call: OwnerCall, *, may_block: bool = False) -> None:
         with self._lock:
+            if self._poison is not None:
+                call.error = self._poison
+                call.finish()
+                return
             self._queue.append(call)
             here = may_block and not self._scheduled
             if here:
@@ -173,4 +263,33 @@ class TurnQueue:
     def _schedule_locked(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._scheduler.schedule(self._owner)
+            try:
+                self._scheduler.schedule(self._owner)
+            except BaseException:  # there was no memory for it: the next caller tries again
+                self._scheduled = False
+                raise
+
+
+class Newest(Generic[_T]):
+    """Values of which the newest alone counts, on their way to the owner. Any thread."""
+
+    def __init__(self, queue: TurnQueue, take: Callable[[_T], None]) -> None:
+        """Let the owner ``take`` them."""
+        self._queue = queue
+        self._take = take
+        self._lock = threading.Lock()
+        self._values: list[_T] = []  # one, while a call waits
+        self._call: OwnerCall | None = None
+
+    def begin(self, value: _T) -> OwnerCall:
+        """Let ``value`` be the newest; return the call that will take it, or a newer one."""
+        with self._lock:
+            self._values = [value]
+            if self._call is None:
+                self._call = self._queue.begin(self._take_newest)
+            return self._call
+
+    def _take_newest(self) -> None:
+        with self._lock:
+            (value,), self._call = self._values, None
+        self._take(value)

@@ -22,6 +22,8 @@ class RotProof(Enum):
     SEEN_SYNCED = "a later batch was written when the log was already synced beyond it"
     NO_SECTOR_MISSING = "none of its sectors is missing"
     MISSING = "the recovery point knew of it"
+    PROMISED = "this node had promised it"
+    UNREADABLE = "the disk does not give it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,16 @@ class RecoveryReport:
 
     torn: TornTail | None = None
     damaged_ranges: list[DamagedRange] = field(default_factory=list)
+    lost_end: DamagedRange | None = None  # the log once reached further; maybe beyond this range
+    no_room: bool = False  # for the next segment; what is there can be read
     rebuilt: list[str] = field(default_factory=list)  # caches that were missing or damaged, by path
     scanned_bytes: int = 0
     rewritten_bytes: int = 0
+
+    @property
+    def lost_end_error(self) -> SegmentCorruptError | None:
+        """The error of a log that once reached further."""
+        return None if self.lost_end is None else self.lost_end.error()
 
     @property
     def damaged(self) -> list[SegmentCorruptError]:

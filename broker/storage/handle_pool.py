@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from broker.ports import File, Files
 
 
 class _Entry:
-    __slots__ = ("dropped", "file", "users")
+    __slots__ = ("checked", "dropped", "file", "users")
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.users = 0
         self.dropped = False
+        self.checked = False
 
 
 class HandlePool:
@@ -33,10 +34,16 @@ class HandlePool:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
 
     @contextmanager
-    def use(self, path: str) -> Iterator[File]:
-        """Lend the open file at ``path``. Raises OSError when it cannot be opened."""
+    def use(self, path: str, check: Callable[[File], None] | None = None) -> Iterator[File]:
+        """Lend the open file at ``path``. Raises OSError when it cannot be opened.
+
+        ``check`` looks at it once for each time that it is opened, and raises if it is another.
+        """
         entry = self._take(path)
         try:
+            if check is not None and not entry.checked:
+                check(entry.file)
+                entry.checked = True
             yield entry.file
         finally:
             self._give_back(entry)

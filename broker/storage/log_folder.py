@@ -7,6 +7,8 @@ durable after the folder is synced, which the caller decides.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +21,13 @@ from broker.codec.log_state_format import (
     encode_recovery_point,
 )
 from broker.codec.segment_format import segment_name
-from broker.errors import MetadataCorruptError
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    MetadataCorruptError,
+    OverloadedError,
+)
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.ports import File, Files
@@ -28,12 +36,32 @@ EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
 SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening believes no index
 TEMPORARY_SUFFIX: Final = ".tmp"
+PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # say nothing of the disk
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
 
 
 def is_full(error: OSError) -> bool:
     """Tell whether the disk, or the owner's quota, has no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
+    """Return what an error of the operating system means to who opens a log."""
+    if is_full(cause):
+        return DiskFullError(f"no room to {what} {folder}: {cause}", path=folder)
+    if cause.errno in PROCESS_LIMITS:
+        return OverloadedError(f"no means to {what} {folder} now: {cause}", path=folder)
+    return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
+
+
+@contextmanager
+def ignoring_full_disk() -> Iterator[None]:
+    """Let a full disk pass: what is written inside is a cache, or is written again."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from broker.codec.segment_format import SEGMENT_HEADER_SIZE
+from broker.codec.segment_format import SEGMENT_HEADER_SIZE, decode_segment_header
 from broker.errors import (
     HeadwaterError,
     IndexCorruptError,
@@ -17,17 +18,16 @@ from broker.errors import (
     SegmentCorruptError,
 )
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports import StoredBatch
+from broker.ports import File, StoredBatch
 from broker.storage.damage import DamagedRange
 from broker.storage.handle_pool import HandlePool
 from broker.storage.index import SegmentIndex
-from broker.storage.log_folder import LogFolder
+from broker.storage.log_folder import PROCESS_LIMITS, LogFolder
 from broker.storage.reader import DamageMetError, Place, SegmentView, first_reaching, read_batches
 from broker.storage.scan import ValidBatch, Window, scan
 from broker.storage.segment import Segment, read_index
 
 _PLACES_MAX: Final = 256
-_PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class LogState:
@@ -76,12 +76,24 @@ class LogReader:
                     raise
 
     def offset_at(self, timestamp_us: int) -> Offset:
-        """Return the first offset whose batch reaches ``timestamp_us``, else the log end."""
-        end = self._state.log_end
+        """Return the first offset whose batch reaches ``timestamp_us``, else the log end.
+
+        Raises:
+            SegmentCorruptError: damage below that offset may hold the answer.
+        """
+        damaged = self._state.damaged
+        found = self._state.log_end
         for segment in self._state.segments:
             if segment.max_timestamp_us >= timestamp_us and not segment.empty:
-                return max(self._state.log_start, self._offset_in(segment, timestamp_us))
-        return end
+                found = max(self._state.log_start, self._offset_in(segment, timestamp_us))
+                break
+        else:
+            if damaged:
+                raise damaged[0].error()
+        for damage in damaged:  # a record in there may be the first that reaches the time
+            if damage.offsets.start < found:
+                raise damage.error()
+        return found
 
     def forget_places(self) -> None:
         """Drop what is remembered of positions; after a truncation they mean nothing."""
@@ -133,7 +145,7 @@ class LogReader:
         path = self._folder.segment_file(segment.base_offset, "log")
         try:
             index = self._index(segment)
-            with self._handles.use(path) as file:
+            with self._handles.use(path, self._check_of(segment)) as file:
                 # The end first: the size that is read after it covers at least that much.
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
@@ -168,14 +180,18 @@ class LogReader:
         path = self._folder.segment_file(segment.base_offset, "log")
         try:
             entry = self._index(segment).place_before(timestamp_us)
-            with self._handles.use(path) as file:
+            with self._handles.use(path, self._check_of(segment)) as file:
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
                 place = view.first if entry is None else Place(*entry)
                 return first_reaching(view, place, timestamp_us)
         except DamageMetError as damage:
             raise self._named(path, damage) from damage
-        except FileNotFoundError:
+        except FileNotFoundError as cause:
+            # The log forgets a segment before it removes the file; else the disk has lost it, and
+            # the first record that reaches the time may have been in it.
+            if any(one.base_offset == segment.base_offset for one in self._state.segments):
+                raise _unreadable(path, cause, segment.base_offset) from cause
             return segment.end_offset  # freed meanwhile
         except OSError as cause:
             raise _unreadable(path, cause, segment.base_offset) from cause
@@ -194,7 +210,7 @@ class LogReader:
         index = SegmentIndex(self._interval_bytes)
         path = self._folder.segment_file(segment.base_offset, "log")
         highest_us, force = 0, False
-        with self._handles.use(path) as file:
+        with self._handles.use(path, self._check_of(segment)) as file:
             window = Window(file, segment.size_bytes)
             for one in scan(window, position=SEGMENT_HEADER_SIZE, offset=segment.base_offset):
                 if isinstance(one, ValidBatch):
@@ -202,6 +218,30 @@ class LogReader:
                     highest_us = max(highest_us, one.header.max_timestamp_us)
                 force = not isinstance(one, ValidBatch)
         return index
+
+    def _check_of(self, segment: Segment) -> Callable[[File], None] | None:
+        """Return what a sealed segment's file has to pass when it is opened.
+
+        Recovery believes the index of a sealed segment and does not open the file, so a segment of
+        another log that was put in its place would be read as ours.
+        """
+        return partial(self._require_own, segment) if segment.sealed else None
+
+    def _require_own(self, segment: Segment, file: File) -> None:
+        base, path = segment.base_offset, self._folder.segment_file(segment.base_offset, "log")
+        try:
+            header = decode_segment_header(file.read_at(0, SEGMENT_HEADER_SIZE))
+        except SegmentCorruptError as error:
+            raise SegmentCorruptError(
+                f"{path}: segment header: {error.message}", path=path, position=0, offset=base
+            ) from error
+        if (header.partition_id, header.base_offset) != (self._folder.partition_id, base):
+            raise SegmentCorruptError(
+                f"{path} is the segment {header.base_offset} of {header.partition_id}",
+                path=path,
+                position=0,
+                offset=base,
+            )
 
     def _named(self, path: str, damage: DamageMetError) -> SegmentCorruptError:
         return SegmentCorruptError(
@@ -216,7 +256,7 @@ class LogReader:
 
 def _unreadable(path: str, cause: OSError, offset: Offset) -> HeadwaterError:
     """Return what an error of the operating system means to a reader of ``path``."""
-    if cause.errno in _PROCESS_LIMITS:
+    if cause.errno in PROCESS_LIMITS:
         return OverloadedError(f"{path} cannot be read now: {cause}", path=path)
     return SegmentCorruptError(
         f"{path} cannot be read: {cause}", path=path, position=None, offset=offset

@@ -10,13 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 from broker.codec.log_state_format import encode_epochs
 from broker.codec.record_batch import PreparedBatch
-from broker.codec.segment_format import SEGMENT_HEADER_SIZE
-from broker.errors import DiskFullError, LogFailedError, StaleLeaderEpochError
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    StaleLeaderEpochError,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -26,43 +29,38 @@ from broker.storage.damage import RecoveryReport
 from broker.storage.epoch_history import EpochHistory
 from broker.storage.handle_pool import HandlePool
 from broker.storage.index import SegmentIndex
-from broker.storage.log_folder import EPOCHS_NAME, SUSPECT_NAME, LogFolder, is_full
+from broker.storage.log_config import LogConfig
+from broker.storage.log_folder import (
+    EPOCHS_NAME,
+    SUSPECT_NAME,
+    LogFolder,
+    cannot_open,
+    ignoring_full_disk,
+    is_full,
+)
+from broker.storage.log_promise import LogPromise
 from broker.storage.log_reader import LogReader, LogState
+from broker.storage.lost_log import RecoveredLog, unreadable
 from broker.storage.producer_state import read_producer_state, write_producer_state
-from broker.storage.recovery import RecoveredLog, recover
+from broker.storage.promises import ReplicaPromise
+from broker.storage.recovery import recover
 from broker.storage.segment import Segment, write_index
 from broker.storage.truncation import truncate_files
 
-_MIB: Final = 1024 * 1024
+__all__ = ["LogConfig", "PartitionLog"]
+
 _IDLE_HANDLES_MAX: Final = 2  # beside the active segment; descriptors are few, partitions many
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
-    """How a log is cut into segments and how much of it a restart has to scan."""
-
-    segment_bytes_max: int = 128 * _MIB
-    segment_age_ms_max: int = 600_000  # counted from the first batch of the segment
-    index_interval_bytes: int = 64 * 1024
-    preallocate_bytes: int = 8 * _MIB  # disk is reserved in steps of this, or a segment if smaller
-    checkpoint_bytes: int = 32 * _MIB  # a restart scans, and writes again, about this much at most
-    checkpoint_ms: int = 10_000  # and soon after the last write everything is vouched for
-
-    def __post_init__(self) -> None:
-        assert self.segment_bytes_max > SEGMENT_HEADER_SIZE, "a segment holds more than its header"
-        assert self.segment_age_ms_max > 0, "a segment lives for a while"
-        assert self.index_interval_bytes > 0, "an interval is positive"
-        assert self.preallocate_bytes > 0, "disk is reserved in positive steps"
-        assert self.checkpoint_bytes > 0, "checkpoints lie apart"
-        assert self.checkpoint_ms > 0, "checkpoints lie apart"
 
 
 class PartitionLog:
     """Segments, epochs and recovery point of one partition below one folder."""
 
-    def __init__(self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog) -> None:
+    def __init__(
+        self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog, promise: LogPromise
+    ) -> None:
         """Take over what recovery found; use :meth:`open`."""
         self._folder = folder
+        self._promise = promise
         self._config = config
         self._point = recovered.point
         self._epochs = recovered.epochs
@@ -81,7 +79,7 @@ class PartitionLog:
         self._checkpoint_us = 0  # the tick that looked for one
         self._failure: str | None = None
         self._active: ActiveSegment | None = None
-        if not recovered.report.damaged_ranges:
+        if not recovered.report.damaged_ranges and not recovered.segments[-1].sealed:
             self._active = self._open_active(recovered.segments[-1])
             self._checkpoint_size = recovered.segments[-1].size_bytes
         self.recovery: RecoveryReport = recovered.report
@@ -89,26 +87,57 @@ class PartitionLog:
 
     @classmethod
     def open(
-        cls, files: Files, folder: str, partition_id: PartitionId, config: LogConfig
+        cls,
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        config: LogConfig,
+        *,
+        promise: ReplicaPromise | None = None,
+        held: bool = False,
     ) -> PartitionLog:
-        """Open the log in ``folder``, after any end of the last process; create it when absent.
+        """Open the log in ``folder``, after any end of the last process; create it when it is new.
 
-        A log with rot opens too: what is healthy is readable, ``recovery.damaged`` names the rest,
-        and writes raise LogFailedError. Blocks: reads what follows the last checkpoint.
+        New is what was neither promised here nor, by the metadata's word, ``held``. A damaged log
+        opens too: what is healthy is readable, ``recovery.damaged`` names the rest, and writes
+        raise LogFailedError. On a full disk a log that is here opens, and writes wait for room.
+        Blocks: reads what follows the last checkpoint. The promise counts after the next sync of
+        the promises, so that many logs share one.
 
         Raises:
             MetadataCorruptError: the folder is another partition's, or its files are not legible.
             DiskFullError: a new log has no room, or a recovered one cannot be made durable.
+            OverloadedError: the process has no descriptor or memory for it now.
             LogFailedError: the disk failed.
         """
-        place = LogFolder(files, folder, partition_id)
+        place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
         try:
-            recovered = recover(place, index_interval_bytes=config.index_interval_bytes)
-            return cls(place, config, recovered)
+            recovered = recover(
+                place,
+                index_interval_bytes=config.index_interval_bytes,
+                promised=own.known(held=held),
+            )
+            log = cls(place, config, recovered, own)
         except OSError as cause:
-            if is_full(cause):
-                raise DiskFullError(f"no room to open {folder}: {cause}", path=folder) from cause
-            raise LogFailedError(f"{folder} cannot be opened: {cause}", path=folder) from cause
+            raise cannot_open(folder, cause) from cause
+        with suppress(DiskFullError):  # what is here can be read; the first write asks again
+            log._begin_promise()
+        return log
+
+    @classmethod
+    def unreadable(
+        cls,
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        config: LogConfig,
+        *,
+        promise: ReplicaPromise | None,
+        error: HeadwaterError,
+    ) -> PartitionLog:
+        """Return what stands for a log that :meth:`open` refused: damaged, all of it."""
+        place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
+        return cls(place, config, unreadable(place, own.known(held=True), error.message), own)
 
     @staticmethod
     def replace(
@@ -118,11 +147,13 @@ class PartitionLog:
         *,
         start: Offset,
         epochs: EpochHistory,
+        promise: ReplicaPromise | None = None,
     ) -> None:
         """Put an empty log that begins at ``start`` in the place of the one in ``folder``.
 
         ``epochs`` are those of the records before it. A crash may leave no log at all, never one
-        without its epochs. Nobody may have the log open.
+        without its epochs; what was promised is taken back before that. Nobody may have the log
+        open.
 
         Raises:
             DiskFullError: there is no room for the new one; the old one is gone.
@@ -130,6 +161,7 @@ class PartitionLog:
         """
         place = LogFolder(files, folder, partition_id)
         try:
+            LogPromise(promise).renew()
             files.remove_folder(folder)
             files.make_folder(folder)
             place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
@@ -137,9 +169,7 @@ class PartitionLog:
             place.create_segment(start)
             place.sync()
         except OSError as cause:
-            if is_full(cause):
-                raise DiskFullError(f"no room to replace {folder}: {cause}", path=folder) from cause
-            raise LogFailedError(f"{folder} cannot be replaced: {cause}", path=folder) from cause
+            raise cannot_open(folder, cause, "replace") from cause
 
     # ------------------------------------------------------------------ facts, any thread
 
@@ -196,7 +226,8 @@ class PartitionLog:
         try:
             while first < len(batches):
                 active = self._roll_when_full(active, batches[first].size, now_us)
-                count = self._fitting(active, [batch.size for batch in batches[first:]])
+                sizes = [batch.size for batch in batches[first:]]
+                count = self._config.fitting(active.segment.size_bytes, sizes)
                 with self._errors("append"):
                     offsets += active.write(
                         batches[first : first + count],
@@ -234,7 +265,8 @@ class PartitionLog:
                 self._begin_epoch(epoch)
             while left:
                 active = self._roll_when_full(active, left[0].header.size, now_us)
-                count = self._fitting(active, [batch.header.size for batch in left])
+                sizes = [batch.header.size for batch in left]
+                count = self._config.fitting(active.segment.size_bytes, sizes)
                 with self._errors("append"):
                     active.write_stored(left[:count], now_us=now_us)
                 self._state.log_end = active.segment.end_offset
@@ -248,12 +280,14 @@ class PartitionLog:
             LogFailedError: the disk did not confirm; what is unsynced may or may not survive, and
                 the log takes no more writes until it is opened again.
         """
-        active = self._writable()
-        end = self.log_end
+        self._check_healthy()
+        active, end = self._active, self.log_end
+        if active is None:  # there is no room for it; everything else is synced
+            return end
         if active.dirty:
             with self._errors("fsync", fatal=True):
                 active.datasync()
-        self._synced_end = end
+        self._note_synced(end)
         if active.segment.size_bytes - self._checkpoint_size >= self._config.checkpoint_bytes:
             with suppress(DiskFullError):  # what was asked for is done
                 self.checkpoint()
@@ -261,8 +295,9 @@ class PartitionLog:
 
     def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - the port of the driver
         """Seal the active segment and start the next; False when it holds no record."""
-        active = self._writable()
-        if active.segment.empty:
+        self._check_healthy()
+        active = self._active
+        if active is None or active.segment.empty:
             return False
         self._roll(active)
         return True
@@ -272,8 +307,11 @@ class PartitionLog:
 
         To be called now and then, also without writes: it moves the recovery point, too.
         """
-        segment = self._writable().segment
-        if not segment.empty and self._is_aged(segment, now_us):
+        self._check_healthy()
+        if self._active is None:
+            return False
+        segment = self._active.segment
+        if not segment.empty and self._config.is_aged(segment.created_us, now_us):
             return self.seal_active(now_us)
         waited_us = now_us - self._checkpoint_us
         if not 0 <= waited_us < self._config.checkpoint_ms * 1000:  # a clock may go back
@@ -288,7 +326,9 @@ class PartitionLog:
         Raises:
             LogFailedError: the disk failed.
         """
-        active = self._writable()
+        self._check_healthy()
+        if self._active is None and len(base_offsets) == len(self._state.segments):
+            base_offsets = base_offsets[:-1]  # the log's end lies in the last one
         segments = self._state.segments
         count = len(base_offsets)
         bases = [segment.base_offset for segment in segments[:count]]
@@ -298,12 +338,9 @@ class PartitionLog:
             return
         start = segments[count].base_offset
         with self._errors("free"):
-            self._point.write(
-                self._folder,
-                at=(active.segment.base_offset, active.synced_bytes),
-                log=(start, self._synced_end),
-            )
+            self._write_point(start)
             self._state.log_start = start
+            self._note_synced(self._synced_end)
             self._state.segments = segments[count:]
             self._state.generation += 1
             for base in bases:
@@ -331,11 +368,13 @@ class PartitionLog:
             raise LogFailedError(self._failure)
         # First, while nothing is changed: it is the only step that may need room on the disk.
         self._write_epochs(epochs)
+        self._promise.lower(end, epochs)
         with self._errors("truncate", fatal=True):
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
             self._state.log_end = end  # readers of what goes look again, and find it gone
             self._state.generation += 1
+            assert self._point is not None, "there is something to cut"
             truncate_files(
                 self._folder,
                 self._point,
@@ -362,17 +401,20 @@ class PartitionLog:
 
     def checkpoint(self) -> None:
         """Move the recovery point to the synced end, so that a restart scans from there."""
-        active = self._writable()
+        self._check_healthy()
+        active = self._active
+        if active is None:
+            return
         if active.dirty:
             with self._errors("fsync", fatal=True):
                 active.datasync()
-            self._synced_end = self.log_end
+            self._note_synced(self.log_end)
         self._checkpoint_size = active.segment.size_bytes
         with self._errors("checkpoint"):
             if not active.segment.empty:
-                with _ignoring_full_disk():  # a cache: the restart scans a little more
+                with ignoring_full_disk():  # a cache: the restart scans a little more
                     write_index(self._folder, active.segment)
-            self._write_point(active)
+            self._write_point(self.log_start)
 
     def write_producer_state(self, state: bytes) -> bool:
         """Store the producers' state as of the log end, replacing older ones; a cache.
@@ -388,6 +430,13 @@ class PartitionLog:
         """Return the newest valid state and the offset up to which it holds."""
         return read_producer_state(self._folder, self.log_end)
 
+    def poison(self, reason: str) -> None:
+        """Take no more writes: whoever wrote has crashed, and may have left anything half done.
+
+        Any thread. :meth:`close` then leaves the files as they are, for the next opening to judge.
+        """
+        self._failure = self._failure or reason
+
     def close(self) -> None:
         """Sync, move the recovery point to the end, close the files. A failed log only closes."""
         try:
@@ -400,20 +449,55 @@ class PartitionLog:
             self._active = None
             self._failure = self._failure or f"{self._folder.path} is closed"
             self._handles.close()
-            self._point.close()
+            if self._point is not None:
+                self._point.close()
 
     # ------------------------------------------------------------------ helpers, owner thread
 
-    def _writable(self) -> ActiveSegment:
+    def _check_healthy(self) -> None:
         if self._failure is not None:
             raise LogFailedError(self._failure, path=self._folder.path)
-        if self._active is None:
+        if self._state.damaged:
             damage = self._state.damaged[0].error()
             raise LogFailedError(
                 f"{self._folder.path} takes no writes, for it is damaged: {damage.message}",
                 **damage.facts,
             ) from damage
+
+    def _writable(self) -> ActiveSegment:
+        """Return the segment to write to; what a full disk left undone is done now.
+
+        Raises:
+            DiskFullError: there is still no room for it.
+        """
+        self._check_healthy()
+        self._begin_promise()
+        if self._active is None:
+            with self._errors("the next segment"):
+                self._folder.create_segment(self.log_end)
+            with self._errors("the next segment", fatal=True):
+                self._folder.sync()
+                segment = Segment(self.log_end, SegmentIndex(self._config.index_interval_bytes))
+                self._active = self._open_active(segment)
+                self._state.segments = (*self._state.segments, segment)
+                self._checkpoint_size = 0
         return self._active
+
+    def _begin_promise(self) -> None:
+        """Say that the replica is held, and how far it reaches, unless it is damaged."""
+        if self._promise.begun or self._state.damaged:
+            return
+        with self._errors("a promise"):
+            self._promise.begin(self.log_start, self._synced_end, self._epochs)
+
+    def _note_synced(self, end: Offset) -> None:
+        """Promise what is synced, before anybody hears of it."""
+        try:
+            self._promise.synced(self.log_start, end, self._epochs)
+        except LogFailedError as failed:
+            self._failure = failed.message
+            raise
+        self._synced_end = end
 
     @contextmanager
     def _errors(self, what: str, *, fatal: bool = False) -> Iterator[None]:
@@ -453,22 +537,8 @@ class PartitionLog:
     def _roll_when_full(self, active: ActiveSegment, size: int, now_us: int) -> ActiveSegment:
         segment = active.segment
         full = segment.size_bytes + size > self._config.segment_bytes_max
-        due = full or self._is_aged(segment, now_us)
+        due = full or self._config.is_aged(segment.created_us, now_us)
         return self._roll(active) if due and not segment.empty else active
-
-    def _is_aged(self, segment: Segment, now_us: int) -> bool:
-        return now_us - segment.created_us >= self._config.segment_age_ms_max * 1000
-
-    def _fitting(self, active: ActiveSegment, sizes: Sequence[int]) -> int:
-        """Return how many of the batches the segment takes; at least one."""
-        room = self._config.segment_bytes_max - max(active.segment.size_bytes, SEGMENT_HEADER_SIZE)
-        count = 0
-        for size in sizes:
-            room -= size
-            if count and room < 0:
-                break
-            count += 1
-        return count
 
     def _roll(self, active: ActiveSegment) -> ActiveSegment:
         """Seal the active segment and start its successor, durably.
@@ -482,12 +552,12 @@ class PartitionLog:
             active.trim()
             if active.dirty:
                 active.datasync()
-        self._synced_end = base
+        self._note_synced(base)
         with self._errors("roll"):
             self._folder.create_segment(base)
         sealed.sealed = True
         with self._errors("roll", fatal=True):
-            with _ignoring_full_disk():
+            with ignoring_full_disk():
                 write_index(self._folder, sealed)
             self._folder.sync()
             segment = Segment(base, SegmentIndex(self._config.index_interval_bytes))
@@ -497,19 +567,22 @@ class PartitionLog:
             active.close()
             self._checkpoint_size = 0
             self.sealed_count += 1
-            with _ignoring_full_disk():
-                self._write_point(successor)
+            with ignoring_full_disk():
+                self._write_point(self.log_start)
         return successor
 
-    def _write_point(self, active: ActiveSegment) -> None:
-        at = (active.segment.base_offset, active.synced_bytes)
-        self._point.write(self._folder, at=at, log=(self.log_start, self._synced_end))
+    def _write_point(self, log_start: Offset) -> None:
+        assert self._point is not None, "a log without its recovery point is damaged"
+        active, last = self._active, self._state.segments[-1]
+        at = (last.base_offset, last.size_bytes if active is None else active.synced_bytes)
+        self._point.write(self._folder, at=at, log=(log_start, self._synced_end))
 
     def _reload(self) -> None:
         """Take over what recovery finds after the files were cut."""
         if self._active is not None:
             self._active.close()
-        self._point.close()
+        if self._point is not None:
+            self._point.close()
         for segment in self._state.segments:
             self._handles.drop(self._folder.segment_file(segment.base_offset, "log"))
         found = recover(self._folder, index_interval_bytes=self._config.index_interval_bytes)
@@ -521,14 +594,7 @@ class PartitionLog:
         state.log_start, state.log_end = found.log_start, found.log_end
         state.generation += 1
         self._reader.forget_places()
-        healthy = not found.report.damaged_ranges
+        healthy = not found.report.damaged_ranges and not found.segments[-1].sealed
         self._active = self._open_active(found.segments[-1]) if healthy else None
-
-
-@contextmanager
-def _ignoring_full_disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not is_full(error):
-            raise
+        with suppress(DiskFullError):
+            self._begin_promise()

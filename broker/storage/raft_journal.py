@@ -18,10 +18,12 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from broker.codec.checksum import crc32c
 from broker.codec.raft_log_format import (
+    JOURNAL_HEADER_SIZE,
     OWNER_SIZE,
     SNAPSHOT_HEADER_SIZE,
     JournalHeader,
@@ -50,12 +52,14 @@ from broker.model.raft import (
     Stored,
 )
 from broker.ports import File, Files
+from broker.storage.promises import Promises
 from broker.storage.raft_journal_scan import Found, read_journal
 from broker.storage.raft_meta import MetaFile, first_meta
 from broker.storage.whole_file import write_whole
 
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # what an opener is willing to read
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_COUNTER: Final = "raft"  # in the promises: the term, and the last record's number
 _NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
 
 
@@ -70,8 +74,13 @@ class RaftJournal:
         cluster: str,
         node: NodeId,
         preallocate_bytes: int = 256 * 1024,
+        remake: bool = False,
+        promises: Promises | None = None,
     ) -> None:
         """Open, or make, the folder's files; `stored` is then what they hold. Blocks.
+
+        ``remake``: the member file is there and says how to take part; the others are made anew.
+        ``promises``: a second place, where every save is noted; see :attr:`has_forgotten`.
 
         Raises:
             MetadataCorruptError: damage, files of another node, or a file that is missing.
@@ -82,8 +91,11 @@ class RaftJournal:
         self._node = node
         self._owner = owner_of(cluster, node)
         self._preallocate_bytes = preallocate_bytes
+        self._remake = remake
+        self._promises = promises
         self._failure: LogFailedError | None = None
         self.was_torn = False
+        self.has_forgotten = False  # the second place knows of more than these files
         try:
             self._meta = self._open_all()
         except OSError as cause:
@@ -124,7 +136,19 @@ class RaftJournal:
         meta.write(hard, self._synced, self._datasync)
         floor = Floor() if self._membership is None else self._membership.floor
         self.stored = Stored(hard, snapshot, image, floor)
+        noted = None if self._promises is None else self._promises.noted(_COUNTER)
+        term, number = noted or (0, 0)
+        self.has_forgotten = not self._remake and (hard.term < term or self._number < number)
+        self._meta = meta
+        if not self.has_forgotten:
+            self._note()
         return meta
+
+    def _note(self) -> None:
+        """Note in the second place how far this one is, before anybody is told."""
+        if self._promises is not None:
+            term = max(self._meta.slot.hard.term, self.stored.hard.term)
+            self._promises.note(_COUNTER, term, self._synced)
 
     def _read_membership(self) -> Membership | None:
         path = f"{self._folder}/member"
@@ -137,6 +161,13 @@ class RaftJournal:
 
     def _make_files(self, present: set[str]) -> None:
         """Make a new node's files: the meta file last, so that with it the others must exist."""
+        if not self._remake and self._read_membership() is not None:
+            path = f"{self._folder}/meta"
+            raise MetadataCorruptError(
+                f"{path} is missing beside the member file: this node has taken part, and its "
+                "term, its vote and its log are lost. Nothing was changed",
+                path=path,
+            )
         if "snapshot" in present or ("journal" in present and not self._journal_is_new()):
             path = f"{self._folder}/meta"
             raise MetadataCorruptError(f"{path} is missing beside a journal", path=path)
@@ -191,23 +222,86 @@ class RaftJournal:
 
     # ------------------------------------------------------------------ membership
 
+    @classmethod
+    def remade(
+        cls,
+        files: Files,
+        folder: str,
+        *,
+        cluster: str,
+        node: NodeId,
+        term: int,
+        floor: Floor,
+        promises: Promises | None = None,
+    ) -> RaftJournal:
+        """Make the files anew of a node that :func:`has_lost_all`, to take part as is said. Blocks.
+
+        The member file comes first: with the others there, nothing would tell that they are new.
+
+        Raises:
+            MetadataCorruptError: the member file is damaged, or another node's.
+            DiskFullError, LogFailedError: the disk.
+        """
+        owner, path = owner_of(cluster, node), f"{folder}/member"
+        file = files.open(path)
+        try:
+            noted, found = decode_member_file(file.read_at(0, MEMBER_FILE_SIZE + 1))
+        finally:
+            file.close()
+        if found != owner:
+            raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
+        membership = Membership(max(term, noted.term), floor)
+        try:
+            write_whole(files, path, [encode_member_file(membership, owner)])
+        except OSError as cause:
+            full = cause.errno in _FULL
+            raise (DiskFullError if full else LogFailedError)(f"{path}: {cause}") from cause
+        return cls(files, folder, cluster=cluster, node=node, remake=True, promises=promises)
+
     @property
     def is_fresh(self) -> bool:
         """Tell whether this disk never took part in a group, or was wiped since."""
         return self._membership is None and self.stored == _NOTHING
 
+    @staticmethod
+    def is_noted(promises: Promises | None) -> bool:
+        """Tell whether the second place knows that something was saved here."""
+        noted = None if promises is None else promises.noted(_COUNTER)
+        return noted is not None and noted > (0, 0)
+
+    @property
+    def has_member_file(self) -> bool:
+        """Tell whether it is noted that this node has taken part."""
+        return self._membership is not None
+
     def take_part(self, term: int, floor: Floor) -> None:
-        """Note durably how a node with an empty disk takes part; in force once opened again.
+        """Note durably how a node with an empty disk takes part; in force at once.
 
         Raises:
             DiskFullError, LogFailedError: it may or may not be noted.
         """
-        self._write_membership(Membership(term, floor))
+        membership = Membership(term, floor)
+        self._write_membership(membership)
+        hard = self.stored.hard
+        if term > hard.term:
+            hard = HardState(term, self._node, hard.commit)
+        self.go_on(hard, self.stored.bar)
+        self.stored = replace(self.stored, floor=floor)
 
     def drop_floor(self) -> None:
         """Note that the floor is reached. Raises as :meth:`take_part` does."""
         if self._membership is not None:
             self._write_membership(Membership(self._membership.term, Floor()))
+
+    def go_on(self, hard: HardState, bar: Floor) -> None:
+        """Note durably what others told of this node's past; in force at once.
+
+        Raises:
+            DiskFullError, LogFailedError: it may or may not be noted.
+        """
+        self.save(hard=hard if hard != self.stored.hard else None)
+        self.has_forgotten = False
+        self.stored = replace(self.stored, hard=hard, bar=bar)
 
     def _write_membership(self, membership: Membership) -> None:
         if self._failure is not None:
@@ -254,6 +348,7 @@ class RaftJournal:
                 self._replace_journal(image)
             elif entries or truncate is not None:
                 self._append(truncate, entries)
+            self._note()
         except OSError as cause:
             raise self._translated(cause) from cause
 
@@ -359,6 +454,20 @@ def owner_of(cluster: str, node: NodeId) -> bytes:
     """Return the mark of whose files these are."""
     name = f"{cluster}\0{node}".encode()
     return hashlib.blake2b(name, digest_size=OWNER_SIZE).digest()
+
+
+def has_lost_all(files: Files, folder: str) -> bool:
+    """Tell whether a node's folder says that it has taken part, and holds nothing else of that."""
+    names = set(files.list(folder))
+    if "member" not in names or names & {"meta", "snapshot"}:
+        return False
+    if "journal" not in names:
+        return True
+    file = files.open(f"{folder}/journal")  # a kill while the files were made anew leaves it so
+    try:
+        return file.size() == JOURNAL_HEADER_SIZE
+    finally:
+        file.close()
 
 
 def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogImage:

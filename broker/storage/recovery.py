@@ -10,16 +10,19 @@ that its bytes had been written whole:
     b. a later valid batch was written when the log was already synced beyond it;
     c. none of its sectors is missing, and a torn write always leaves one.
 
+    d. its records were promised (``storage/promises.py``): they had been synced.
+
 What is kept is made durable again before anybody sees it: bytes above the recovery point are
 written once more, for after a failed fsync the kernel may hold them as clean, yet not on disk.
+
+A log that was promised and is absent, or ends below the promise, is damaged. Nothing is made then.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from broker.codec.index_format import IndexFile
 from broker.codec.log_state_format import RecoveryPoint, decode_epochs, encode_epochs
@@ -34,7 +37,6 @@ from broker.errors import (
     MetadataCorruptError,
     SegmentCorruptError,
 )
-from broker.model.epochs import EpochStart
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports import File
 from broker.storage.damage import DamagedRange, RecoveryReport, RotProof, TornTail, proof_of_rot
@@ -42,6 +44,7 @@ from broker.storage.epoch_history import EpochHistory
 from broker.storage.index import SegmentIndex
 from broker.storage.log_folder import (
     EPOCHS_NAME,
+    PROCESS_LIMITS,
     RECOVERY_NAME,
     SUSPECT_NAME,
     TEMPORARY_SUFFIX,
@@ -49,6 +52,14 @@ from broker.storage.log_folder import (
     RecoveryPointFile,
     is_full,
 )
+from broker.storage.lost_log import (
+    RecoveredLog,
+    another_log,
+    below_promise,
+    epochs_of,
+    nothing_left,
+)
+from broker.storage.promises import Promised
 from broker.storage.scan import (
     WINDOW_SIZE,
     DamagedStretch,
@@ -58,33 +69,31 @@ from broker.storage.scan import (
     scan,
 )
 from broker.storage.segment import Segment, read_index, write_index
+from broker.storage.segment_file import UnreadableError, opened
 
 
-@dataclass(slots=True)
-class RecoveredLog:
-    """What :func:`recover` hands to the log."""
+def recover(
+    folder: LogFolder, *, index_interval_bytes: int, promised: Promised | None = None
+) -> RecoveredLog:
+    """Bring the folder into a state that can be served and written.
 
-    segments: list[Segment]
-    log_start: Offset
-    log_end: Offset
-    epochs: EpochHistory
-    point: RecoveryPointFile
-    report: RecoveryReport
-
-
-def recover(folder: LogFolder, *, index_interval_bytes: int) -> RecoveredLog:
-    """Bring the folder into a state that can be served and written; create it when absent.
+    It is created when it is absent and nothing was ``promised``.
 
     Raises:
         MetadataCorruptError: the folder belongs to another partition, or nothing in it is legible.
         OSError: the disk refused.
     """
-    return _Recovery(folder, index_interval_bytes).run()
+    if promised is not None and promised.renewing:
+        promised = None
+    return _Recovery(folder, index_interval_bytes, promised).run()
 
 
 class _Recovery:
-    def __init__(self, folder: LogFolder, index_interval_bytes: int) -> None:
+    def __init__(
+        self, folder: LogFolder, index_interval_bytes: int, promised: Promised | None
+    ) -> None:
         self._folder = folder
+        self._promised = promised
         self._files = folder.files
         self._interval_bytes = index_interval_bytes
         self._report = RecoveryReport()
@@ -94,6 +103,9 @@ class _Recovery:
 
     def run(self) -> RecoveredLog:
         """Do the steps in order; each leaves a state from which all can be done again."""
+        if self._promised is not None and not self._is_anything_there():
+            gone = "the folder is empty" if self._files.exists(self._folder.path) else "it is gone"
+            return nothing_left(self._folder, self._promised, RotProof.PROMISED, gone)
         self._files.make_folder(self._folder.path)
         self._suspect = self._files.exists(self._folder.file(SUSPECT_NAME))
         with ExitStack() as stack:
@@ -107,17 +119,30 @@ class _Recovery:
         bases = self._tidy_names(point_file, point)
         log_start = self._log_start(bases, point)
         if not bases and not self._report.damaged_ranges:
-            bases = [self._create_segment(log_start)]
+            if self._promised is not None:
+                self._add_missing(log_start, max(log_start, self._promised.end))
+                self._report.lost_end = self._report.damaged_ranges[-1]
+            else:
+                bases = [self._create_segment(log_start)]
         for base, following in itertools.pairwise(bases):
-            self._load_sealed(base, following)
+            with self._noting_unreadable(base, following):
+                self._load_sealed(base, following)
         if bases:
-            self._load_last(bases[-1], point)
+            known = max(
+                point.log_end if point is not None else 0,
+                self._promised.end if self._promised is not None else 0,
+                bases[-1],
+            )
+            with self._noting_unreadable(bases[-1], Offset(known), last=True):
+                self._load_last(bases[-1], point)
         log_end = self._check_end(point, log_start)
         epochs = self._load_epochs(log_end)
+        if self._promised is not None and not self._report.damaged_ranges:
+            found = OffsetRange(log_start, log_end)
+            self._note_lost_end(another_log(self._folder.path, self._promised, epochs, found))
         self._write_caches(epochs)
         if not self._report.damaged_ranges and self._segments[-1].sealed:
-            base = self._create_segment(log_end)  # the roll was torn after its first half
-            self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
+            self._complete_roll(log_end)  # it was torn after its first half
         if self._suspect and not self._report.damaged_ranges:  # every byte was looked at
             self._files.remove(self._folder.file(SUSPECT_NAME))
         self._folder.sync()
@@ -127,6 +152,35 @@ class _Recovery:
                 self._folder, at=(last.base_offset, last.size_bytes), log=(log_start, log_end)
             )
         return RecoveredLog(self._segments, log_start, log_end, epochs, point_file, self._report)
+
+    @contextmanager
+    def _noting_unreadable(
+        self, base: Offset, end: Offset, *, last: bool = False
+    ) -> Iterator[None]:
+        """Name a segment that the disk does not give; the others are served."""
+        before = len(self._segments)
+        try:
+            yield
+        except UnreadableError as cause:
+            del self._segments[before:]
+            segment = Segment(base, SegmentIndex(self._interval_bytes))
+            segment.sealed, segment.end_offset = True, end
+            self._segments.append(segment)
+            self._report.damaged_ranges.append(
+                DamagedRange(
+                    path=self._folder.segment_file(base, "log"),
+                    position=0,
+                    offsets=OffsetRange(base, end),
+                    reason=f"it cannot be read: {cause}",
+                    proof=RotProof.UNREADABLE,
+                )
+            )
+            if last:
+                self._report.lost_end = self._report.damaged_ranges[-1]
+
+    def _is_anything_there(self) -> bool:
+        names = self._files.list(self._folder.path)
+        return RECOVERY_NAME in names or bool(self._segment_bases())
 
     def _write_caches(self, epochs: EpochHistory) -> None:
         """Write again what had to be rebuilt; on a full disk the next opening does it."""
@@ -139,6 +193,17 @@ class _Recovery:
         except OSError as error:
             if not is_full(error):
                 raise
+
+    def _complete_roll(self, log_end: Offset) -> None:
+        """Make the successor of a sealed last segment; on a full disk the first write does it."""
+        try:
+            base = self._create_segment(log_end)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._report.no_room = True
+        else:
+            self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
 
     # ------------------------------------------------------------------ names and the point
 
@@ -195,7 +260,12 @@ class _Recovery:
 
     def _log_start(self, bases: Sequence[Offset], point: RecoveryPoint | None) -> Offset:
         if point is None:
-            return bases[0] if bases else Offset(0)
+            first = bases[0] if bases else Offset(0)
+            promised = self._promised
+            if promised is None or promised.start >= first:
+                return first if bases or promised is None else promised.start
+            self._add_missing(promised.start, first)
+            return promised.start
         point_damaged = self._folder.file(RECOVERY_NAME) in self._report.rebuilt
         if point_damaged and bases:
             # The newest point was lost, and with it perhaps the freeing of the first segments.
@@ -227,7 +297,7 @@ class _Recovery:
     def _load_sealed(self, base: Offset, following: Offset) -> None:
         """Load a segment that has a successor: all of it was durable before that was made."""
         index = self._index_of(base)
-        file = self._files.open(self._folder.segment_file(base, "log"))
+        file = opened(self._files, self._folder.segment_file(base, "log"))
         try:
             size = file.size()
             trusted = (
@@ -279,6 +349,10 @@ class _Recovery:
             return read_index(self._folder, base)
         except IndexCorruptError:
             return None
+        except OSError as cause:
+            if cause.errno in PROCESS_LIMITS:
+                raise
+            return None  # a cache that the disk does not give
 
     def _from_index(self, index: IndexFile, *, load_entries: bool) -> Segment:
         summary = index.summary
@@ -328,7 +402,7 @@ class _Recovery:
     def _load_last(self, base: Offset, point: RecoveryPoint | None) -> None:
         """Load the segment that was being written, classify damage in it, cut a torn tail."""
         path = self._folder.segment_file(base, "log")
-        file = self._files.open(path)
+        file = opened(self._files, path)
         try:
             size = file.size()
             segment, durable = self._start_of_last(base, size, point)
@@ -391,6 +465,8 @@ class _Recovery:
             if isinstance(stretch, ValidBatch):
                 continue
             proof = proof_of_rot(stretch, found[at + 1 :], durable)
+            if proof is None and self._promised is not None and stretch.offset < self._promised.end:
+                proof = RotProof.PROMISED
             if proof is not None:
                 rot = True
                 self._add_rot(segment, stretch, proof, stretch.end_offset)
@@ -464,12 +540,17 @@ class _Recovery:
     def _check_end(self, point: RecoveryPoint | None, log_start: Offset) -> Offset:
         """Return the log's end; records that the recovery point knew must be there."""
         end = self._segments[-1].end_offset if self._segments else log_start
+        known = self._known_end(point, end)
+        return max(end, log_start, known, self._check_promise(max(end, known)))
+
+    def _known_end(self, point: RecoveryPoint | None, end: Offset) -> Offset:
+        """Return the end that the recovery point knew; what is missing below it is damage."""
         if point is None:
-            return max(end, log_start)
+            return Offset(0)
         last_base = self._segments[-1].base_offset if self._segments else None
-        if end < point.log_end or (last_base is not None and last_base < point.segment_base):
-            if not self._segments:
-                return point.log_end
+        if last_base is None:
+            return point.log_end
+        if end < point.log_end or last_base < point.segment_base:
             self._report.damaged_ranges.append(
                 DamagedRange(
                     path=self._folder.segment_file(point.segment_base, "log"),
@@ -481,11 +562,23 @@ class _Recovery:
                     proof=RotProof.MISSING,
                 )
             )
-        return max(end, point.log_end)
+        return point.log_end
+
+    def _check_promise(self, end: Offset) -> Offset:
+        """Return the end that was promised; what is missing below it is damage."""
+        if self._promised is None:
+            return Offset(0)
+        self._note_lost_end(below_promise(self._folder.path, self._promised, end))
+        return self._promised.end
+
+    def _note_lost_end(self, lost: DamagedRange | None) -> None:
+        if lost is not None:
+            self._report.damaged_ranges.append(lost)
+            self._report.lost_end = lost
 
     def _load_epochs(self, log_end: Offset) -> EpochHistory:
         path = self._folder.file(EPOCHS_NAME)
-        scanned = _epochs_of(self._segments)
+        scanned = epochs_of(self._segments)
         try:
             owner, starts = decode_epochs(self._folder.read(path))
             if owner != self._folder.partition_id:
@@ -502,12 +595,3 @@ class _Recovery:
             self._report.rebuilt.append(path)
             return scanned
         return history.cut(log_end)
-
-
-def _epochs_of(segments: Sequence[Segment]) -> EpochHistory:
-    starts: list[EpochStart] = []
-    for segment in segments:
-        for start in segment.epochs:
-            if not starts or start.leader_epoch > starts[-1].leader_epoch:
-                starts.append(start)
-    return EpochHistory(tuple(starts))

@@ -160,6 +160,7 @@ def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History
     if isinstance(moment, Cut):
         if moment.stream != stream:
             raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {stream!r}")
+        client.check_cut(moment)
         yield History(client, moment)
         return
     with held_cut(client, stream) as taken:

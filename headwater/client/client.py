@@ -308,6 +308,22 @@ class Client:
         values = {"name": name, "owner": owner or default_owner(), "ttl_ms": ttl_ms}
         return Cut.from_dict(self._one("cut", values, timeout_ms=_CUT_TIMEOUT_MS))
 
+    def check_cut(self, cut: Cut) -> None:
+        """Confirm that a cut, saved by whomever, is of the history that the stream has now.
+
+        Raises:
+            ForeignHistoryError: the stream was restored from an older copy since, or the cut is
+                of another copy of it; other records may be at its offsets.
+            InvalidCutError: the cut does not name every partition, or not whose history it is of.
+            UnknownStreamError, StreamRecreatedError: the stream is gone.
+        """
+        values = {
+            "name": cut.stream,
+            "stream_uuid": cut.stream_uuid,
+            "positions": [[one.lineage_id, int(one.hot_end)] for one in cut.positions],
+        }
+        self._brokers.action("check_cut", values)
+
     def high_watermarks(self, names: Sequence[str]) -> dict[str, StreamHighWatermarks]:
         """Return the high watermarks of some streams, all as they were at one moment.
 

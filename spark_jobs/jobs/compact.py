@@ -24,6 +24,7 @@ from tiering.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, reten
 from tiering.key_snapshot import latest_table
 from tiering.lake import Lake, storage_options_of
 from tiering.object_store import ObjectStore, open_store
+from tiering.proofs import prove
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,8 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
         }
         if held.snapshot is None:
             return facts
+        # Neither compaction nor VACUUM, which would take the files that a RESTORE needs.
+        prove(held.snapshot, held.table.store)
         done = compact(
             spark,
             held.table,
@@ -98,7 +101,9 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
         }
         stores = [held.table.store]
         latest = latest_table(held.lake, held.stream)
-        if latest.find() is not None:
+        newest = latest.find()
+        if newest is not None:
+            prove(newest, latest.store)
             stores.append(latest.store)
     # Our own lease has ended: it must not hold the files that this very run replaced.
     if args.vacuum:

@@ -46,6 +46,8 @@ def held_stream(
     stream = client.stream(name)
     if not stream.config.tiering:
         raise InvalidRequestError(f"stream {name!r} has no table: its tiering is off", stream=name)
+    if cut is not None:
+        client.check_cut(cut)
     held = cut if cut is not None else client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
     KEEPER.hold(
         held.lease,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +19,10 @@ from broker.errors import HeadwaterError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import StoreAddress
-from spark_jobs.scans import table_at, table_path
 from spark_jobs.sessions import parallelism
 from spark_jobs.source.columns import ROW_COLUMNS
+from spark_jobs.table_scan import files_of, table_at
+from tiering.key_snapshot import made_of, prove_latest
 from tiering.key_snapshot_plan import BUCKET_BYTES, PartitionPlan, plan
 from tiering.key_snapshot_writer import BucketFile, write_buckets
 from tiering.table import DataFile, TableSnapshot
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from tiering.object_store import ObjectStore
 
 _WRITTEN_DDL: Final = (
-    "path string, partition int, bucket int, size_bytes long, records_count long, stats_json string"
+    "path string, partition int, bucket int, size_bytes long, records_count long, "
+    "stats_json string, crc32c long, digest string"
 )
 _CHECKPOINT_COMMITS: Final = 20
 _TASKS_MAX: Final = 1000
@@ -71,9 +73,12 @@ def advance(
     Raises:
         StaleColdEndError, FilesReplacedError: another run was first; this one changed nothing.
         TableRolledBackError: the key snapshot is ahead of the history.
+        TableMismatchError: somebody else changed the key snapshot.
         CorruptDataError, UnavailableError: a table cannot be read.
     """
-    plans = plan(base, history, _sizes(spark, base, history))
+    # Nothing is built on rows that no commit of ours accounts for.
+    distrusted = prove_latest(base, table.store)
+    plans = plan(base, history, _sizes(spark, base, history, distrusted), distrusted=distrusted)
     if not plans:
         return _outcome(base, base, [], (), 0)
     touched = _touched(spark, history, plans)
@@ -91,10 +96,13 @@ def advance(
         moves={one.partition: one.new for one in plans},
         data_change=True,
         commit_id=uuid.uuid4().hex,
+        made_of=made_of(history),
     )
     if version % _CHECKPOINT_COMMITS == 0:
         table.checkpoint()
-    return _outcome(base, table.snapshot(version), written, removed, records_read)
+    now = table.snapshot(version)
+    prove_latest(now, table.store)
+    return _outcome(base, now, written, removed, records_read)
 
 
 def bucket_column(plans: Sequence[PartitionPlan]) -> str:
@@ -111,7 +119,7 @@ def history_rows(
         f"(partition = {number} AND offset >= {wanted.start} AND offset < {wanted.end})"
         for number, wanted in ranges.items()
     )
-    rows = table_at(spark, history.uri, history.version)
+    rows = table_at(spark, history.uri, history.version, cluster=history.cluster, snapshot=history)
     return rows.where(within or "false").where("key IS NOT NULL")
 
 
@@ -134,11 +142,14 @@ def _outcome(
     )
 
 
-def _sizes(spark: SparkSession, base: TableSnapshot, history: TableSnapshot) -> dict[int, int]:
+def _sizes(
+    spark: SparkSession, base: TableSnapshot, history: TableSnapshot, distrusted: Collection[int]
+) -> dict[int, int]:
     """Estimate the bytes of the newest rows to be read: a long history may have few keys."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
-    ranges = {one.partition: one.to_read for one in plan(base, history, {})}
+    plans = plan(base, history, {}, distrusted=distrusted)
+    ranges = {one.partition: one.to_read for one in plans}
     sizes = {number: _bytes_of(history.files, number, part) for number, part in ranges.items()}
     large = {number: ranges[number] for number, size in sizes.items() if size > BUCKET_BYTES}
     if large:
@@ -202,9 +213,7 @@ def _rows(
     rebuilt = {one.partition for one in plans if one.rebuild}
     old = [file for file in removed if file.partition not in rebuilt]
     if old:
-        root = table_path(base.uri)
-        reader = spark.read.schema(", ".join(f"`{n}` {t}" for n, t in ROW_COLUMNS.items()))
-        kept = reader.option("basePath", root).parquet(*(f"{root}/{file.path}" for file in old))
+        kept = files_of(spark, base.uri, (file.path for file in old))
         rows = rows.union(kept.select(*columns))
     return rows
 

@@ -13,8 +13,8 @@ from broker.errors import TableMismatchError, TableRolledBackError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import translated
 from spark_jobs.maintenance.latest_build import history_rows
-from spark_jobs.scans import table_at
 from spark_jobs.source.columns import ROW_COLUMNS
+from spark_jobs.table_scan import table_at
 from tiering.table import TableSnapshot
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
         if covered:
             ranges[number] = covered
     expected = _newest(history_rows(spark, history, ranges))
-    found = table_at(spark, latest.uri, latest.version).select(*ROW_COLUMNS)
+    found = table_at(
+        spark, latest.uri, latest.version, cluster=latest.cluster, snapshot=latest
+    ).select(*ROW_COLUMNS)
     with translated():
         missing, examples = _difference(expected, found)
         surplus, more = _difference(found, expected)

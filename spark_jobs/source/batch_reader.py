@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker.errors import HeadwaterError
-from broker.model.ids import StreamUuid
 from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import partitions, reader
-from spark_jobs.source.lookup import BrokerLookup, without_times
+from spark_jobs.source.batch_plan import StreamPlan, make_plan, require_fixed
 from spark_jobs.source.options import SERVER_VARIABLE, SourceOptions
 from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
-from spark_jobs.source.positions import is_explicit, of_stream
-from spark_jobs.source.stream_offsets import recreated
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_Ranges = tuple[StreamUuid | None, dict[int, OffsetRange]]
 
 
 class HeadwaterReader(DataSourceReader):
     """Plans slices on the driver, reads them on executors."""
 
-    def __init__(self, given: SourceOptions, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        given: SourceOptions,
+        names: tuple[str, ...],
+        plans: tuple[StreamPlan, ...] | None = None,
+    ) -> None:
+        """Take the options, the columns, and the plan if ``load()`` could make it already."""
         self._options = given
+        self._plans = plans
         self._names = names
-        # The variable is the driver's: executors may live where nobody set it.
-        self._server = given.server or os.environ.get(SERVER_VARIABLE)
+        self._server = server_of(given)
 
     def partitions(self) -> list[InputPartition]:
         """Return one input partition per slice; Spark calls this once per DataFrame."""
         try:
-            ranges = self._ranges()
+            require_fixed(self._options)
+            plans = self._plans
+            if plans is None:
+                plans = make_plan(self._options, client_of(self._server))
         except HeadwaterError as error:
             raise annotate(error) from None
-        total = sum(len(span) for _, spans in ranges.values() for span in spans.values())
+        total = sum(len(span) for plan in plans for span in plan.ranges.values())
         cut = self._options.cut
         table = None
         if cut is not None and cut.table_version is not None:
             table = TableRef(cut.table_uri, cut.cluster)
         return [
-            InputPartition(SliceTask(name, uuid, piece, table))
-            for name, (uuid, spans) in ranges.items()
-            for piece in self._slices(spans, total)
+            InputPartition(SliceTask(plan.stream, plan.uuid, piece, table, plan.lease_id))
+            for plan in plans
+            for piece in self._slices(plan.ranges, total)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -62,7 +66,7 @@ class HeadwaterReader(DataSourceReader):
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
-    def _slices(self, spans: dict[int, OffsetRange], total: int) -> list[OffsetSlice]:
+    def _slices(self, spans: Mapping[int, OffsetRange], total: int) -> list[OffsetSlice]:
         size = sum(map(len, spans.values()))
         return partitions.plan(
             spans,
@@ -70,28 +74,7 @@ class HeadwaterReader(DataSourceReader):
             records_max=self._options.records_per_partition_max,
         )
 
-    def _ranges(self) -> dict[str, _Ranges]:
-        """Return what to read of each stream; asks the broker only for what options leave open."""
-        lookup = BrokerLookup(client_of(self._server))
-        names = lookup.names(self._options.selection)
-        return {name: self._stream_ranges(lookup, name) for name in names}
 
-    def _stream_ranges(self, lookup: BrokerLookup, name: str) -> _Ranges:
-        asked = self._options
-        assert asked.starting is not None, "a batch's options have a default"
-        starting = of_stream(asked.starting, name, option="startingOffsets")
-        ending = of_stream(asked.ending, name, option="endingOffsets")
-        uuid = asked.stream_uuid if asked.cut is None else asked.cut.stream_uuid
-        if is_explicit(starting) and is_explicit(ending):
-            if uuid is None and asked.emit == "ranges":
-                uuid = lookup.uuid(name)
-            return uuid, partitions.resolve(name, starting, ending, None)
-        stream = lookup.positions(name, asked.selection)
-        if uuid not in {None, stream.uuid}:
-            raise recreated(name, str(uuid), stream.uuid)
-        return stream.uuid, partitions.resolve(
-            name,
-            without_times(lookup, stream, starting),
-            without_times(lookup, stream, ending),
-            stream.ranges,
-        )
+def server_of(given: SourceOptions) -> str | None:
+    """Return the broker's address; the variable is the driver's, executors may lack it."""
+    return given.server or os.environ.get(SERVER_VARIABLE)

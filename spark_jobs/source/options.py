@@ -42,6 +42,7 @@ KNOWN: Final = (
     "server",
     *SELECTORS,
     "streamUuid",
+    "lease",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -57,7 +58,7 @@ KNOWN: Final = (
     "isolation",
     "emit",
 )
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
 # What Spark adds by itself when the source stands behind a table of its catalog.
 _OF_CATALOG: Final = frozenset(
@@ -77,6 +78,7 @@ class SourceOptions:
     starting: Bound | None  # None: by default earliest for a batch, latest for a stream
     ending: Bound
     cut: Cut | None
+    lease: str | None  # a lease that the caller renews while anybody reads
     columns: tuple[str, ...]
     emit: Emit
     partitions_min: int  # ask for at least so many Spark partitions; 0: as the ranges are
@@ -122,6 +124,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         starting=starting,
         ending=LATEST if ending is None else ending,
         cut=cut,
+        lease=given.get("lease") or None,
         columns=_columns(given, selection, emit),
         emit="ranges" if emit == "ranges" else "records",
         partitions_min=_integer(given, "minPartitions", 0, _SPARK_PARTITIONS_MAX) or 0,

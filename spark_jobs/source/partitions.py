@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError
-from broker.model.ids import StreamUuid
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.positions import EARLIEST, AtMs, Position, Positions, is_explicit
 
@@ -45,6 +45,7 @@ class SliceTask:
     stream_uuid: StreamUuid | None  # None: whatever the name means when the slice is read
     piece: OffsetSlice
     table: TableRef | None = None  # None: not known when planning; the task asks the broker
+    lease_id: LeaseId | None = None  # renewed while the task reads; None: somebody else does
 
 
 def resolve(

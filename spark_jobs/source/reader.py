@@ -32,6 +32,7 @@ from spark_jobs.source import shapes
 from spark_jobs.source.lookup import PATIENCE_S, Backoff, patiently
 from spark_jobs.source.partitions import OffsetSlice, SliceTask, TableRef
 from spark_jobs.source.shapes import arrow_schema
+from spark_jobs.source.task_lease import kept_alive
 from spark_jobs.source.tiers import Tiers
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ def read_task(
     if emit == "ranges":
         yield shapes.range_row(task, columns)
         return
+    client = client_of(server)
     rows = read_slice(
-        client_of(server),
+        client,
         task.piece,
         stream=task.stream,
         stream_uuid=task.stream_uuid,
@@ -122,7 +124,8 @@ def read_task(
         table=task.table,
         fail_on_data_loss=fail_on_data_loss,
     )
-    yield from shapes.dress(rows, columns, task.stream)
+    with kept_alive(client, task.stream, task.lease_id):
+        yield from shapes.dress(rows, columns, task.stream)
 
 
 def read_slice(

@@ -9,6 +9,8 @@ share, and a reused DataFrame then silently returns wrong rows. Narrow a read by
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,9 +21,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker.errors import HeadwaterError
+from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.source import columns
-from spark_jobs.source.batch_reader import HeadwaterReader
+from spark_jobs.source.batch_plan import StreamPlan, drop, in_connect, make_plan
+from spark_jobs.source.batch_reader import HeadwaterReader, server_of
 from spark_jobs.source.options import SourceOptions, columns_of, parse_batch, parse_stream
 from spark_jobs.source.stream_reader import HeadwaterStreamReader
 
@@ -34,19 +38,31 @@ class HeadwaterDataSource(DataSource):
         """Return the name for ``format(...)``."""
         return "headwater"
 
+    _plans: tuple[StreamPlan, ...] | None = None
+
     def schema(self) -> str:
-        """Return the projection that the options ask for; never asks a server."""
+        """Return the projection that the options ask for; Spark calls this within ``load()``.
+
+        It is the one call of ``load()`` whose object Spark goes on with, so a batch is planned
+        here: its rows are those of this moment. Whether it will be a batch is not known yet, so
+        what cannot be planned now is no error now.
+        """
         try:
             names, known = columns_of(self.options)
         except HeadwaterError as error:
             raise annotate(error) from None
+        if not in_connect():
+            with suppress(HeadwaterError):
+                given = parse_batch(self.options)
+                if given.lease is None:
+                    self._plans = make_plan(given, client_of(server_of(given)), patience_s=0)
         return columns.ddl(names, known)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader; a schema given by the user is a projection."""
         try:
             given = parse_batch(self.options)
-            return HeadwaterReader(given, _names(given, schema))
+            return HeadwaterReader(given, _names(given, schema), self._plans)
         except HeadwaterError as error:
             raise annotate(error) from None
 
@@ -54,6 +70,9 @@ class HeadwaterDataSource(DataSource):
         """Return the streaming reader; a schema given by the user is a projection."""
         try:
             given = parse_stream(self.options)
+            if self._plans is not None:  # it was no batch; a query holds its streams by itself
+                drop(self._plans, client_of(server_of(given)))
+                self._plans = None
             return HeadwaterStreamReader(given, _names(given, schema))
         except HeadwaterError as error:
             raise annotate(error) from None

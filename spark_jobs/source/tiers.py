@@ -55,9 +55,11 @@ class ColdFiles:
 
     def read(self, partition: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows, every offset once and in order; blocks on the store."""
-        from tiering.reader import read_rows  # noqa: PLC0415  (it loads pyarrow)
+        from tiering.certify import require_sound  # noqa: PLC0415  (it loads pyarrow)
+        from tiering.reader import read_rows  # noqa: PLC0415
 
         wanted = OffsetRange(self.start, self.end)
+        require_sound(self.snapshot, self.table.store, partition, wanted)
         return read_rows(self.snapshot, self.table.store, partition, wanted, schema)
 
 

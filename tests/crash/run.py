@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None) -> int:
     """Run one campaign; return 0 when every promise held."""
     from broker.errors import HeadwaterError
-    from crashkit import running
+    from crashkit import disk_stories, running
     from crashkit.campaign import Campaign, CampaignConfig
 
     given = _parse(arguments)
@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     failures = []
     try:
         campaign.run()
+        for name in disk_stories.STORIES:
+            told = disk_stories.tell(name, run.folder / name.replace(" ", "-"))
+            print(f"  {name}: {told}", flush=True)
     except (running.CampaignError, HeadwaterError) as error:
         failures = [f"{type(error).__name__}: {error}"]
     tally, acked = campaign.tally, campaign.recorder.acked_count

@@ -52,6 +52,7 @@ def test_late_copies_of_messages_change_nothing(group: int) -> None:
     assert all(one.seen for one in lives)
 
 
+@pytest.mark.timeout(900)  # it goes on until the rarest row was seen
 def test_every_row_of_the_catalogue_is_reached() -> None:
     """Each known way to lose data had its chance in some seed, or the simulation is blind."""
     found = never_seen(
@@ -62,6 +63,7 @@ def test_every_row_of_the_catalogue_is_reached() -> None:
     assert found == []
 
 
+@pytest.mark.timeout(900)  # request_ids_repeat is met by seed 620
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
     """Replication with one known mistake breaks a promise in some seed."""

@@ -57,7 +57,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 # Who talks to a terminal. Everything else logs.
 PRINTS: Final = (
     "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
-    "tests/race/*", "tests/chaos/*", "docs/notebook.py", "tests/notebook/run.py",
+    "tests/race/*", "tests/chaos/*", "tests/damage/*", "docs/notebook.py", "tests/notebook/run.py",
     "tests/lib/crashkit/running.py", "tests/sim/nightly.py",
 )  # fmt: skip
 
@@ -66,7 +66,8 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
-    "broker/runtime/broker.py": "its ticker's crash is handed over: it ends the process",
+    "broker/runtime/background.py": "a thread's crash is handed over: it ends the process",
+    "broker/runtime/promise_keeper.py": "a thread's crash is handed over: it ends the process",
     "broker/runtime/commit_scheduler.py": "a thread's crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",
     "broker/cluster_node.py": "a thread's crash is handed over: it ends the process",
@@ -74,8 +75,14 @@ CATCH_ALL: Final[dict[str, str]] = {
     "broker/runtime/controller.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/raft_metadata_log.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/supervisor.py": "one partition's bug must not take the others down",
+    "tests/lib/damagekit/campaign.py": "told through the case's pipe; the forked child ends there",
+    "tests/lib/damagekit/readers.py": "an error without a type is what is looked for; noted as bad",
+    "tests/lib/damagekit/site.py": "an error without a type is what is looked for; noted as bad",
+    "tests/lib/damagekit/spark_pass.py": "an error without a type is looked for; noted as bad",
+    "tests/lib/damagekit/spawner.py": "printed as Python would, where the forked broker ends",
     "tests/sim/nightly.py": "a violation is told and counted; the other seeds go on",
     "tiering/deadline.py": "every error is raised again on the thread that waits for the call",
+    "tiering/claimant.py": "one partition's bug must not keep the others from being claimed",
     "tiering/uploader.py": "one partition's bug must not stop the others from being shipped",
 }
 

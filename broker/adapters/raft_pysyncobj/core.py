@@ -29,6 +29,7 @@ from broker.core.raft.events import (
     Effect,
     Event,
     FloorReached,
+    MemberAsks,
     Propose,
     Received,
     Refusal,
@@ -141,6 +142,9 @@ class PysyncobjCore:
         if isinstance(event, Saved):
             effects = self._release(event.number)
             return effects + self._run() if self._waiting and not self._saving else effects
+        if isinstance(event, MemberAsks):
+            self._library.forget_copies(event.member)  # before it is answered, so at once
+            return []
         if self._saving:
             return self._wait(event)
         self._waiting.append(event)
@@ -178,7 +182,7 @@ class PysyncobjCore:
                 self._log.hashes.append((index, value))
             case TransferLeadership(target):
                 self._library.hand_over_to(target)
-            case Tick() | Saved():
+            case Tick() | Saved() | MemberAsks():
                 pass  # the library looks at the clock after every batch
 
     def _end_batch(self) -> list[Effect]:

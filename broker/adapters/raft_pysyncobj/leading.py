@@ -25,6 +25,7 @@ class Leading(_Library):  # type: ignore[misc]
         self._by_transfer = False
         self._round = 0  # of messages to everybody
         self._answered: dict[NodeId, int] = {}  # the newest of our rounds, by who answered it
+        self._void: dict[NodeId, int] = {}  # answers up to these rounds are of former processes
         self._stepped_back: dict[NodeId, int] = {}  # refusals of older rounds are void
         self._must_send = False
         self._uncommitted: int | None = None
@@ -61,6 +62,17 @@ class Leading(_Library):  # type: ignore[misc]
         if self.is_leader() and target in self._others:
             self._target = (target, self._clock.now_ms + self._config.election_ms_min)
 
+    def forget_copies(self, member: NodeId) -> None:
+        """Count no copy that a member's former process told of: the new one may have another disk.
+
+        The next round's answers, and later ones, are of the new process.
+        """
+        node = self._others.get(member)
+        if node is not None:
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._void[member] = self._round
+            self._must_send = True
+
     def _hand_over(self) -> None:
         if self._target is not None:
             target, until_ms = self._target
@@ -94,6 +106,8 @@ class Leading(_Library):  # type: ignore[misc]
 
     def _on_append_reply(self, node: Any, sender: NodeId, reply: AppendReply) -> None:
         """Count a copy, or step back once for all refusals of the same sending (L1)."""
+        if reply.round <= self._void.get(sender, -1):
+            return
         last, following = self._log.entries.last_index, self._SyncObj__raftNextIndex
         matched = self._SyncObj__raftMatchIndex[node]
         if not reply.ok:

@@ -53,7 +53,7 @@ class LibraryLog:
         self.snapshot = stored.snapshot
         self.term = max(stored.hard.term, self.entries.last_term)
         self.vote = stored.hard.vote if self.term == stored.hard.term else None
-        self.floor = stored.floor
+        self.floor = max(stored.floor, stored.bar)  # below either it neither votes nor stands
         self.durable = self.entries.last_index
         covered = stored.snapshot.id.index if stored.snapshot else 0
         self.commit = max(covered, min(stored.hard.commit, self.durable))

@@ -8,11 +8,13 @@ from typing import Final
 
 from broker.core.metadata import partition_rules as rules
 from broker.core.metadata.outcome import Applied, Rejected
-from broker.core.metadata.partition_apply import stale_broker
+from broker.core.metadata.partition_apply import begin_leaderships, stale_broker
 from broker.core.metadata.partition_commands import (
     AllocateIds,
+    BeginLeaderships,
     BrokerCommand,
     FenceBroker,
+    MarkOpened,
     RegisterBroker,
     RemoveBroker,
     SetFeatureLevel,
@@ -47,6 +49,10 @@ def apply_broker(state: MetadataState, command: BrokerCommand) -> Applied:
             if not 1 <= command.count <= _IDS_MAX or state.next_id > INT_MAX - command.count:
                 return state, Rejected(InvalidRequestError(f"ids come 1 to {_IDS_MAX} at a time"))
             return replace(state, next_id=state.next_id + command.count), {"first": state.next_id}
+        case BeginLeaderships():
+            return begin_leaderships(state, command)
+        case MarkOpened():
+            return _mark_opened(state, command)
         case FenceBroker() | UnfenceBroker() | StopBroker() | RemoveBroker():
             return _change(state, command)
 
@@ -83,7 +89,11 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
     intervals = {one.uuid for one in state.streams.values() if one.config.flush == "interval"}
 
     def registered(uuid: StreamUuid, one: PartitionState) -> PartitionState:
-        keeps = alone or (continued and (command.clean or uuid not in intervals))
+        if alone:
+            return _continued(one, command.broker)
+        keeps = continued and (command.clean or uuid not in intervals)
+        if not continued:  # another disk: what it lacks, it never had
+            one = _unmarked(one, command.broker)
         return _restarted(one, command.broker, keeps_data=keeps)
 
     after = replace(
@@ -119,16 +129,49 @@ def _refused_registration(command: RegisterBroker, level: int) -> HeadwaterError
 
 
 def _restarted(one: PartitionState, broker: BrokerId, *, keeps_data: bool) -> PartitionState:
-    """Return a partition after one of its brokers came back as a new process.
-
-    A leader that kept its data goes on, in a new epoch: what it had written and not synced may be
-    gone, and the same epoch must never hold two contents (A25).
-    """
+    """Return a partition after one of its brokers came back as a new process."""
     if not keeps_data:
         return rules.without(one, broker, keeps_data=False)
+    return rules.restarted(one, broker)
+
+
+def _continued(one: PartitionState, broker: BrokerId) -> PartitionState:
+    """Return a partition after the only broker came back: nobody else could lead.
+
+    It goes on in a new epoch: what it had written and not synced may be gone, and the same epoch
+    must never hold two contents (A25).
+    """
     if one.leader == broker:
         return rules.bumped(replace(one, leader_epoch=LeaderEpoch(one.leader_epoch + 1)))
     return one
+
+
+def _mark_opened(state: MetadataState, command: MarkOpened) -> Applied:
+    stale = stale_broker(state, command.broker, command.broker_epoch, fenced_too=False)
+    if stale is not None:
+        return state, Rejected(stale)
+    changed: dict[StreamUuid, tuple[PartitionState, ...]] = {}
+    for uuid, numbers in command.partitions.items():
+        wanted = frozenset(numbers)
+        rows = state.partitions.get(uuid, ())
+        changed[uuid] = tuple(
+            _marked(one, command.broker) if number in wanted else one
+            for number, one in enumerate(rows)
+        )
+    known = {uuid: rows for uuid, rows in changed.items() if rows}
+    return replace(state, partitions={**state.partitions, **known}), {}
+
+
+def _marked(one: PartitionState, broker: BrokerId) -> PartitionState:
+    if broker in one.opened or broker not in one.replicas:
+        return one
+    return replace(one, opened=tuple(sorted((*one.opened, broker))))
+
+
+def _unmarked(one: PartitionState, broker: BrokerId) -> PartitionState:
+    if broker not in one.opened:
+        return one
+    return replace(one, opened=tuple(name for name in one.opened if name != broker))
 
 
 def _mapped(

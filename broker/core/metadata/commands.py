@@ -14,11 +14,15 @@ from typing import Any, Final, cast, get_args
 
 from broker.core.metadata.partition_commands import (
     AllocateIds,
+    BeginLeaderships,
+    BegunLeadership,
     BrokerCommand,
     ChangeIsr,
     ConfirmLeader,
     ElectUnclean,
     FenceBroker,
+    LogAnswer,
+    MarkOpened,
     NameCandidate,
     PartitionCommand,
     ReassignReplicas,
@@ -31,6 +35,7 @@ from broker.core.metadata.partition_commands import (
     UnfenceBroker,
     WithdrawReplica,
 )
+from broker.core.metadata.size import STATE_WEIGHT_MAX
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
 from broker.model.epochs import LeaderEpoch
@@ -39,11 +44,12 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
 __all__ = [
-    "COMMAND_BYTES_MAX", "AllocateIds", "ChangeIsr", "Command", "ConfirmLeader", "CreateStream",
-    "DeleteStream", "DropLease", "ElectUnclean", "FenceBroker", "NameCandidate",
+    "COMMAND_BYTES_MAX", "AllocateIds", "BeginLeaderships", "BegunLeadership", "ChangeIsr",
+    "Command", "ConfirmLeader", "CreateStream", "DeleteStream", "DropLease", "ElectUnclean",
+    "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate",
     "ReassignReplicas", "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease",
     "SetFeatureLevel", "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker",
-    "WithdrawReplica", "decode", "encode",
+    "WithdrawReplica", "decode", "encode", "encode_new",
 ]  # fmt: skip
 
 COMMAND_BYTES_MAX: Final = 1024 * 1024
@@ -61,6 +67,7 @@ class CreateStream:
     leader: BrokerId
     assignment: tuple[tuple[BrokerId, ...], ...] = ()
     min_isr: int = 1
+    weight_max: int | None = None  # of all metadata, with this stream; None: no limit was known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,7 @@ class TakeLease:
     owner: str
     expires_us: int
     now_us: int
+    weight_max: int | None = None  # as in CreateStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,13 @@ def encode(command: Command) -> bytes:
     """Return a command's bytes."""
     body = {"op": type(command).__name__, **dataclasses.asdict(command)}
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def encode_new(command: Command) -> bytes:
+    """Return the bytes of a command that is about to be proposed: what adds names the limit."""
+    if isinstance(command, CreateStream | TakeLease):
+        command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
+    return encode(command)
 
 
 def decode(data: bytes) -> Command:

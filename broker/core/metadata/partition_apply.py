@@ -7,6 +7,7 @@ from dataclasses import replace
 from broker.core.metadata import partition_rules as rules
 from broker.core.metadata.outcome import Applied, Rejected
 from broker.core.metadata.partition_commands import (
+    BeginLeaderships,
     ChangeIsr,
     ConfirmLeader,
     ElectUnclean,
@@ -32,6 +33,8 @@ from broker.errors import (
 )
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, StreamUuid
+from broker.model.lineage import is_lineage_id
+from broker.model.offsets import OFFSET_MAX
 
 Step = PartitionState | HeadwaterError
 
@@ -117,9 +120,11 @@ def _change_isr(state: MetadataState, present: PartitionState, command: ChangeIs
         return stale
     if command.broker not in command.isr or not set(command.isr) <= set(present.replicas):
         return InvalidRequestError("an ISR is the leader and other replicas of the partition")
+    if set(command.forgotten) & set(command.isr):
+        return InvalidRequestError("a replica that has forgotten records is not in the ISR")
     for member, epoch in sorted(command.isr.items()):
         if member in present.isr:
-            continue  # it was in sync all the time; a restart that lost data would have removed it
+            continue  # it stays; one that has restarted is marked until its new process is named
         if not rules.may_lead(state, member):
             return IneligibleReplicaError(
                 f"{member} is fenced or stopping and may not join the ISR", broker=member
@@ -127,7 +132,9 @@ def _change_isr(state: MetadataState, present: PartitionState, command: ChangeIs
         stale = stale_broker(state, member, epoch)
         if stale is not None:
             return stale
-    return rules.with_isr(present, command.isr)
+    epochs = state.broker_epochs
+    proved = [one for one, epoch in command.isr.items() if epochs.get(one) == epoch]
+    return rules.with_isr(present, command.isr, proved=proved, forgotten=command.forgotten)
 
 
 def _start_election(present: PartitionState, command: StartElection) -> Step:
@@ -160,6 +167,12 @@ def _name_candidate(state: MetadataState, present: PartitionState, command: Name
             f"tried {present.tried}",
             broker=command.candidate,
         )
+    if not rules.is_compared(state, present, command.candidate, command.answers):
+        return IneligibleReplicaError(
+            f"{command.candidate} has restarted, and its log was not shown to have everything: "
+            f"{len(command.answers)} answers, restarted {present.restarted}",
+            broker=command.candidate,
+        )
     return rules.candidate_named(present, command.candidate)
 
 
@@ -171,7 +184,32 @@ def _confirm_leader(state: MetadataState, present: PartitionState, command: Conf
         return _stale_leader(present, command.leader_epoch)
     if present.candidate != command.broker:
         return NotLeaderError(f"{command.broker} is not the candidate; {present.candidate} is")
-    return rules.leader_confirmed(present)
+    if command.lineage_id and not is_lineage_id(command.lineage_id):
+        return InvalidRequestError(f"not a lineage id: {command.lineage_id!r}")
+    if not 0 <= command.log_end <= OFFSET_MAX:
+        return InvalidRequestError(f"a log does not end at {command.log_end}")
+    return rules.leader_confirmed(present, lineage_id=command.lineage_id, log_end=command.log_end)
+
+
+def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applied:
+    """Note whose history a lone broker's partitions are; all of them, or none."""
+    stale = stale_broker(state, command.broker, command.broker_epoch)
+    if stale is not None:
+        return state, Rejected(stale)
+    after = state
+    for one in command.begun:
+        present = find(after, one.stream_uuid, one.partition)
+        if isinstance(present, HeadwaterError):
+            return state, Rejected(present)
+        if present.leader != command.broker:
+            return state, Rejected(
+                NotLeaderError(f"{command.broker} does not lead; {present.leader} does")
+            )
+        if present.leader_epoch != one.leadership.leader_epoch:
+            return state, Rejected(_stale_leader(present, one.leadership.leader_epoch))
+        led = rules.with_leadership(present, one.leadership.lineage_id, one.leadership.start)
+        after = put(after, one.stream_uuid, one.partition, led)
+    return after, {}
 
 
 def _elect_unclean(state: MetadataState, present: PartitionState, command: ElectUnclean) -> Step:
@@ -184,9 +222,14 @@ def _elect_unclean(state: MetadataState, present: PartitionState, command: Elect
         return InvalidRequestError(
             "an unclean election loses committed records; say that you accept the loss"
         )
-    clean = rules.candidates(state, present)
-    if present.status not in ("election", "offline") or clean:
-        return InvalidRequestError(f"the partition is {present.status} and {clean} can still lead")
+    living = rules.candidates(state, present)
+    clean = tuple(one for one in living if one not in present.restarted)
+    # Who has restarted may turn out to have everything, while there is an election to show it.
+    possible = living if present.status != "offline" else clean
+    if present.status not in ("election", "offline") or possible:
+        return InvalidRequestError(
+            f"the partition is {present.status} and {possible} can still lead"
+        )
     if command.broker not in present.replicas:
         return IneligibleReplicaError(f"{command.broker} holds no replica", broker=command.broker)
     loss = Loss(

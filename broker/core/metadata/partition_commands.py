@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from broker.core.metadata.state import FEATURE_LEVEL_ALONE
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, StreamUuid
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 
 # ---------------------------------------------------------------------------- brokers
@@ -22,13 +23,14 @@ class RegisterBroker:
     """A broker started: a new broker epoch, and a new leader epoch where it leads.
 
     ``session`` is drawn at start and made durable in the data folder *before* this is sent, beside
-    the sessions that the folder already held, ``known_sessions``. If the last registered session
-    is among them, the folder is the one that was in use: what the replicas there had synced is
-    still there. If not (wiped, an old copy, a clone), the broker is out of every ISR at once.
-    ``clean`` says that the last shutdown synced everything; only streams with ``flush=interval``
-    need that. The same session again is the same registration, and one that the folder of the
-    present registration knew is over: its message is late and is refused. Without a session, the
-    broker is alone in its cluster and vouches for itself.
+    the sessions that the folder already held, ``known_sessions``. If the last registered session is
+    among them, the folder is the one that was in use, or a copy of it from the same session: the
+    broker stays in every ISR, as one that has restarted and is yet to be compared. If not (wiped,
+    an older copy, a clone), it is out of every ISR at once. ``clean`` says that the last shutdown
+    synced everything; only streams with ``flush=interval`` need that. The same session again is the
+    same registration, and one that the folder of the present registration knew is over: its message
+    is late and is refused. Without a session, the broker is alone in its cluster and vouches for
+    itself.
     """
 
     broker: BrokerId
@@ -94,8 +96,10 @@ class AllocateIds:
 class ChangeIsr:
     """The leader proposes a new ISR (KIP-497).
 
-    ``isr`` maps each member to the broker epoch that the leader last heard it with, so that a
-    replica which restarted meanwhile cannot be added (KIP-903).
+    ``isr`` maps each member to the broker epoch of the process that the leader has seen to hold
+    everything committed, else to 0: so a replica which restarted meanwhile cannot be added
+    (KIP-903), and one that is in it counts as compared only with its newest process. ``forgotten``
+    end below what the leader had counted from them: they leave, and are not eligible either.
     """
 
     stream_uuid: StreamUuid
@@ -105,6 +109,7 @@ class ChangeIsr:
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
     isr: Mapping[BrokerId, BrokerEpoch]
+    forgotten: tuple[BrokerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +134,21 @@ class StartElection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogAnswer:
+    """How far a replica's log reaches, as a process of it told while it followed nobody."""
+
+    broker: BrokerId
+    broker_epoch: BrokerEpoch
+    last_epoch: LeaderEpoch  # of its last record
+    log_end: Offset  # what it has synced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NameCandidate:
-    """Announce who is to lead next; from Online this is a hand-over to a better placed replica."""
+    """Announce who is to lead next; from Online this is a hand-over to a better placed replica.
+
+    ``answers`` are what it was decided on: a candidate that has restarted needs enough of them.
+    """
 
     stream_uuid: StreamUuid
     partition: int
@@ -138,17 +156,41 @@ class NameCandidate:
     partition_epoch: PartitionEpoch
     candidate: BrokerId
     candidate_epoch: BrokerEpoch
+    answers: tuple[LogAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmLeader:
-    """The candidate has promoted its replica: Online, in the epoch that it was named with."""
+    """The candidate has promoted its replica: Online, in the epoch that it was named with.
+
+    ``lineage_id`` is drawn at random by the candidate; ``log_end`` is where its log ends.
+    """
 
     stream_uuid: StreamUuid
     partition: int
     broker: BrokerId
     broker_epoch: BrokerEpoch
     leader_epoch: LeaderEpoch
+    lineage_id: str = ""
+    log_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunLeadership:
+    """One partition of :class:`BeginLeaderships`."""
+
+    stream_uuid: StreamUuid
+    partition: int
+    leadership: Leadership
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginLeaderships:
+    """A broker alone has opened its logs and begins to lead: whose history this is from now on."""
+
+    broker: BrokerId
+    broker_epoch: BrokerEpoch
+    begun: tuple[BegunLeadership, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +228,19 @@ class ReassignReplicas:
     target: tuple[BrokerId, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkOpened:
+    """A broker has a log of these partitions, durably; it takes no record before this is known.
+
+    A replica that is marked and has no log has lost it; one that is not is new. Marks of partitions
+    that are gone, or of replicas that moved, are passed over.
+    """
+
+    broker: BrokerId
+    broker_epoch: BrokerEpoch
+    partitions: Mapping[StreamUuid, tuple[int, ...]]
+
+
 PartitionCommand = (
     ChangeIsr
     | WithdrawReplica
@@ -204,4 +259,6 @@ BrokerCommand = (
     | RemoveBroker
     | SetFeatureLevel
     | AllocateIds
+    | BeginLeaderships
+    | MarkOpened
 )

@@ -54,8 +54,7 @@ def balance(state: MetadataState) -> list[NameCandidate]:
         for uuid, number, one in _all(state)
         if one.status == "online"
         and one.replicas[0] != one.leader
-        and one.replicas[0] in one.isr
-        and may_lead(state, one.replicas[0])
+        and _may_take_over(state, one, one.replicas[0])
     ]
 
 
@@ -67,11 +66,15 @@ def hand_overs(state: MetadataState, leaving: BrokerId) -> list[NameCandidate]:
             others = [
                 other
                 for other in one.replicas
-                if other != leaving and other in one.isr and may_lead(state, other)
+                if other != leaving and _may_take_over(state, one, other)
             ]
             if others:
                 plan.append(_hand_over(state, uuid, number, one, others[0]))
     return plan
+
+
+def _may_take_over(state: MetadataState, one: PartitionState, broker: BrokerId) -> bool:
+    return broker in one.isr and broker not in one.restarted and may_lead(state, broker)
 
 
 def _all(state: MetadataState) -> Iterator[tuple[StreamUuid, int, PartitionState]]:

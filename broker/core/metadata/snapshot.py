@@ -15,12 +15,12 @@ import struct
 from typing import Final
 
 from broker.codec.checksum import crc32c
+from broker.core.metadata.size import SNAPSHOT_BYTES_MAX
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import FeatureLevelError, InvalidRequestError, MetadataCorruptError
 
 MAGIC: Final = b"HWMS"
 FORMAT: Final = 1
-SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
 _HEAD: Final = struct.Struct("<4sHHQ32sQ")
 _CRC: Final = struct.Struct("<I")
 _BODY_AT: Final = _HEAD.size + _CRC.size

@@ -6,8 +6,9 @@
                 Offline ──▶ Election                       partition epoch grows at every change
 
 A partition has a leader only while it is Online. `eligible` are replicas outside the ISR that
-still hold everything committed, for the ISR is below its minimum and nothing is committed then
-(KIP-966's ELR).
+still hold everything committed, for the ISR is below its minimum, or nobody leads, and nothing is
+committed then (KIP-966's ELR). `restarted` are those of both whose process is another one than the
+one that is known to hold everything: what its disk remembers has to be compared first.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from broker.core.metadata.size import weigh
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
@@ -59,18 +62,22 @@ class PartitionState:
     replicas: tuple[BrokerId, ...] = ()  # in order of preference as leader
     isr: tuple[BrokerId, ...] = ()  # sorted
     eligible: tuple[BrokerId, ...] = ()  # sorted; see above
+    restarted: tuple[BrokerId, ...] = ()  # sorted, of ISR and eligible; not yet compared
     min_isr: int = 1
     candidate: BrokerId | None = None
     tried: tuple[BrokerId, ...] = ()  # not in this election: reported, or did not confirm
     last_known_leader: BrokerId | None = None
     target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
     losses: tuple[Loss, ...] = ()  # the newest few
+    lineage: tuple[Leadership, ...] = ()  # starts of leadership, the newest last and few
+    opened: tuple[BrokerId, ...] = ()  # sorted; had a log of it, durably: without one it is lost
 
     def __post_init__(self) -> None:
         assert (self.leader is not None) == (self.status == "online"), "online means led"
         assert (self.candidate is not None) == (self.status == "candidate_found")
         assert self.leader is None or self.leader in self.isr, "the leader is in sync with itself"
         assert not set(self.isr) & set(self.eligible), "eligible is outside the ISR"
+        assert self.leader not in self.restarted, "a leader was compared, or needs no comparison"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,7 @@ class MetadataState:
     feature_level: int = FEATURE_LEVEL_ALONE
     next_id: int = 1  # ids that no name and no clock can make equal; see AllocateIds
     broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch
+    weight: int = field(default=0, compare=False)  # of streams and leases; never written: see size
 
     @property
     def broker_epochs(self) -> dict[BrokerId, BrokerEpoch]:
@@ -123,6 +131,7 @@ class MetadataState:
     def to_json(self) -> str:
         """Return canonical text: equal states give equal text on every node."""
         body = {"v": STATE_VERSION, **_fields(self)}
+        del body["weight"]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -135,12 +144,15 @@ class MetadataState:
                 body = _upgraded(body)
             elif version != STATE_VERSION:
                 raise MetadataCorruptError(f"metadata version {version!r} is not known")
-            return build(cls, body)
+            if "weight" in body:
+                raise MetadataCorruptError("a state's weight is counted, not told")
+            state = build(cls, body)
         except (
             ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError,
             HeadwaterError,
         ) as cause:  # fmt: skip
             raise MetadataCorruptError(f"metadata is not readable: {cause}") from cause
+        return dataclasses.replace(state, weight=weigh(state))
 
 
 def _fields(value: Any) -> dict[str, Any]:

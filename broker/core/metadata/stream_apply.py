@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from broker.core.metadata.commands import (
     CreateStream,
@@ -16,7 +18,8 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.outcome import Applied, Rejected
 from broker.core.metadata.partition_apply import find, put, refused_replicas
-from broker.core.metadata.partition_rules import first_partition, may_lead
+from broker.core.metadata.partition_rules import first_lineage, first_partition, may_lead
+from broker.core.metadata.size import refused_growth, weight_of_lease, weight_of_stream
 from broker.core.metadata.state import (
     FEATURE_LEVEL_REPLICATED,
     LeaseState,
@@ -37,8 +40,11 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import StreamUuid
+from broker.model.ids import LeaseId, StreamUuid
+from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset
+
+_SHARED_WITH_MAX: Final = 16  # leases that are looked at for equal floors
 
 
 def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
@@ -56,7 +62,8 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
             return _renew_lease(state, command)
         case DropLease():
             leases = {key: one for key, one in state.leases.items() if key != command.lease_id}
-            return replace(state, leases=leases), {}
+            weight = state.weight - _weight_of_absent(state, leases)
+            return replace(state, leases=leases, weight=weight), {}
 
 
 def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
@@ -78,11 +85,16 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
     rows = _first_partitions(state, command)
     if isinstance(rows, HeadwaterError):
         return state, Rejected(rows)
+    weight = state.weight + weight_of_stream(wanted, len(rows))
+    full = refused_growth(weight, command.weight_max)
+    if full is not None:
+        return state, Rejected(full)
     return (
         replace(
             state,
             streams={**state.streams, wanted.name: wanted},
             partitions={**state.partitions, wanted.uuid: rows},
+            weight=weight,
         ),
         {"uuid": wanted.uuid, "created": True},
     )
@@ -93,14 +105,17 @@ def _first_partitions(
 ) -> tuple[PartitionState, ...] | HeadwaterError:
     count = command.stream.config.partitions
     if not command.assignment:
-        alone = PartitionState(
-            leader=command.leader,
-            leader_epoch=LeaderEpoch(1),
-            cold_end=Offset(0),
-            replicas=(command.leader,),
-            isr=(command.leader,),
+        return tuple(
+            PartitionState(
+                leader=command.leader,
+                leader_epoch=LeaderEpoch(1),
+                cold_end=Offset(0),
+                replicas=(command.leader,),
+                isr=(command.leader,),
+                lineage=first_lineage(first_lineage_id(command.stream.uuid, number)),
+            )
+            for number in range(count)
         )
-        return (alone,) * count
     if state.feature_level < FEATURE_LEVEL_REPLICATED:
         return FeatureLevelError(
             f"replicas need feature level {FEATURE_LEVEL_REPLICATED}; the cluster is at "
@@ -113,11 +128,12 @@ def _first_partitions(
         )
     rows: list[PartitionState] = []
     living = frozenset(one for one in state.brokers if may_lead(state, one))
-    for replicas in command.assignment:
+    for number, replicas in enumerate(command.assignment):
         refused = refused_replicas(state, replicas, command.min_isr)
         if refused is not None:
             return refused
-        row = first_partition(replicas, living, command.min_isr)
+        lineage_id = first_lineage_id(command.stream.uuid, number)
+        row = first_partition(replicas, living, command.min_isr, lineage_id=lineage_id)
         if row is None:
             return NotEnoughReplicasError(
                 f"of {replicas}, fewer than min ISR {command.min_isr} are alive",
@@ -150,6 +166,8 @@ def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
                 found=present.uuid,
             )
         )
+    leases = {key: one for key, one in state.leases.items() if one.stream_uuid != present.uuid}
+    gone = weight_of_stream(present, len(state.partitions.get(present.uuid, ())))
     return (
         replace(
             state,
@@ -157,9 +175,8 @@ def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
             partitions={
                 uuid: rows for uuid, rows in state.partitions.items() if uuid != present.uuid
             },
-            leases={
-                key: one for key, one in state.leases.items() if one.stream_uuid != present.uuid
-            },
+            leases=leases,
+            weight=state.weight - gone - _weight_of_absent(state, leases),
         ),
         {},
     )
@@ -194,14 +211,37 @@ def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
     if rows is None:
         return state, Rejected(_unknown_uuid(command.stream_uuid))
     alive = {key: one for key, one in state.leases.items() if one.expires_us > command.now_us}
-    alive[command.lease_id] = LeaseState(
+    alive.pop(command.lease_id, None)
+    taken = LeaseState(
         stream_uuid=command.stream_uuid,
         owner=command.owner,
         expires_us=command.expires_us,
-        floors=tuple(one.cold_end for one in rows),
+        floors=_shared(alive, command.stream_uuid, tuple(one.cold_end for one in rows)),
         taken_us=command.now_us,
     )
-    return replace(state, leases=alive), {}
+    weight = state.weight - _weight_of_absent(state, alive) + weight_of_lease(taken)
+    full = refused_growth(weight, command.weight_max)
+    if full is not None:
+        return state, Rejected(full)
+    alive[command.lease_id] = taken
+    return replace(state, leases=alive, weight=weight), {}
+
+
+def _shared(
+    leases: dict[LeaseId, LeaseState], stream_uuid: StreamUuid, floors: tuple[Offset, ...]
+) -> tuple[Offset, ...]:
+    """Return the floors of a newer lease if they are the same: many readers hold one place."""
+    for one in itertools.islice(reversed(leases.values()), _SHARED_WITH_MAX):
+        if one.stream_uuid == stream_uuid and one.floors == floors:
+            return one.floors
+    return floors
+
+
+def _weight_of_absent(state: MetadataState, leases: Mapping[LeaseId, LeaseState]) -> int:
+    """Return what those leases of the state weigh that are not among ``leases``."""
+    if len(leases) == len(state.leases):
+        return 0
+    return sum(weight_of_lease(one) for key, one in state.leases.items() if key not in leases)
 
 
 def _renew_lease(state: MetadataState, command: RenewLease) -> Applied:

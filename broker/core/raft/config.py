@@ -35,6 +35,8 @@ class RaftConfig:
     uncommitted_bytes_max: int = 4 * 1024 * 1024  # beyond it, proposals are refused
     reads_max: int = 10_000  # barriers that wait at once
     keep_entries: int = 1000  # behind a snapshot, for members that lag a little
+    keep_bytes: int = 16 * 1024 * 1024  # and no more than that: a journal is read in one piece
+    restart_grace_ms: int = 5000  # how long a restarted member waits for those who are silent
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or len(self.members) not in GROUP_SIZES:
@@ -49,6 +51,8 @@ class RaftConfig:
             raise InvalidConfigError(
                 "an election timeout must allow three heartbeats, and its maximum more than that"
             )
+        if self.restart_grace_ms < 0:
+            raise InvalidConfigError("restart_grace_ms must not be negative")
         smallest = PAYLOAD_BYTES_MAX + ENTRY_OVERHEAD
         if not 1 <= self.chunk_bytes_max <= CHUNK_BYTES_MAX:
             raise InvalidConfigError(f"chunk_bytes_max must be within 1 to {CHUNK_BYTES_MAX}")

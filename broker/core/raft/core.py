@@ -17,6 +17,7 @@ from broker.core.raft.events import (
     BarrierFailed,
     Effect,
     Event,
+    MemberAsks,
     Propose,
     Received,
     Refusal,
@@ -84,6 +85,7 @@ class RaftCore:
         """Begin; the first call, once."""
         self._m.now_ms = now_ms
         self._election.restart_timer()
+        self._m.renew_bar()
         if not self._m.peers:
             self._election.stand(transfer=False)
         return self._finish()
@@ -118,6 +120,9 @@ class RaftCore:
             case TransferLeadership(target):
                 if self._leader is not None:
                     self._leader.transfer(target)
+            case MemberAsks(member):
+                if self._leader is not None:
+                    self._leader.forget_copies(member)
         return self._finish()
 
     def _finish(self) -> list[Effect]:
@@ -138,6 +143,7 @@ class RaftCore:
 
     def _tick(self) -> None:
         m = self._m
+        m.lapse_bar()
         for number, (barrier, deadline_ms) in list(self._remote_reads.items()):
             if m.now_ms >= deadline_ms:
                 del self._remote_reads[number]

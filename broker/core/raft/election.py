@@ -4,13 +4,14 @@ Nobody stands before a majority has said that it would vote (pre-vote), and nobo
 hears a leader: a member that was cut off comes back without disturbing anyone. Votes are a set of
 members for one term and one process, and a candidate's own is in it once it is on its own disk. A
 member below its floor (`rejoin.py`), and an observer always, neither stands nor votes nor says that
-it would.
+it would. A member that restarted votes as if its log ended at its bar (`compare.py`), and does not
+stand below it.
 """
 
 from __future__ import annotations
 
 from broker.core.raft.member import Member, Role
-from broker.model.raft import U64_MAX, NodeId
+from broker.model.raft import U64_MAX, Floor, NodeId
 from broker.model.raft_messages import PreVote, PreVoteReply, Vote, VoteReply
 
 
@@ -34,6 +35,7 @@ class Election:
     def leader_spoke(self) -> None:
         """A leader of the present term sent something."""
         self._heard_ms = self._m.now_ms
+        self._m.renew_bar()
         self.restart_timer()
 
     def forget_leader(self) -> None:
@@ -60,7 +62,7 @@ class Election:
         m = self._m
         m.leader = None
         self.restart_timer()
-        if not m.may_vote:
+        if not m.may_stand:
             return
         m.role = Role.PRECANDIDATE
         self._votes = {m.me}
@@ -70,7 +72,7 @@ class Election:
     def stand(self, *, transfer: bool) -> None:
         """Begin a new term and ask for votes in it."""
         m = self._m
-        if not m.may_vote:
+        if not m.may_stand:
             return
         m.role = Role.CANDIDATE
         m.leader = None
@@ -133,5 +135,4 @@ class Election:
         m.send(sender, VoteReply(m.term, granted, asked.candidacy))
 
     def _is_complete(self, last_index: int, last_term: int) -> bool:
-        log = self._m.log
-        return (last_term, last_index) >= (log.last_term, log.last_index)
+        return Floor(last_term, last_index) >= self._m.voting_end

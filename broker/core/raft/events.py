@@ -73,8 +73,27 @@ class TransferLeadership:
     target: NodeId
 
 
+@dataclass(frozen=True, slots=True)
+class MemberAsks:
+    """A new process of a member asks how far this one is; the former process has ended.
+
+    Its disk may be an older one, so what the former process acknowledged counts no more. This is
+    to be taken in before the answer leaves.
+    """
+
+    member: NodeId
+
+
 Event = (
-    Tick | Received | Saved | Propose | Barrier | SnapshotMade | StateHashed | TransferLeadership
+    Tick
+    | Received
+    | Saved
+    | Propose
+    | Barrier
+    | SnapshotMade
+    | StateHashed
+    | TransferLeadership
+    | MemberAsks
 )
 
 # ---------------------------------------------------------------------------- effects

@@ -106,9 +106,22 @@ class Leader:
             self._target_until_ms = self._m.now_ms + self._m.config.election_ms_min
             self._hand_over()
 
+    def forget_copies(self, member: NodeId) -> None:
+        """Count no copy that a member's former process told of: its new one may have another disk.
+
+        A round begins, and only what answers it, or a later one, is of the new process.
+        """
+        one = self._progress.get(member)
+        if one is not None:
+            one.void_round = self._round
+            one.forget(self._m.log.last_index + 1)
+            self._beat()
+
     def on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
         """Learn how far a member is, or where to look for the point of agreement."""
         one = self._heard(sender, reply.round)
+        if reply.round <= one.void_round:
+            return
         if reply.ok:
             if reply.index <= self._m.log.last_index:  # else it speaks of another log
                 one.matched(reply.index)
@@ -130,7 +143,8 @@ class Leader:
         """
         one = self._heard(sender, reply.round)
         snapshot = one.snapshot
-        if snapshot is None or reply.snapshot != snapshot.id:
+        void = reply.round <= one.void_round
+        if void or snapshot is None or reply.snapshot != snapshot.id:
             return
         asked_later = min(reply.round, self._round) > one.chunk_round
         if reply.offset > one.chunk_offset or asked_later:

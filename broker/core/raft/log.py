@@ -34,6 +34,11 @@ class RaftLog:
             return self._entries[at].term
         return self.base_term if at == -1 else None
 
+    def entry_at(self, index: int) -> Entry:
+        """Return the entry at ``index``, which the log has."""
+        assert self.base_index < index <= self.last_index, f"{index} is not in the log"
+        return self._entries[index - self.base_index - 1]
+
     def append(self, entries: Sequence[Entry]) -> None:
         """Add entries that follow the last one."""
         assert entries[0].index == self.last_index + 1, "an append that leaves a hole"

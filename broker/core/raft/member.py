@@ -70,6 +70,8 @@ class Member:
         self.snapshot = stored.snapshot
         self.durable = self.log.last_index
         self.floor = stored.floor
+        self.bar = stored.bar
+        self.bar_until_ms = 0
         covered = stored.snapshot.id.index if stored.snapshot else 0
         self.commit = max(covered, min(stored.hard.commit, self.durable))
         self.applied = 0  # the state machine is empty until the first flush
@@ -102,8 +104,28 @@ class Member:
         return not self.is_observer and not self.abstains
 
     @property
+    def voting_end(self) -> Floor:
+        """How far a log must reach that this member votes for: its own, or what it was told of."""
+        return max(Floor(self.log.last_term, self.log.last_index), self.bar)
+
+    @property
+    def may_stand(self) -> bool:
+        """Tell whether it may be elected: its own log is one that it would vote for."""
+        own = Floor(self.log.last_term, self.log.last_index)
+        return self.may_vote and own >= self.voting_end
+
+    def renew_bar(self) -> None:
+        """Keep the bar for another grace: from a start, or from a leader's word."""
+        self.bar_until_ms = self.now_ms + self.config.restart_grace_ms
+
+    def lapse_bar(self) -> None:
+        """Give the bar up when nobody led for a whole grace: who has such a log does not come."""
+        if self.bar > Floor() and self.now_ms >= self.bar_until_ms:
+            self.bar = Floor()
+
+    @property
     def standing(self) -> Standing:
-        """What it answers a member with an empty disk.
+        """What it answers a member that starts.
 
         From memory, not from the disk: a leader may still count what that member once acknowledged
         for entries that the leader's own disk does not have yet.
@@ -141,8 +163,19 @@ class Member:
             return
         self.snapshot = snapshot
         self._snapshot_dirty = True
-        self.log.compact(max(self.log.base_index, snapshot.id.index - self.config.keep_entries))
+        self.log.compact(self._kept_from(snapshot.id.index))
         self._image_dirty = True
+
+    def _kept_from(self, index: int) -> int:
+        """Return the base of what is kept up to ``index``, for members that lag a little."""
+        lowest = max(self.log.base_index, index - self.config.keep_entries)
+        left = self.config.keep_bytes
+        while index > lowest:
+            left -= self.log.entry_at(index).weight
+            if left < 0:
+                break
+            index -= 1
+        return index
 
     def install(self, snapshot: Snapshot) -> None:
         """Take a whole, checked snapshot from the leader; keep what follows it if it agrees."""

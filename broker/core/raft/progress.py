@@ -26,7 +26,7 @@ class Progress:
 
     __slots__ = (
         "_inflight", "chunk_offset", "chunk_round", "commit_sent", "heard_ms", "inflight_bytes",
-        "match", "next", "round", "sending", "snapshot", "waiting",
+        "match", "next", "round", "sending", "snapshot", "void_round", "waiting",
     )  # fmt: skip
 
     def __init__(self, next_index: int, now_ms: int) -> None:
@@ -34,6 +34,7 @@ class Progress:
         self.match = 0  # durable there and equal to our log, as it said in this term
         self.next = next_index
         self.round = 0  # the newest of our rounds that it answered
+        self.void_round = -1  # answers to rounds up to here are of its former process
         self.heard_ms = now_ms
         self.waiting = False  # a probe or a chunk is out
         self.commit_sent = 0

@@ -29,7 +29,7 @@ from broker.core.raft.config import RaftConfig
 from broker.errors import ControllersLostError
 from broker.model.raft import Floor, NodeId, Standing
 
-_REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
+REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class TakePart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Told:
+    """An answer, and the process that gave it."""
+
     life: int
     standing: Standing
 
@@ -53,16 +55,25 @@ class Rejoin:
     """One start with an empty disk. Owner: one thread; ask, listen, until there is an answer."""
 
     def __init__(
-        self, config: RaftConfig, me: NodeId, *, random: Callable[[int, int], int]
+        self,
+        config: RaftConfig,
+        me: NodeId,
+        *,
+        random: Callable[[int, int], int],
+        has_taken_part: bool = False,
     ) -> None:
-        """Begin; ``random`` makes this process's requests different from an earlier one's."""
+        """Begin; ``random`` makes this process's requests different from an earlier one's.
+
+        With ``has_taken_part`` something beside the empty disk says that this member is not new.
+        """
         self._me = me
+        self._has_taken_part = has_taken_part
         self._others = tuple(one for one in config.members if one != me)
         self._observers = config.observers
         self._quorum = config.quorum
-        self._told: dict[NodeId, _Told] = {}
-        self._before: dict[NodeId, _Told] | None = None
-        self.request_id = random(1, _REQUEST_MAX)
+        self._told: dict[NodeId, Told] = {}
+        self._before: dict[NodeId, Told] | None = None
+        self.request_id = random(1, REQUEST_MAX)
         self.behind: tuple[NodeId, ...] = ()  # who must reach its own floor first
 
     @property
@@ -83,17 +94,17 @@ class Rejoin:
         """
         if request_id != self.request_id or sender not in self.unanswered:
             return None
-        self._told[sender] = _Told(life, standing)
+        self._told[sender] = Told(life, standing)
         if self.unanswered:
             return None
         before, now = self._before, self._counted()
         self._before, self._told = now, {}
         self.request_id += 1
-        if before is None or not _same(before, now):
+        if before is None or not same_moment(before, now):
             return None
         return self._judge({one: told.standing for one, told in now.items()})
 
-    def _counted(self) -> dict[NodeId, _Told]:
+    def _counted(self) -> dict[NodeId, Told]:
         """Return the round's answers; where a member knows of a group, those of members."""
         members = {one: told for one, told in self._told.items() if one in self._others}
         if any(one.standing.knows for one in members.values()):
@@ -102,7 +113,7 @@ class Rejoin:
 
     def _judge(self, told: dict[NodeId, Standing]) -> TakePart | None:
         if not any(one.knows for one in told.values()):
-            return TakePart()
+            return self._begin_anew(told)
         if not any(at.knows for one, at in told.items() if one in self._others):
             return self._judge_orphans(told)
         fresh = [self._me, *(one for one, at in told.items() if at.fresh)]
@@ -113,6 +124,13 @@ class Rejoin:
             return None  # stepping in now would end a leader that those who are left cannot replace
         term = max(one.term for one in told.values())
         return TakePart(term + 1, max(one.last for one in told.values()))
+
+    def _begin_anew(self, told: dict[NodeId, Standing]) -> TakePart:
+        """Nobody knows of a group: it is new, unless this member knows better."""
+        fresh = [self._me, *(one for one in self._others if told[one].fresh)]
+        if self._has_taken_part and len(fresh) >= self._quorum:
+            raise _lost(fresh)
+        return TakePart()
 
     def _judge_orphans(self, told: dict[NodeId, Standing]) -> TakePart | None:
         """Only observers know of a group: its members are all wiped, or are just beginning."""
@@ -131,7 +149,7 @@ def _lost(fresh: list[NodeId]) -> ControllersLostError:
     )
 
 
-def _same(before: dict[NodeId, _Told], now: dict[NodeId, _Told]) -> bool:
+def same_moment(before: dict[NodeId, Told], now: dict[NodeId, Told]) -> bool:
     """Tell whether both rounds speak of one moment: no process ended, nobody began in between."""
     known = [any(one.standing.knows for one in told.values()) for told in (before, now)]
     return (

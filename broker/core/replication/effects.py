@@ -84,13 +84,34 @@ class ResetLog:
     prefix: LogPrefix
 
 
+@dataclass(frozen=True, slots=True)
+class BeginLogAt:
+    """Put an empty log at ``start`` in the place of the present one, durably, before anything else.
+
+    Only after an unclean election: the table holds everything below ``start``, this log ends below
+    it, and offsets that the table holds must not be given to other records. What the present log
+    knows of epochs and producers is kept.
+    """
+
+    start: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseLeadership:
+    """Take this replica out of the ISR: its log ends below ``cold_end``, so it lost records."""
+
+    log_end: Offset
+    cold_end: Offset
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeIsr:
     """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered``, or nothing if unknown."""
 
-    isr: Mapping[BrokerId, BrokerEpoch]
+    isr: Mapping[BrokerId, BrokerEpoch]  # 0: its process was not seen to hold everything
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
+    forgotten: tuple[BrokerId, ...] = ()  # end below what this leader had counted from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,8 @@ Effect = (
     | AppendStored
     | TruncateLog
     | ResetLog
+    | BeginLogAt
+    | RefuseLeadership
     | ProposeIsr
     | ProposeLeadership
     | ReportLeader

@@ -23,16 +23,19 @@ from broker.core.leader import (
     ViewChanged,
 )
 from broker.core.replication.effects import (
+    AdvanceHighWatermark,
+    BeginLogAt,
     Effect,
     LogFacts,
     ProposeLeadership,
+    RefuseLeadership,
     Send,
     StartLeading,
     StopLeading,
 )
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.view import PartitionView, Role
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import (
@@ -148,7 +151,7 @@ class PartitionReplica:
                 *self._lead(LogSynced(facts.synced_end, now_ms)),
             ]
         if self.role == "candidate":
-            return self._confirm(view.leader_epoch, now_ms)
+            return self._confirm(view, now_ms)
         if self.role == "follower":
             assert view.leader is not None, "a follower has somebody to follow"
             self.follower = PartitionFollower(
@@ -170,9 +173,25 @@ class PartitionReplica:
         """A new partition's replicas open their logs at once, and a stream may have a thousand."""
         return max(self._mute_leaders, _NEW_PATIENCE if view.leader_epoch == 1 else 0)
 
-    def _confirm(self, leader_epoch: LeaderEpoch, now_ms: int) -> list[Effect]:
+    def _confirm(self, view: PartitionView, now_ms: int) -> list[Effect]:
+        """Confirm that this replica is ready to lead; its log begins at the cold end at the latest.
+
+        A leader whose log ends below the cold end would give offsets that the table holds to other
+        records. Where an operator gave records up, the log begins anew at the cold end. Otherwise
+        every candidate had synced everything committed, so this log has lost records.
+        """
         self._confirmed_ms = now_ms
-        return [ProposeLeadership(leader_epoch)]
+        log_end = self._facts().log_end
+        if log_end >= view.cold_end:
+            return [ProposeLeadership(view.leader_epoch)]
+        if not view.is_unclean:
+            return [RefuseLeadership(log_end, view.cold_end)]
+        self._known = max(self._known, view.cold_end)
+        return [
+            BeginLogAt(view.cold_end),
+            AdvanceHighWatermark(view.cold_end),
+            ProposeLeadership(view.leader_epoch),
+        ]
 
     def isr_answered(self, partition_epoch: int, *, accepted: bool, now_ms: int) -> list[Effect]:
         """Take the metadata log's answer to a ``ProposeIsr``."""
@@ -233,7 +252,7 @@ class PartitionReplica:
             return self.follower.tick(now_ms)
         if self._confirmed_ms is not None and now_ms - self._confirmed_ms >= _CONFIRM_MS:
             assert self.view is not None, "a candidate was named by a view"
-            return self._confirm(self.view.leader_epoch, now_ms)
+            return self._confirm(self.view, now_ms)
         return self._lead(TickElapsed(now_ms))
 
     def _lead(self, event: LeaderEvent) -> list[Effect]:

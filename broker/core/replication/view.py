@@ -9,6 +9,8 @@ from typing import Literal
 from broker.core.metadata.state import MetadataState, PartitionStatus
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, PartitionId
+from broker.model.lineage import Lineage
+from broker.model.offsets import Offset
 
 Role = Literal["leader", "candidate", "follower", "waiting", "none"]
 
@@ -27,6 +29,15 @@ class PartitionView:
     min_isr: int
     broker_epochs: Mapping[BrokerId, BrokerEpoch]  # of the replicas
     joinable: frozenset[BrokerId]  # replicas that are neither fenced nor stopping
+    eligible: frozenset[BrokerId] = frozenset()
+    restarted: frozenset[BrokerId] = frozenset()  # of both; to be seen to hold everything
+    cold_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+    lineage: Lineage = ()
+
+    @property
+    def is_unclean(self) -> bool:
+        """Whether nobody is known to hold everything committed: an operator gave records up."""
+        return not self.isr and not self.eligible
 
     def role_of(self, me: BrokerId) -> Role:
         """Return what a broker has to do for the partition now."""
@@ -59,4 +70,8 @@ def view_of(state: MetadataState, partition_id: PartitionId) -> PartitionView | 
         joinable=frozenset(
             name for name, broker in known.items() if not broker.fenced and not broker.stopping
         ),
+        eligible=frozenset(one.eligible),
+        restarted=frozenset(one.restarted),
+        cold_end=one.cold_end,
+        lineage=one.lineage,
     )

@@ -70,11 +70,13 @@ def test_a_rotten_log_is_set_aside_and_fetched_anew(cluster: Cluster, leads: boo
 
 
 def test_a_broker_that_waits_for_a_majority_can_be_stopped(cluster: Cluster) -> None:
-    """It says what it waits for, and ends politely."""
+    """It says whom it waits for, and ends politely: a voter asks the others before all else."""
     for number in range(3):
         cluster.kill(number)
-    waited = len(cluster.said(0, "waiting_for_controllers"))
+    waited = len(cluster.said(0, "waiting_for_members"))
     server = cluster.plan.start(cluster.name(0), wait=False)
-    cluster.wait_for(lambda: len(cluster.said(0, "waiting_for_controllers")) > waited, "it says so")
+    cluster.wait_for(lambda: len(cluster.said(0, "waiting_for_members")) > waited, "it says so")
+    names = cluster.said(0, "waiting_for_members")[-1]["unanswered"]
+    assert names == ",".join(cluster.plan.brokers[1:])
     server.process.terminate()
     assert server.process.wait(60) == 0

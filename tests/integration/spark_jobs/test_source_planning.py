@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from broker.errors import (
     InvalidRequestError,
@@ -281,3 +282,131 @@ def test_what_spark_imports_at_every_start_is_cheap() -> None:
 
     heavy = {"pyarrow", "numpy", "deltalake", "boto3", "grpc", "headwater", "tiering", "pandas"}
     assert not heavy & set(done.stdout.split()), done.stdout
+
+
+def batch(served: Served, **options: str) -> HeadwaterReader:
+    """Return the reader of a batch as Spark gets it: schema first, in ``load()``, then reader."""
+    source = HeadwaterDataSource({"server": served.server, **options})
+    source.schema()
+    serializer: Any = CloudPickleSerializer()
+    loaded = serializer.loads(serializer.dumps(source))
+    reader = loaded.reader(StructType([StructField("offset", LongType())]))
+    assert isinstance(reader, HeadwaterReader)
+    return reader
+
+
+def offsets(reader: HeadwaterReader) -> list[int]:
+    """Return what the tasks of a batch read."""
+    parts = reader.partitions()
+    return [o for part in parts for b in reader.read(part) for o in b.column(0).to_pylist()]
+
+
+def test_a_batch_is_of_the_moment_of_its_load(served: Served) -> None:
+    """What comes between `load()` and an action is not read, whoever plans how often."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", numbered(0, 30))
+    reader = batch(served, stream="s")
+    publish(served, "s", numbered(30, 5))
+
+    assert offsets(reader) == list(range(30))
+    assert offsets(reader) == list(range(30)), "a union of it with itself"
+    assert offsets(batch(served, stream="s")) == list(range(35))
+
+
+def test_a_batch_holds_its_stream_from_load_on(served: Served) -> None:
+    """One lease, taken before anybody looks at the log; its tasks renew it and leave it."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", numbered(0, 30))
+
+    reader = batch(served, stream="s")
+
+    (lease_id,) = served.broker.leases
+    taken = served.broker.leases[lease_id][1]
+    assert offsets(reader) == list(range(30))
+    assert set(served.broker.leases) == {lease_id}
+    assert served.broker.leases[lease_id][1] > taken
+    assert KEEPER.held() == []
+
+
+def test_a_task_whose_lease_ran_out_takes_another(served: Served) -> None:
+    """What is still there stays until the task is done; then the new lease goes."""
+    Client(served.server).create_stream("s")
+    publish(served, "s", numbered(0, 30))
+    reader = batch(served, stream="s")
+    served.broker.leases.clear()
+    (part,) = reader.partitions()
+
+    rows = reader.read(part)
+    next(rows)
+
+    assert len(served.broker.leases) == 1
+    assert list(rows) == []
+    assert len(served.broker.leases) == 0
+
+
+def test_a_batch_of_a_cut_lives_on_the_lease_of_the_cut(served: Served) -> None:
+    """And one whose rows somebody else holds takes none."""
+    client = Client(served.server)
+    client.create_stream("s")
+    publish(served, "s", numbered(0, 30))
+    cut = client.cut("s", ttl_ms=5000)
+
+    assert offsets(batch(served, cut=cut.save())) == list(range(30))
+    assert set(served.broker.leases) == {cut.lease.lease_id}
+    fixed = {"startingOffsets": '{"0": 5}', "endingOffsets": '{"0": 9}', "lease": "x"}
+    assert offsets(batch(served, stream="s", **fixed)) == [5, 6, 7, 8]
+    assert set(served.broker.leases) == {cut.lease.lease_id}
+
+
+def test_a_streaming_load_leaves_no_lease_of_a_batch(served: Served) -> None:
+    """`load()` does not say which it will be; a query holds its streams by itself."""
+    Client(served.server).create_stream("s")
+    source = HeadwaterDataSource({"server": served.server, "stream": "s"})
+    source.schema()
+    assert len(served.broker.leases) == 1
+
+    source.streamReader(StructType([StructField("offset", LongType())]))
+
+    assert served.broker.leases == {}
+
+
+def test_a_batch_reads_the_incarnation_that_it_was_planned_with(served: Served) -> None:
+    """Offsets in numbers name no stream: a new one of that name is refused, not read."""
+    client = Client(served.server)
+    client.create_stream("s")
+    publish(served, "s", numbered(0, 30))
+    bounds = {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": 30}'}
+    reader = batch(served, stream="s", **bounds)
+    client.delete_stream("s")
+    client.create_stream("s")
+    publish(served, "s", numbered(100, 30))
+
+    with pytest.raises(StreamRecreatedError):
+        offsets(reader)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"endingOffsets": '{"0": 30}'},
+        {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": 30}'},
+        {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": -1}'},
+    ],
+)
+def test_connect_refuses_what_would_move(
+    served: Served, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """A server that plans again sees another end, or another stream; the error says how to fix."""
+    client = Client(served.server)
+    client.create_stream("s")
+    publish(served, "s", numbered(0, 30))
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "3c8fc162-be12-4e1d-ab65-d4fb533e5b3c")
+
+    with pytest.raises(InvalidRequestError, match=r"headwater\.cut\(\"s\"\)"):
+        batch(served, stream="s", **options).partitions()
+    assert served.broker.leases == {}
+    uuid = str(client.stream("s").uuid)
+    fixed = {"startingOffsets": '{"0": 0}', "endingOffsets": '{"0": 30}', "streamUuid": uuid}
+    assert offsets(batch(served, stream="s", **fixed)) == list(range(30))
+    assert offsets(batch(served, cut=client.cut("s", ttl_ms=5000).save())) == list(range(30))

@@ -111,6 +111,21 @@ class ClusterUnderTest(Protocol):
     def wipe(self, broker: str) -> None:
         """Replace the data directory of a broker that is not running by an empty one."""
 
+    def copy_disk(self, broker: str) -> None:
+        """Copy the data directory of a broker, running or not; an earlier copy is replaced."""
+
+    def restore_disk(self, broker: str) -> None:
+        """Put the copy in the place of a stopped broker's data directory."""
+
+    def swap_disk(self, broker: str) -> None:
+        """Exchange a stopped broker's data directory and its copy."""
+
+    def lose_partition(self, broker: str, partition: int, *, keep_folder: bool) -> None:
+        """Remove a partition's folder of a stopped broker, or all that is in it."""
+
+    def lose_raft(self, broker: str) -> None:
+        """Remove vote and journal of a stopped broker's Raft folder; what else is there stays."""
+
     # What operators do.
 
     def transfer_leader(self, partition: int, to: str) -> None:
@@ -118,6 +133,12 @@ class ClusterUnderTest(Protocol):
 
     def reassign(self, partition: int, replicas: Sequence[str]) -> None:
         """Give a partition other replicas; returns when it is asked for, not when it is done."""
+
+    def ends_below_table(self, broker: str, partition: int) -> bool:
+        """Ship, and tell whether the log of a stopped broker ends below the cold end."""
+
+    def elect_unclean(self, partition: int, broker: str) -> int:
+        """Let a replica lead that lacks records; return the end above which some may be lost."""
 
     def flush_tier(self) -> None:
         """Ship everything that can be shipped."""

@@ -26,6 +26,7 @@ class FakeCluster:
         self._paused: set[str] = set()
         self._cuts: set[tuple[str, str]] = set()
         self._full: set[str] = set()
+        self._copies: set[str] = set()
         self._ill_since: dict[str, float] = {}
         self.controller = self.brokers[0]
         self.acked = 0
@@ -181,6 +182,47 @@ class FakeCluster:
         """See ClusterUnderTest."""
         assert broker not in self._running, f"{broker} runs on the disk that is wiped"
         self._note("wipe", broker)
+
+    def copy_disk(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        self._copies.add(broker)
+        self._note("copy", broker)
+
+    def restore_disk(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        self._at_rest("restore", broker)
+        assert broker in self._copies, f"{broker} was never copied"
+
+    def swap_disk(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        self._at_rest("swap", broker)
+        assert broker in self._copies, f"{broker} was never copied"
+
+    def lose_partition(self, broker: str, partition: int, *, keep_folder: bool) -> None:
+        """See ClusterUnderTest."""
+        self._at_rest("empty" if keep_folder else "lose", broker)
+
+    def lose_raft(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        self._at_rest("lose raft", broker)
+
+    def _at_rest(self, what: str, broker: str) -> None:
+        assert broker not in self._running, f"{broker} runs on the disk that is changed"
+        self._note(what, broker)
+
+    def ends_below_table(self, broker: str, partition: int) -> bool:
+        """See ClusterUnderTest."""
+        assert broker not in self._running, f"{broker} runs, and follows"
+        return True
+
+    def elect_unclean(self, partition: int, broker: str) -> int:
+        """See ClusterUnderTest."""
+        one = self._partitions[partition]
+        self._partitions[partition] = replace(
+            one, leader=broker, leader_epoch=one.leader_epoch + 1, isr=frozenset({broker})
+        )
+        self._note("elect", broker)
+        return 0
 
     def transfer_leader(self, partition: int, to: str) -> None:
         """See ClusterUnderTest."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from broker.errors import FencedError, HeadwaterError, UnavailableError
+from broker.errors import FencedError, HeadwaterError, TruncatedError, UnavailableError
 from chaoskit.recorder import ChaosRecorder
 from checkkit.arrow import COLUMNS, columns_by_partition
 from headwater.client import Client, Fetch
@@ -30,6 +30,7 @@ class FollowLoad:
         self.name = f"follower{partition}"
         self.position = 0
         self.restarts = 0
+        self._epoch: int | None = None  # of the record before the position
         self.failure: str | None = None
         self._ending = threading.Event()
         self._moved = threading.Condition()
@@ -59,6 +60,9 @@ class FollowLoad:
             try:
                 with suppress(UnavailableError, FencedError), Client(self._url) as client:
                     self._follow(client)
+            except TruncatedError as error:  # an operator gave up what it had read
+                self._recorder.truncated(self.name, self._partition, int(error.end))
+                self.position, self._epoch = int(error.end), None
             except HeadwaterError as error:  # a gap, an offset out of range: never to be seen
                 if not self._ending.is_set():
                     self.failure = f"{self.name}: {type(error).__name__}: {error}"
@@ -69,7 +73,12 @@ class FollowLoad:
     def _follow(self, client: Client) -> None:
         began_ns = time.monotonic_ns()
         with client.fetch(
-            self._stream, self._partition, self.position, columns=COLUMNS, follow=True
+            self._stream,
+            self._partition,
+            self.position,
+            columns=COLUMNS,
+            follow=True,
+            leader_epoch=self._epoch,
         ) as fetch:
             self._fetch = fetch
             for one in fetch:
@@ -78,6 +87,7 @@ class FollowLoad:
                 self._recorder.polled(self.name, self._partition, rows, began_ns=began_ns)
                 with self._moved:
                     self.position = int(one.end_offset)
+                    self._epoch = fetch.leader_epoch
                     self._moved.notify_all()
                 began_ns = time.monotonic_ns()
                 if self._ending.is_set():

@@ -20,19 +20,21 @@ from typing import Any, Final, Self
 from broker.errors import HeadwaterError
 from broker.model.cluster_status import ClusterStatus
 from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.stream import Stream
 from chaoskit.cluster import ChaosError, ClusterState, PartitionState, Ports
 from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
 from headwater import embedded
 from headwater.client import Client
-from headwater.client.operations import Operations
+from headwater.client.operations import Operations, known_broker
 from headwater.embedded_cluster import plan_cluster
+from tiering.lake import Lake
 
 _CONFIRM_MS: Final = 250
 _STOP_S: Final = 60.0
 _FLUSH_MS: Final = 20_000
-_CHANGE_S: Final = 10.0  # an operator asks again while the controller changes
+_CHANGE_S: Final = 40.0  # an operator asks again while the controller changes, or a broker starts
 _FILLER: Final = "chaos-filler"
 
 
@@ -263,6 +265,53 @@ class ProcessCluster:
             else:
                 entry.unlink()
 
+    def _copy_of(self, broker: str) -> Path:
+        return self.folder / "copies" / broker
+
+    def copy_disk(self, broker: str) -> None:
+        """See ClusterUnderTest. As ``cp -r`` does it: one file after the other, while they change.
+
+        A file that goes meanwhile is not in the copy.
+        """
+        target = self._copy_of(broker)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        _copy_content(self._plan.folder_of(broker), target)
+
+    def restore_disk(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        self.wipe(broker)
+        _copy_content(self._copy_of(broker), self._plan.folder_of(broker))
+
+    def swap_disk(self, broker: str) -> None:
+        """See ClusterUnderTest. Contents change places, for a small disk's folder cannot move."""
+        assert not self.is_running(broker), f"{broker} runs on that disk"
+        here, there = self._plan.folder_of(broker), self._copy_of(broker)
+        aside = there.with_name(f"{broker}.aside")
+        aside.mkdir(parents=True)
+        _copy_content(here, aside)
+        self.wipe(broker)
+        _copy_content(there, here)
+        shutil.rmtree(there)
+        aside.rename(there)
+
+    def lose_partition(self, broker: str, partition: int, *, keep_folder: bool) -> None:
+        """See ClusterUnderTest."""
+        assert not self.is_running(broker), f"{broker} runs on that disk"
+        (folder,) = self._plan.folder_of(broker).glob(f"streams/*/{partition}")
+        shutil.rmtree(folder)
+        if keep_folder:
+            folder.mkdir()
+
+    def lose_raft(self, broker: str) -> None:
+        """See ClusterUnderTest."""
+        assert not self.is_running(broker), f"{broker} runs on that disk"
+        for entry in (self._plan.folder_of(broker) / "raft").iterdir():
+            if entry.name.startswith("journal") and entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name.startswith(("meta", "journal")):
+                entry.unlink()
+
     # ------------------------------------------------------------------ operators
 
     def _ask(self, what: str, ask: Callable[[Client], object]) -> object:
@@ -290,6 +339,55 @@ class ProcessCluster:
             f"move {partition} to {replicas}",
             lambda client: Operations(client).move(self.stream, partition, replicas),
         )
+
+    def ends_below_table(self, broker: str, partition: int) -> bool:
+        """See ClusterUnderTest."""
+        assert not self.is_running(broker), f"{broker} runs, and follows"
+        self.flush_tier()
+        with Client(self.url) as client:
+            description = client.describe(self.stream)
+        found = read_replica(
+            self._plan.folder_of(broker),
+            PartitionId(description.stream.uuid, PartitionNumber(partition)),
+            subject=description.partitions[partition].subject,
+            scratch=self.folder / "scratch",
+        )
+        return found is not None and found.hot_end < self._cold_end(description.stream, partition)
+
+    def _cold_end(self, stream: Stream, partition: int) -> int:
+        """Return the first offset that is not in the table, as the table says it."""
+        table = Lake.open(self.lake_uri, cluster=self._plan.name).table(stream).find()
+        return 0 if table is None else int(table.ranges[PartitionNumber(partition)].end)
+
+    def elect_unclean(self, partition: int, broker: str) -> int:
+        """See ClusterUnderTest. Everything below the cold end is in the table, and has to stay."""
+        found = self._ask(
+            f"let {broker} lead {partition} uncleanly",
+            lambda client: self._elect(client, partition, broker),
+        )
+        assert isinstance(found, int)
+        return found
+
+    def _elect(self, client: Client, partition: int, broker: str) -> int:
+        operations = Operations(client)
+        status = operations.status()
+        one = status.partition(self.stream, partition)
+        assert one is not None, "the stream is there"
+        replicas = [
+            replica
+            for replica in operations.replicas(status.brokers)
+            if (replica.stream, replica.partition) == (self.stream, partition)
+        ]
+        operations.elect_unclean(
+            self.stream,
+            partition,
+            broker=known_broker(status, broker),
+            partition_epoch=one.partition_epoch,
+            known_end=max([one.cold_end, *(replica.log_end for replica in replicas)]),
+            operator="chaos",
+            accept_data_loss=True,
+        )
+        return self._cold_end(client.stream(self.stream), partition)
 
     def flush_tier(self) -> None:
         """See ClusterUnderTest. That it does not end in time is no fault of the cluster."""
@@ -328,3 +426,14 @@ class ProcessCluster:
             for broker, parts in held.items()
             if parts
         ]
+
+
+def _copy_content(source: Path, target: Path) -> None:
+    """Copy what is in a folder; what goes while it is copied is left out."""
+    for entry in sorted(source.iterdir()):
+        with suppress(FileNotFoundError):
+            if entry.is_dir():
+                (target / entry.name).mkdir()
+                _copy_content(entry, target / entry.name)
+            else:
+                shutil.copy2(entry, target / entry.name)

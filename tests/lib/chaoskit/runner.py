@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from chaoskit.cast import Cast, cast
 from chaoskit.cluster import ChaosError, ClusterState, ClusterUnderTest
 from chaoskit.schedule import Entry, Schedule
-from chaoskit.stories import Do, Evidence, Step, Story
+from chaoskit.stories import REFUSED, Do, Evidence, Step, Story
 
 _TICK_S: Final = 0.05
 _STALL_S: Final = 0.5  # without an ack for so long: a stall, as evidence
@@ -122,6 +122,7 @@ class ChaosRunner:
         progress: Callable[[int], int],
         say: Callable[[str], None],
         check: Callable[[], None] | None = None,
+        forgive: Callable[[int, int], None] = lambda _partition, _end: None,
         clock: Clock | None = None,
         healing_s_max: float = 60.0,
     ) -> None:
@@ -132,6 +133,8 @@ class ChaosRunner:
             schedule: how, in which order.
             progress: counts the acks of a partition that the load has heard so far.
             say: takes one line for people at a time.
+            forgive: hears of an unclean election: partition, and the end above which acknowledged
+                records may be lost.
             check: raises when the load has failed; called after each story.
             clock: the machine's by default.
             healing_s_max: after so long a cluster that is not whole has failed.
@@ -141,6 +144,7 @@ class ChaosRunner:
         self._progress = progress
         self._say = say
         self._check = check
+        self._forgive = forgive
         self._clock = clock or RealClock()
         self._healing_s_max = healing_s_max
         self._paused: set[str] = set()
@@ -174,7 +178,7 @@ class ChaosRunner:
                 self.tally.steps[step.do.value] += 1
         finally:
             self._restore()
-        healing_s = self._heal(watch)
+        healing_s = self._heal(watch, story)
         self.tally.told[story.name] += 1
         missing = story.evidence - watch.seen
         if not missing:
@@ -196,6 +200,8 @@ class ChaosRunner:
         match step.do:
             case Do.WAIT:
                 watch.wait(step.ms / 1000)
+            case Do.ACKS:
+                self._await_acks(step, watch)
             case Do.SYNC:
                 self._sync(step, watch)
             case Do.CUT:
@@ -212,6 +218,11 @@ class ChaosRunner:
                 cluster.flush_tier()
             case Do.TRANSFER:
                 cluster.transfer_leader(watch.partition, players.find(step.to)[0])
+            case Do.APART:
+                self._apart(step, players.find(step.who)[0], watch)
+            case Do.ELECT:
+                broker = players.find(step.who)[0]
+                self._forgive(watch.partition, cluster.elect_unclean(watch.partition, broker))
             case Do.REASSIGN:
                 self._reassign(players.find(step.who)[0], watch)
             case _:
@@ -221,11 +232,11 @@ class ChaosRunner:
         state = watch.look() if step.who == "now" else None
         one = None if state is None else state.partitions.get(watch.partition)
         for broker in players.find(step.who, None if one is None else one.leader):
-            self._do_to(step.do, broker)
+            self._do_to(step.do, broker, watch.partition)
         if step.do is Do.KILL and not any(map(self._cluster.is_running, self._cluster.brokers)):
             self.tally.all_killed += 1
 
-    def _do_to(self, do: Do, broker: str) -> None:
+    def _do_to(self, do: Do, broker: str, partition: int) -> None:
         """Do it to one broker; what is so already is left."""
         cluster, running = self._cluster, self._cluster.is_running(broker)
         match do:
@@ -245,6 +256,16 @@ class ChaosRunner:
             case Do.WIPE:
                 assert not running, f"{broker} runs: its disk cannot be replaced"
                 cluster.wipe(broker)
+            case Do.COPY:
+                cluster.copy_disk(broker)
+            case Do.RESTORE:
+                cluster.restore_disk(broker)
+            case Do.SWAP:
+                cluster.swap_disk(broker)
+            case Do.LOSE | Do.EMPTY:
+                cluster.lose_partition(broker, partition, keep_folder=do is Do.EMPTY)
+            case Do.LOSE_RAFT:
+                cluster.lose_raft(broker)
             case Do.FILL:
                 cluster.fill_disk(broker)
             case Do.FREE:
@@ -272,6 +293,21 @@ class ChaosRunner:
                 raise ChaosError(f"not in sync within {step.ms / 1000:.0f} s: {self._describe()}")
             self._clock.sleep(_TICK_S)
 
+    def _await_acks(self, step: Step, watch: _Watch) -> None:
+        """Go on once so many records were acknowledged, or time is up: load is no promise."""
+        until_s = self._clock.now_s() + step.ms / 1000
+        wanted = self._progress(watch.partition) + step.count
+        while self._progress(watch.partition) < wanted and self._clock.now_s() < until_s:
+            watch.wait(_TICK_S)
+
+    def _apart(self, step: Step, broker: str, watch: _Watch) -> None:
+        """Ship until the table goes beyond the log of a broker that is down."""
+        until_s = self._clock.now_s() + step.ms / 1000
+        while not self._cluster.ends_below_table(broker, watch.partition):
+            if self._clock.now_s() > until_s:
+                raise ChaosError(f"the table does not go beyond the log of {broker}")
+            watch.wait(0.5)
+
     # ------------------------------------------------------------------ healing
 
     def _restore(self) -> None:
@@ -285,11 +321,21 @@ class ChaosRunner:
             if not cluster.is_running(broker):
                 cluster.start(broker)
 
-    def _heal(self, watch: _Watch) -> float:
+    def _replace_refused(self, story: Story) -> None:
+        """Give a broker that refuses its disk by name an empty one, as an operator does."""
+        if any(step.do in REFUSED for step in story.steps):
+            for broker in self._cluster.brokers:
+                if not self._cluster.is_running(broker):
+                    self._say(f"     {broker} refused its disk: it is given an empty one")
+                    self._cluster.wipe(broker)
+                    self._cluster.start(broker)
+
+    def _heal(self, watch: _Watch, story: Story) -> float:
         """Wait until the cluster is whole and acknowledges; return the seconds it took."""
         began_s, number = self._clock.now_s(), watch.partition
         acked = self._progress(number)
         while not (_is_whole(watch.look()) and self._progress(number) >= acked + _PROGRESS_COUNT):
+            self._replace_refused(story)
             if self._clock.now_s() > began_s + self._healing_s_max:
                 raise ChaosError(
                     f"not whole, or no acks, {self._healing_s_max:.0f} s after all was healed "

@@ -30,10 +30,19 @@ class Do(Enum):
     FILL = "fill the disk"
     FREE = "free the disk"
     WIPE = "wipe the disk"
+    COPY = "copy the disk while the broker runs"
+    RESTORE = "put the copy of the disk in its place"
+    SWAP = "exchange the disk and its copy"
+    LOSE = "remove the partition's folder"
+    EMPTY = "empty the partition's folder"
+    LOSE_RAFT = "remove the Raft journal and its vote"
+    ELECT = "elect a replica that lacks records"
+    APART = "wait until the replica's log ends below the cold end"
     TRANSFER = "transfer the leadership"
     REASSIGN = "reassign replicas"
     FLUSH = "flush the tier"
     WAIT = "wait"
+    ACKS = "wait for acknowledgements"
     SYNC = "wait until all replicas are in sync"
 
 
@@ -56,12 +65,16 @@ class Evidence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing done; ``ms`` is how long a wait, an outage or a delay is, before jitter."""
+    """One thing done; ``ms`` is how long a wait, an outage or a delay is, before jitter.
+
+    ``count`` is how many records have to be acknowledged meanwhile.
+    """
 
     do: Do
     who: str = ""
     to: str = ""
     ms: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +90,10 @@ class Story:
 
 def _wait(ms: int) -> Step:
     return Step(Do.WAIT, ms=ms)
+
+
+def _acks(count: int) -> Step:
+    return Step(Do.ACKS, ms=30_000, count=count)
 
 
 def _cut_off(who: str, others: str = "others") -> tuple[Step, Step]:
@@ -214,6 +231,75 @@ _DISKS: Final = (
     ),
 )  # fmt: skip
 
+# Disks and processes that come back as they were, or as somebody else's: of one replica at a time.
+_FORGETTING: Final = (
+    _story(
+        "restored disk",
+        Step(Do.COPY, "leader"), _acks(500), Step(Do.KILL, "all"), Step(Do.RESTORE, "leader"),
+        Step(Do.START, "all"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "restored disk of a follower",
+        Step(Do.COPY, "f1"), _acks(500), Step(Do.KILL, "all"), Step(Do.RESTORE, "f1"),
+        Step(Do.START, "all"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "lost partition folder",
+        Step(Do.KILL, "all"), Step(Do.LOSE, "leader"), Step(Do.START, "all"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "emptied replica",
+        Step(Do.KILL, "all"), Step(Do.EMPTY, "f1"), Step(Do.START, "all"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "emptied replica of the leader, started at once",
+        Step(Do.KILL, "leader"), Step(Do.EMPTY, "leader"), Step(Do.START, "leader"), _wait(2_000),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "twin: a copy takes the leader's place, and gives it back",
+        Step(Do.COPY, "leader"), _wait(2_000), Step(Do.KILL, "leader"), Step(Do.SWAP, "leader"),
+        Step(Do.START, "leader"), _wait(_DOWN_MS), Step(Do.SYNC, ms=30_000),
+        Step(Do.KILL, "leader"), Step(Do.SWAP, "leader"), Step(Do.START, "leader"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "twin: every broker dies while a copy is in the leader's place",
+        Step(Do.COPY, "leader"), _wait(2_000), Step(Do.KILL, "leader"), Step(Do.SWAP, "leader"),
+        Step(Do.START, "leader"), _wait(1_000), Step(Do.KILL, "all"), Step(Do.SWAP, "leader"),
+        Step(Do.START, "all"), _wait(1_500),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "unclean below the table",
+        Step(Do.KILL, "f1"), Step(Do.APART, "f1", ms=20_000), Step(Do.KILL, "leader"),
+        Step(Do.KILL, "f2"), Step(Do.START, "f1"), _wait(1_500), Step(Do.ELECT, "f1"),
+        _wait(2_000), Step(Do.FLUSH), Step(Do.START, "all"), _wait(1_500), Step(Do.FLUSH),
+        evidence=_FAILOVER, brokers_min=5,
+    ),
+    _story(
+        "slept through",
+        Step(Do.PAUSE, "leader"), _wait(_DOWN_MS), Step(Do.FLUSH), _wait(1_000), Step(Do.FLUSH),
+        Step(Do.RESUME, "leader"), _wait(2_000), Step(Do.FLUSH),
+        evidence=_FAILOVER,
+    ),
+    _story(
+        "raft folder partly lost",
+        Step(Do.KILL, "controller"), _wait(_DOWN_MS), Step(Do.LOSE_RAFT, "controller"),
+        Step(Do.START, "controller"), _wait(2_000),
+        evidence=_CONTROLLER,
+    ),
+    _story(
+        "raft folder partly lost while no broker runs",
+        Step(Do.KILL, "all"), Step(Do.LOSE_RAFT, "f1"), Step(Do.START, "all"), _wait(2_000),
+        evidence=_FAILOVER,
+    ),
+)  # fmt: skip
+
 _OPERATORS: Final = (
     _story("transfer the leadership", Step(Do.TRANSFER, to="f1"), _wait(500), evidence=_FAILOVER),
     _story(
@@ -265,6 +351,8 @@ _JETSTREAM: Final = (
     _jetstream(f"{JETSTREAM_LOST_DATA}, leader fails", ("f1", "f2"), "leader", ("f3", "f4")),
 )
 
-STORIES: Final = (*_PROCESSES, *_NETWORK, *_DISKS, *_OPERATORS, *_JETSTREAM)
+STORIES: Final = (*_PROCESSES, *_NETWORK, *_DISKS, *_FORGETTING, *_OPERATORS, *_JETSTREAM)
+# What a broker refuses to start on, by name, until an operator gives it an empty disk.
+REFUSED: Final = frozenset({Do.LOSE_RAFT})
 GROUPS: Final = frozenset({"all", "others", "rest"})
 OUTSIDERS: Final = frozenset({"clients", "nats"})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from broker.codec.schema import HEADERS_TYPE
-from broker.errors import CommitTimeoutError, HeadwaterError
+from broker.errors import CommitTimeoutError, HeadwaterError, SequenceGapError
 from broker.model.ids import ProducerId, StreamUuid
 from broker.model.records import AppendResult
 from crashkit.recorder import Recorder
@@ -70,6 +70,7 @@ class FlightLoad:
         self._producing = threading.Event()
         self._producing.set()
         self._ending = threading.Event()
+        self._gap_allowed = threading.Event()
         self.failure: str | None = None
         self.crashes = 0
         recorder.expect_order(maker.producer)
@@ -98,10 +99,26 @@ class FlightLoad:
         self._thread.join(30)
         self._client.close()
 
+    def allow_gap(self) -> None:
+        """From now on a broker may have lost records of ours: then we begin under another id."""
+        self._gap_allowed.set()
+
+    def _begin_anew(self) -> None:
+        """What is unsettled is refused: an earlier batch is missing, and cannot be sent again."""
+        for batch in self._unsettled:
+            batch.settled.set()
+        self._unsettled.clear()
+        self._producer_id, self._next_sequence = ProducerId(self._random.getrandbits(62) + 1), 0
+
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
-                self._be_a_process()
+                try:
+                    self._be_a_process()
+                except SequenceGapError:
+                    if not self._gap_allowed.is_set():
+                        raise
+                    self._begin_anew()
                 self.crashes += 1
                 self._ending.wait(self._random.uniform(0, self._config.away_s_max))
         except HeadwaterError as error:
@@ -171,6 +188,8 @@ class FlightLoad:
         if isinstance(answer, BaseException):
             for record in batch.records:
                 self._recorder.refuse(record.name, str(answer))
+            if isinstance(answer, SequenceGapError) and self._gap_allowed.is_set():
+                return
             self.failure = f"{self._maker.producer}: {type(answer).__name__}: {answer}"
         else:
             for place, record in enumerate(batch.records):

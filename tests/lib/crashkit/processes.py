@@ -123,6 +123,17 @@ class BrokerProcess:
         """Tell whether the broker says that it serves."""
         return http_get(self.http_port, "/readyz")[0] == 200
 
+    def wait_unready(self, reason: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Block until the broker says that it does not serve, for a reason with this word."""
+        deadline_s = time.monotonic() + timeout_s
+        told = ""
+        while time.monotonic() < deadline_s:
+            status, told = http_get(self.http_port, "/readyz")
+            if status not in (200, None) and reason in told:
+                return
+            time.sleep(_POLL_S)
+        raise AssertionError(f"no {reason!r} in {told!r}:\n{self.log_tail()}")
+
     def kill(self) -> None:
         """End it as a power cut would, as far as the kernel lets us. Blocks until it is gone."""
         assert self._process is not None, "the broker was never started"

@@ -11,14 +11,7 @@ from typing import Any
 
 from broker.core.acks import AckQueue
 from broker.core.dedup import ProducerTable
-from broker.core.metadata.commands import (
-    ChangeIsr,
-    Command,
-    ConfirmLeader,
-    RegisterBroker,
-    WithdrawReplica,
-    encode,
-)
+from broker.core.metadata.commands import Command, encode
 from broker.core.metadata.state import MetadataState
 from broker.core.replication import effects as does
 from broker.core.replication.replica import PartitionReplica
@@ -35,7 +28,7 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from broker.model.replica_messages import FetchAnswer
+from simkit import cluster_commands as commands
 from simkit import cluster_sightings as sightings
 from simkit.cluster_control import (
     CONTROL,
@@ -83,6 +76,7 @@ class SimBroker:
         self.unproved = False  # its disk is not what the metadata believes it to be
         self.lost_end = Offset(0)  # what its last disk had synced, until it is in sync again
         self.rotten = False  # a fault damaged it, and perhaps nobody has noticed yet
+        self.forgot_life: int | None = None  # after which its disk forgot; until it is whole again
         self._life = 0
         self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         network.join(name, self.receive)
@@ -98,6 +92,7 @@ class SimBroker:
         self._proposals: dict[int, Answered] = {}
         self._proposal = 0
         self._syncing = self._sync_again = False
+        self._asked: LeaderEpoch | None = None  # how far is your log, in this epoch?
         self._producers = ProducerTable()
         self._acks: AckQueue[Waiting] = AckQueue()
 
@@ -166,6 +161,21 @@ class SimBroker:
         self.unproved = True
         self.world.note("wiped", self.name)
 
+    def put_back(self, copy: Any, folder: list[str] | None) -> None:
+        """Let the disk be as a copy says: of the replica, and with ``folder`` of the sessions too.
+
+        Without a copy, the replica's own folder is lost, and nothing else.
+        """
+        self.crash(power=True)
+        self.world.note("replica lost" if copy is None else "put back", self.name)
+        self._lose_disk()
+        if copy is not None:
+            self.log.put_back(copy)
+        if folder is not None:
+            self.folder = list(folder)
+        self.rotten = False
+        self.forgot_life = self._life
+
     def _lose_disk(self) -> None:
         self.lost_end = max(self.lost_end, self.log.facts().synced_end)
         self.log.wipe()
@@ -218,12 +228,7 @@ class SimBroker:
     def _register(self) -> None:
         if self._broker_epoch is not None:
             return
-        command = RegisterBroker(
-            broker=self.name,
-            session=self.session,
-            known_sessions=tuple(one for one in self.folder if one != self.session),
-            features_max=2,
-        )
+        command = commands.registration(self.name, self.session, self.folder, clean=False)
         self._propose(command, self._registered)
         self._later(300, self._register)
 
@@ -277,6 +282,21 @@ class SimBroker:
             self._repair()
         elif self.replica is not None and view is not None:
             self._do(self.replica.view_changed(view, self.clock_ms()))
+            self._tell_log_end(at_once=False)
+
+    def _tell_log_end(self, *, at_once: bool) -> None:
+        """Answer at once, and once more as soon as the epoch of the question is heard of."""
+        if self._asked is None or self.replica is None or self._broker_epoch is None:
+            return
+        view = self.replica.view
+        known = LeaderEpoch(0) if view is None else view.leader_epoch
+        if known < self._asked and not at_once:
+            return
+        if known >= self._asked:
+            self._asked = None
+        answer = commands.log_answer(self.name, self._broker_epoch, self.log)
+        told = LogEndTold(self._setting.partition_id, answer, known)
+        self._network.send(self.name, CONTROL, told)
 
     def _repair(self) -> None:
         """Leave ISR and eligible; only then throw the damaged log away and begin anew (D5)."""
@@ -285,12 +305,7 @@ class SimBroker:
         if registered is None or registered.epoch != self._broker_epoch or rows is None:
             return
         if self.name in (*rows[0].isr, *rows[0].eligible) or rows[0].leader == self.name:
-            command = WithdrawReplica(
-                stream_uuid=self._setting.partition_id.stream_uuid,
-                partition=0,
-                broker=self.name,
-                broker_epoch=registered.epoch,
-            )
+            command = commands.withdrawal(self.name, registered.epoch, self._setting.partition_id)
             self._propose(command, lambda *_: None)
             return
         self.world.note("D5 damaged log replaced", self.name)
@@ -338,18 +353,16 @@ class SimBroker:
                 if answered is not None and message.session == self.session:
                     answered(message.reply, message.error)
             case LogEndAsked():
-                if self.replica is not None:
-                    end = self.log.facts().synced_end
-                    told = LogEndTold(
-                        message.partition_id, self.name, self.log.last_epoch(end), end
-                    )
-                    self._network.send(self.name, CONTROL, told)
+                self._asked = message.leader_epoch
+                self._tell_log_end(at_once=True)
             case Publish():
                 self._publish(message)
             case _:
                 if self.replica is not None:
                     sightings.before_message(self, message)
-                    self._do(self.replica.message(message, self.clock_ms()))
+                    effects = self.replica.message(message, self.clock_ms())
+                    sightings.after_message(self, message)
+                    self._do(effects)
                     self._settle()
 
     # ------------------------------------------------------------------ publishing
@@ -534,15 +547,8 @@ class SimBroker:
         self._do(replica.truncated(self.clock_ms()))
 
     def _send_records(self, to: BrokerId, request: Any, high_watermark: Offset) -> None:
-        batches = tuple(self.log.read(request.fetch_from, self._setting.fetch_count))
-        answer = FetchAnswer(
-            leader_epoch=request.leader_epoch,
-            request_id=request.request_id,
-            start=request.fetch_from,
-            high_watermark=high_watermark,
-            log_end=self.log.facts().log_end,
-            batches=batches,
-        )
+        count = self._setting.fetch_count
+        answer = commands.fetched(request, high_watermark, self.log, count)
         self._network.send(self.name, to, answer)
 
     def _append_stored(self, batches: Any) -> None:
@@ -564,14 +570,9 @@ class SimBroker:
 
     def _propose_isr(self, effect: does.ProposeIsr) -> None:
         assert self._broker_epoch is not None
-        command = ChangeIsr(
-            stream_uuid=self._setting.partition_id.stream_uuid,
-            partition=0,
-            broker=self.name,
-            broker_epoch=self._broker_epoch,
-            leader_epoch=effect.leader_epoch,
-            partition_epoch=effect.partition_epoch,
-            isr=effect.isr,
+        self.oracle.isr_proposed(effect.leader_epoch, effect.isr)
+        command = commands.isr_change(
+            self.name, self._broker_epoch, self._setting.partition_id, effect
         )
 
         def answered(_: Any, error: HeadwaterError | None) -> None:
@@ -589,11 +590,7 @@ class SimBroker:
         except LogFailedError:
             self._fail()
             return
-        command = ConfirmLeader(
-            stream_uuid=self._setting.partition_id.stream_uuid,
-            partition=0,
-            broker=self.name,
-            broker_epoch=self._broker_epoch,
-            leader_epoch=leader_epoch,
+        command = commands.confirmation(
+            self.name, self._broker_epoch, self._setting.partition_id, leader_epoch, self.log
         )
         self._propose(command, lambda *_: None)

@@ -13,12 +13,19 @@ from typing import Any
 
 from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
 from broker.core.metadata.apply import Rejected, apply
-from broker.core.metadata.commands import ChangeIsr, Command, RegisterBroker, decode, encode
+from broker.core.metadata.commands import (
+    ChangeIsr,
+    Command,
+    LogAnswer,
+    NameCandidate,
+    RegisterBroker,
+    decode,
+    encode,
+)
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
-from broker.model.offsets import Offset
 from simkit import cluster_sightings as sightings
 from simkit.cluster_world import Network, World
 
@@ -91,12 +98,11 @@ class LogEndAsked:
 
 @dataclass(frozen=True, slots=True)
 class LogEndTold:
-    """So far, and the last record is of this epoch."""
+    """So far, as of the newest epoch that the replica has heard of."""
 
     partition_id: PartitionId
-    replica: BrokerId
-    last_epoch: LeaderEpoch
-    log_end: Offset
+    answer: LogAnswer
+    leader_epoch: LeaderEpoch
 
 
 class Control:
@@ -161,9 +167,8 @@ class Control:
                     self._do(
                         self._cores[officer].log_end_told(
                             message.partition_id,
-                            replica=message.replica,
-                            last_epoch=message.last_epoch,
-                            log_end=message.log_end,
+                            message.answer,
+                            leader_epoch=message.leader_epoch,
                             now_ms=now_ms,
                         )
                     )
@@ -205,9 +210,14 @@ class Control:
             return
         if isinstance(command, RegisterBroker) and command.broker in {*rows[0].isr} - {*now[0].isr}:
             self._world.note("A8 wiped replica registered while in the ISR")
-        restarted = isinstance(command, RegisterBroker) and now[0].leader == command.broker
-        if restarted and now[0].leader_epoch > rows[0].leader_epoch:
-            self._world.note("A25 leader restarted and goes on in a new epoch")
+        if isinstance(command, RegisterBroker) and rows[0].leader == command.broker:
+            self._world.note("A25 leader restarted, and an election was opened")
+        if isinstance(command, NameCandidate) and now[0].candidate in rows[0].restarted:
+            self._world.note("D14 elected after a comparison")
+        if set(rows[0].restarted) - {*now[0].restarted} and now[0].leader == rows[0].leader:
+            self._world.note("D14 restarted follower proved by its leader")
+        if isinstance(command, ChangeIsr) and command.forgotten:
+            self._world.note("D14 follower that has forgotten leaves")
         if rows[0].target and not now[0].target:
             self._world.note("A23 reassignment finished")
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.codec.checksum import crc32c
 from broker.codec.record_batch import HEADER_SIZE, BatchHeader, PreparedBatch
 from broker.codec.segment_format import SEGMENT_HEADER_SIZE
 from broker.core.replication.effects import LogFacts
 from broker.core.replication.runs import append_runs
-from broker.errors import DiskFullError, LogFailedError, StaleLeaderEpochError
+from broker.errors import (
+    DiskFullError,
+    LogFailedError,
+    SegmentCorruptError,
+    StaleLeaderEpochError,
+)
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
@@ -32,6 +37,7 @@ class ReplicaLog(Protocol):
 
     damaged: bool
     changes: int
+    unreadable: bool  # the device refuses to read records, until it is another one
 
     def facts(self) -> LogFacts:
         """Return ends and epochs."""
@@ -62,6 +68,12 @@ class ReplicaLog(Protocol):
 
     def wipe(self) -> None:
         """Lose the disk."""
+
+    def copy(self) -> Any:
+        """Return a copy of what the disk has now, taken while a process may write to it."""
+
+    def put_back(self, copy: Any) -> None:
+        """Be what such a copy of this log, or of another replica's, says; no process runs."""
 
     def mark_suspect(self) -> None:
         """Note that a read met damage, for the next opening."""
@@ -97,7 +109,7 @@ class ModelLog:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._full = self._fail_sync = False
-        self.damaged = False
+        self.damaged = self.unreadable = False
         self.changes = 0
         self._clear()
 
@@ -105,7 +117,7 @@ class ModelLog:
         self._batches: list[StoredBatch] = []
         self._synced = 0
         self._epochs = EpochHistory()
-        self.damaged = False
+        self.damaged = self.unreadable = False
         self.changes += 1
 
     def facts(self) -> LogFacts:
@@ -172,6 +184,8 @@ class ModelLog:
 
     def read(self, start: Offset, count: int) -> list[StoredBatch]:
         """See ReplicaLog."""
+        if self.unreadable:
+            raise SegmentCorruptError("the device cannot read this")
         return self._batches[start : start + count]
 
     def last_epoch(self, end: Offset) -> LeaderEpoch:
@@ -196,6 +210,18 @@ class ModelLog:
         """See ReplicaLog. The new disk is a good one."""
         self._fail_sync = False
         self._clear()
+
+    def copy(self) -> Any:
+        """See ReplicaLog."""
+        return list(self._batches), self._epochs
+
+    def put_back(self, copy: Any) -> None:
+        """See ReplicaLog."""
+        self.wipe()
+        batches, epochs = copy
+        self._batches = list(batches)
+        self._synced = len(self._batches)
+        self._epochs = epochs.cut(Offset(self._synced))
 
     def mark_suspect(self) -> None:
         """See ReplicaLog."""
@@ -225,12 +251,14 @@ class RealLog:
         self._disk = SimDisk(rng)
         self._disk.tear_sectors = False
         self.changes = 0
-        self.damaged = False
+        self.damaged = self.unreadable = self._suspect = False
         self._open()
 
     def _open(self) -> None:
         self._log = PartitionLog.open(self._disk.files(), FOLDER, PARTITION, SMALL)
-        self.damaged = bool(self._log.recovery.damaged)
+        # A log that is suspect is read whole when it is opened.
+        self.damaged = bool(self._log.recovery.damaged) or (self.unreadable and self._suspect)
+        self._suspect = False
         self.changes += 1
 
     def facts(self) -> LogFacts:
@@ -270,6 +298,8 @@ class RealLog:
 
     def read(self, start: Offset, count: int) -> list[StoredBatch]:
         """See ReplicaLog."""
+        if self.unreadable:
+            raise SegmentCorruptError("the device cannot read this")
         end = Offset(min(start + count, self._log.log_end))
         return self._log.read(start, end, bytes_max=1 << 20) if start < end else []
 
@@ -293,11 +323,25 @@ class RealLog:
     def wipe(self) -> None:
         """See ReplicaLog. The new disk is a good one."""
         self._disk.capacity_bytes, self._disk.datasync_failures = ROOMY, 0
+        self.unreadable = False
         self._disk.files().remove_folder(FOLDER)
+        self._open()
+
+    def copy(self) -> Any:
+        """See ReplicaLog."""
+        return self._disk.copy_of(FOLDER)
+
+    def put_back(self, copy: Any) -> None:
+        """See ReplicaLog."""
+        self._disk.capacity_bytes, self._disk.datasync_failures = ROOMY, 0
+        self.unreadable = False
+        self._disk.files().remove_folder(FOLDER)
+        self._disk.put_back(copy)
         self._open()
 
     def mark_suspect(self) -> None:
         """See ReplicaLog. A disk that refuses leaves the log as it is."""
+        self._suspect = True
         with contextlib.suppress(DiskFullError, LogFailedError):
             self._log.mark_suspect()
 

@@ -11,7 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from broker.core import election as election_module
 from broker.core import leader as leader_module
+from broker.core.election import ElectionCore
 from broker.core.isr import Progress
 from broker.core.leader import PartitionLeader
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
@@ -214,11 +216,9 @@ def elect_anybody() -> Any:
         living = (one for one in partition.replicas if partition_rules.may_lead(state, one))
         return clean or tuple(living)
 
-    from broker.core import election
-
     original: Any = partition_rules.candidates
     return _replaced(
-        (partition_rules, "candidates", candidates), (election, "candidates", candidates)
+        (partition_rules, "candidates", candidates), (election_module, "candidates", candidates)
     )
 
 
@@ -301,6 +301,109 @@ def same_epoch_after_restart() -> Any:
 
     original: Any = broker_apply._restarted
     return _replaced((broker_apply, "_restarted", restarted))
+
+
+def leader_goes_on_after_a_restart() -> Any:
+    """Let a restarted leader go on, in a new epoch, with what its disk says (D14)."""
+
+    def restarted(one: Any, broker: Any, *, keeps_data: bool) -> Any:
+        if keeps_data and one.leader == broker:
+            return broker_apply._continued(one, broker)
+        return original(one, broker, keeps_data=keeps_data)
+
+    original: Any = broker_apply._restarted
+    return _replaced((broker_apply, "_restarted", restarted))
+
+
+def restarts_leave_no_mark() -> Any:
+    """Trust a process that restarted like the one before it (D14)."""
+
+    def restarted(partition: Any, broker: Any) -> Any:
+        return replace(original(partition, broker), restarted=())
+
+    original: Any = partition_rules.restarted
+    return _replaced((partition_rules, "restarted", restarted))
+
+
+def candidate_without_a_comparison() -> Any:
+    """Name one that has restarted although nobody who knows has answered (D14)."""
+    return _compared(lambda *_: True)
+
+
+def one_answer_is_enough() -> Any:
+    """Take the longest log of those that answered, however few they are (D14)."""
+
+    def compared(state: Any, partition: Any, candidate: Any, answers: Any) -> bool:
+        small = replace(partition, min_isr=1)
+        return bool(original(state, small, candidate, answers))
+
+    original: Any = partition_rules.is_compared
+    return _compared(compared)
+
+
+def isr_before_longer_logs() -> Any:
+    """Compare the members of the ISR with each other and with nobody else (D14)."""
+
+    def compared(state: Any, partition: Any, candidate: Any, answers: Any) -> bool:
+        isr_alone = replace(partition, eligible=()) if partition.isr else partition
+        return bool(original(state, isr_alone, candidate, answers))
+
+    original: Any = partition_rules.is_compared
+    return _compared(compared)
+
+
+def answers_of_former_processes() -> Any:
+    """Believe what a broker's process told before its disk was put back (D14)."""
+
+    def compared(state: Any, partition: Any, candidate: Any, answers: Any) -> bool:
+        newest = [
+            replace(one, broker_epoch=state.brokers[one.broker].epoch)
+            for one in answers
+            if one.broker in state.brokers
+        ]
+        return bool(original(state, partition, candidate, newest))
+
+    def told(self: Any, partition_id: Any, answer: Any, **facts: Any) -> Any:
+        registered = self._state.brokers.get(answer.broker)
+        if registered is not None:
+            answer = replace(answer, broker_epoch=registered.epoch)
+        return log_end_told(self, partition_id, answer, **facts)
+
+    def begin(self: Any, partition_id: Any, one: Any, before: Any, now_ms: int) -> Any:
+        race = begin_race(self, partition_id, one, before, now_ms)
+        if before is not None:
+            race.answers = dict(before.answers)
+        return race
+
+    original: Any = partition_rules.is_compared
+    log_end_told: Any = ElectionCore.log_end_told
+    begin_race: Any = ElectionCore._begin
+    return _compared(
+        compared, (ElectionCore, "log_end_told", told), (ElectionCore, "_begin", begin)
+    )
+
+
+def marks_cleared_too_early() -> Any:
+    """Take a follower for proved as soon as its new process is heard (D14)."""
+
+    def proved_epoch(self: Any, follower: Any) -> Any:
+        progress = self._followers.get(follower)
+        return 0 if progress is None else progress.broker_epoch
+
+    return _replaced((PartitionLeader, "_proved_epoch", proved_epoch))
+
+
+def forgetting_follower_is_kept() -> Any:
+    """Keep a follower in the ISR that ends below what its leader had counted from it (D14)."""
+    return _replaced((PartitionLeader, "_forgotten", lambda _: frozenset()))
+
+
+def _compared(compared: Any, *others: tuple[Any, str, Any]) -> Any:
+    return _replaced(
+        (partition_rules, "is_compared", compared),
+        (election_module, "is_compared", compared),
+        *others,
+    )
 
 
 def act_on_a_view_of_a_former_life() -> Any:
@@ -397,11 +500,13 @@ def serve_a_damaged_log() -> Any:
 
 
 LATE_FAULTS: Final = frozenset({"power", "all", "balance", "crash"})
+FORGETFUL_FAULTS: Final = frozenset({"restore", "crash", "one-way", "pause", "clog"})
 # Random seeds meet these too seldom: they need late copies of messages and certain faults.
 BIASED: Final = {
     "unfenced_answers": LATE_FAULTS,
-    "no_epoch_in_acks": LATE_FAULTS,
     "request_ids_repeat": LATE_FAULTS,
+    "answers_of_former_processes": FORGETFUL_FAULTS,
+    "forgetting_follower_is_kept": FORGETFUL_FAULTS,
     "isr_change_without_compare": frozenset({"stop", "clog", "pause", "one-way"}),
 }
 
@@ -412,7 +517,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         no_alignment,
         align_one_step,
         unfenced_answers,
-        no_epoch_in_acks,
         expand_on_high_watermark_alone,
         expand_on_time,
         shrink_before_it_is_decided,
@@ -431,6 +535,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         forget_retries,
         retry_table_of_the_old_leader,
         same_epoch_after_restart,
+        leader_goes_on_after_a_restart,
+        restarts_leave_no_mark,
+        candidate_without_a_comparison,
+        one_answer_is_enough,
+        isr_before_longer_logs,
+        answers_of_former_processes,
+        marks_cleared_too_early,
+        forgetting_follower_is_kept,
         act_on_a_view_of_a_former_life,
         request_ids_repeat,
         write_what_comes,

@@ -7,13 +7,15 @@ showed them first; from then on they are facts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from broker.core.metadata.state import PartitionState
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.model.replica_messages import FetchRequest
 from broker.ports import StoredBatch
 from simkit.cluster_control import Control
 from simkit.cluster_log import ReplicaLog
@@ -36,6 +38,8 @@ class Oracle:
         self._written: dict[tuple[int, int], tuple[bytes, int]] = {}  # (epoch, offset) -> content
         self._leaders: dict[int, str] = {}  # leader epoch -> the process that led it
         self._checked: tuple[int, int, int] = (-1, -1, -1)
+        # By leader epoch and follower: its process, what that told, what a former one had told.
+        self._counted: dict[tuple[int, str], tuple[int, int, int]] = {}
         self.acked_count = 0
         self.gives_up = False  # an operator has accepted a loss
 
@@ -103,6 +107,22 @@ class Oracle:
         found = self._by_source.get((producer, sequence))
         assert found == base, f"({producer}, {sequence}) was acked at {base} and is at {found}"
 
+    def counted(self, leader_epoch: LeaderEpoch, fetch: FetchRequest) -> None:
+        """A leader counts what a follower's process tells."""
+        key = (leader_epoch, fetch.follower)
+        process, told, owed = self._counted.get(key, (fetch.broker_epoch, 0, 0))
+        if fetch.broker_epoch > process:
+            process, told, owed = fetch.broker_epoch, 0, max(told, owed)
+        if fetch.synced_end >= min(owed, len(self.committed)):
+            owed = 0
+        self._counted[key] = (process, max(told, fetch.synced_end), owed)
+
+    def isr_proposed(self, leader_epoch: LeaderEpoch, isr: Iterable[BrokerId]) -> None:
+        """No leader keeps a replica that it has seen to end below what it had counted from it."""
+        for member in isr:
+            owed = self._counted.get((leader_epoch, member), (0, 0, 0))[2]
+            assert not owed, f"{member} has forgotten some of {owed} and is proposed for the ISR"
+
     def _same_record(self, log: ReplicaLog, end: Offset, who: str) -> None:
         """The record before ``end`` decides: same epoch there, same log below (log matching)."""
         expected = self.committed[end - 1].header.leader_epoch
@@ -146,8 +166,12 @@ class Oracle:
             return
         for member in one.isr:
             assert self._control.state.is_alive(member), f"{member} is fenced and in the ISR"
-        for member in (*one.isr, *one.eligible):
+        for member in map(BrokerId, self._brokers):
             broker = self._brokers[member]
+            if broker.forgot_life is not None and self._may_have_forgotten(one, member):
+                continue
+            if member not in (*one.isr, *one.eligible):
+                continue
             if broker.unproved:  # wiped or rotten, and about to be thrown out
                 continue
             broker.lost_end = Offset(0)
@@ -156,6 +180,19 @@ class Oracle:
                 f"{member} is in {one.isr}+{one.eligible} with {synced_end} of {end} committed"
             )
             self._same_record(broker.log, end, member)
+
+    def _may_have_forgotten(self, one: PartitionState, member: BrokerId) -> bool:
+        """Tell whether nobody may believe this disk yet: it is back, and was not compared.
+
+        The next process that registers is marked; as soon as it is not, or in no set any more, its
+        disk counts like any other.
+        """
+        broker = self._brokers[member]
+        life = int(self._control.state.brokers[member].session.rpartition(".")[2])
+        if life <= (broker.forgot_life or 0) or member in one.restarted:
+            return True
+        broker.forgot_life = None
+        return False
 
     def check_end(self, members: Sequence[BrokerId]) -> None:
         """Read every replica separately, whole: all are the same log, the committed one."""

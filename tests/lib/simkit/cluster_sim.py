@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
@@ -44,6 +45,7 @@ HEAL_MS_MAX = 120_000  # a thousand records, one by one, through a slow network
 FAULTS = (
     "crash", "power", "pause", "partition", "one-way", "swizzle", "clog", "wipe", "rot", "full",
     "fsync", "office", "controller", "balance", "reassign", "skew", "stop", "all",
+    "restore", "read",
 )  # fmt: skip
 
 
@@ -120,6 +122,7 @@ class ClusterSim:
         )
         self._wanted = wanted
         self._trouble = False
+        self._copies: list[tuple[str, Any, list[str]]] = []  # of whose disk, what, its sessions
 
     def _draw_setting(self, *, late: bool) -> Setting:
         rng = self.world.rng
@@ -380,11 +383,41 @@ class ClusterSim:
             self.network.heal(sender, receiver)
 
     def _may_lose_a_disk(self) -> bool:
-        """The stated fault model: one disk at a time, and never the last copy but one."""
+        """The stated fault model: min ISR - 1 disks at a time, and never the last copy but one."""
         one = self.one
-        whole = [name for name in (*one.isr, *one.eligible) if not self.brokers[name].unproved]
-        damaged = any(broker.unproved for broker in self.brokers.values())
-        return self.min_isr >= 2 and len(whole) >= 2 and not damaged
+        damaged = {
+            name
+            for name, broker in self.brokers.items()
+            if broker.unproved or broker.forgot_life is not None
+        }
+        members = (*one.isr, *one.eligible)
+        whole = [name for name in members if name not in damaged]
+        allowed = min(self.min_isr, len(members)) - 1
+        return len(damaged) < allowed and len(whole) >= 2
+
+    def _fault_restore(self) -> None:
+        """Copy disks while their brokers run, or let one be what a copy says that it was."""
+        rng = self.world.rng
+        broker = self._some()
+        if rng.random() < 0.4:
+            self._copies += [
+                (name, one.log.copy(), list(one.folder)) for name, one in self.brokers.items()
+            ]
+            del self._copies[: -4 * len(self.names)]
+        elif self._may_lose_a_disk():
+            kind = rng.choice(("lost", "earlier", "partition", "another's"))
+            own = kind != "another's"
+            found = [one for one in self._copies if (one[0] == broker.name) == own]
+            if kind == "lost":
+                broker.put_back(None, None)
+            elif found:
+                _, copy, folder = rng.choice(found)
+                broker.put_back(copy, folder if kind == "earlier" else None)
+            if rng.random() < 0.5:  # the power of the whole room was gone
+                for one in self.brokers.values():
+                    one.crash(power=True)
+                    self._back(one)
+            self._back(broker)
 
     def _fault_wipe(self) -> None:
         broker = self._some()
@@ -400,6 +433,13 @@ class ClusterSim:
                 broker.unproved = broker.rotten = True
                 self.world.note("rotted", broker.name)
             self._back(broker)
+
+    def _fault_read(self) -> None:
+        """From now on the device refuses to read; writing and syncing still work."""
+        broker = self._some()
+        if self._may_lose_a_disk() and self.world.chance(0.5):
+            broker.log.unreadable = broker.unproved = broker.rotten = True
+            self.world.note("reads fail", broker.name)
 
     def _fault_full(self) -> None:
         broker = self._some()

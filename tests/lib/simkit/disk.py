@@ -87,6 +87,7 @@ class SimDisk:
         self.tear_sectors = False
         self.thin = False  # allocating reserves nothing, as on copy-on-write file systems
         self._process = 0
+        self.bad_sectors: set[tuple[str, int]] = set()  # path and sector that no read gets
         self._folders: set[str] = {""}
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
@@ -171,6 +172,20 @@ class SimDisk:
         self.overwrite(path, position, bytes([before ^ (1 << bit)]))
         self.seen["bit flipped"] += 1
 
+    def copy_of(self, folder: str) -> dict[str, bytes]:
+        """Return the files below a folder as a process sees them."""
+        return {path: self.peek(path) for path in self.paths() if path.startswith(f"{folder}/")}
+
+    def put_back(self, copy: dict[str, bytes]) -> None:
+        """Let these files be there, durably, and begin a process: who held others has lost them."""
+        files = self.files()
+        for path, content in sorted(copy.items()):
+            files.make_folder(_parent(path))
+            file = files.open(path, create=True)
+            file.write_at(0, [content])
+            file.datasync()
+            files.sync_folder(_parent(path))
+
     def cut(self, path: str, size: int) -> bytes:
         """Shorten a file behind the owner's back; return what was cut."""
         inode = self._names[path]
@@ -189,6 +204,26 @@ class SimDisk:
         """Remove a file behind the owner's back; :meth:`restore` puts it back."""
         self._durable_names.pop(path, None)
         return self._names.pop(path)
+
+    def exchange(self, folder: str, image: dict[str, bytes]) -> None:
+        """Put a copy in the place of a folder, behind the owner's back; an empty one empties it."""
+        for names in (self._names, self._durable_names):
+            for path in [path for path in names if path.startswith(f"{folder}/")]:
+                del names[path]
+        self._pending.pop(folder, None)
+        for path, data in image.items():
+            inode = _Inode()
+            inode.content, inode.durable = bytearray(data), bytearray(data)
+            self.restore(path, inode)
+
+    def refuse_if_bad(self, inode: _Inode, position: int, size: int) -> None:
+        """Fail a read that touches a bad sector."""
+        for path, sector in self.bad_sectors:
+            if self._names.get(path) is inode:
+                start = sector * SECTOR
+                if position < start + SECTOR and start < position + size:
+                    self.seen["read failed"] += 1
+                    raise OSError(errno.EIO, "simulated: the sector cannot be read", path)
 
     def restore(self, path: str, inode: _Inode) -> None:
         """Undo :meth:`delete`."""
@@ -316,6 +351,8 @@ class SimFile:
 
     def read_at(self, position: int, size: int) -> bytes:
         """Return up to ``size`` bytes; fewer at the end of the file."""
+        if self._disk.bad_sectors:
+            self._disk.refuse_if_bad(self._inode, position, size)
         return bytes(self._inode.content[position : position + size])
 
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:

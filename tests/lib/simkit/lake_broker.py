@@ -1,8 +1,9 @@
 """A broker in memory whose cold tier is a real Delta table, behind a real Flight service.
 
-What is below a partition's ``log_start`` is in the table and only there; :meth:`LakeBroker.ship`
-moves records over by the same writer, commit and ledger as tiering's uploader. Readers (Spark, the
-command) can be tested against it without the daemon.
+:meth:`LakeBroker.ship` moves records over by the same writer, commit and ledger as tiering's
+uploader; what is in the table and held by no lease is gone from memory at once. Readers (Spark, the
+command) can be tested against it without the daemon. What it has in common with a real broker that
+tiers is in tests/contract/test_tiered_broker.py.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from broker.adapters.flight_config import FlightConfig
 from broker.adapters.flight_service import FlightService
 from broker.model.cut import Cut, Lease, PartitionCut
-from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.ids import LeaseId, PartitionId, PartitionNumber
+from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
+from broker.ports import TierStatus
 from simkit.memory_broker import MemoryBroker, MemoryPartition
+from tiering.delta_log import commit_digest
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake
 from tiering.ledger import Ledger, LedgerEntry, encode_ranges
@@ -49,10 +53,54 @@ class LakeBroker(MemoryBroker):
     def __init__(self, location: StoreConfig | str) -> None:
         super().__init__(WallClock())  # type: ignore[arg-type]  # only its now_us is used
         self.lake = Lake.open(location, cluster=self.cluster)
+        self._cold_ends: dict[tuple[str, int], Offset] = {}
+        self._holds: dict[LeaseId, dict[int, Offset]] = {}  # cold ends as they were then
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Take a lease whose id was never given before."""
-        return super().take_lease(name, owner=f"{owner}-{uuid.uuid4().hex}", ttl_ms=ttl_ms)
+        lease = super().take_lease(name, owner=f"{owner}-{uuid.uuid4().hex}", ttl_ms=ttl_ms)
+        partitions = range(self.stream(name).config.partitions)
+        self._holds[lease.lease_id] = {
+            number: self._cold_end(name, number) for number in partitions
+        }
+        return lease
+
+    def drop_lease(self, lease_id: LeaseId) -> None:
+        """End a lease, and free what it alone held."""
+        name, _ = self.leases.get(lease_id, ("", 0))
+        super().drop_lease(lease_id)
+        if name in {stream.name for stream in self.streams()}:
+            self._free(name)
+
+    def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+        """Move everything that is committed into the table."""
+        for number in range(self.stream(name).config.partitions):
+            end = self.partition(name, number).high_watermark
+            if end > self._cold_end(name, number):
+                self.ship(name, number, end)
+        return self.tier_status(name)
+
+    def tier_status(self, name: str) -> list[TierStatus]:
+        """Return how much of each partition is in the table."""
+        return [
+            replace(status, cold=OffsetRange(Offset(0), self._cold_end(name, status.partition)))
+            for status in super().tier_status(name)
+        ]
+
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """Return where the table begins, if it has anything."""
+        return Offset(0) if self._cold_end(name, partition) else None
+
+    def _cold_end(self, name: str, partition: int) -> Offset:
+        return self._cold_ends.get((self.stream(name).uuid, partition), Offset(0))
+
+    def _free(self, name: str) -> None:
+        """Forget local records that are in the table, and that no living lease holds."""
+        held = [self._holds[one.lease_id] for one in self.live_leases(name)]
+        for number in range(self.stream(name).config.partitions):
+            floor = min([self._cold_end(name, number), *(hold[number] for hold in held)])
+            handle = self.partition(name, number)
+            handle.log_start = max(handle.log_start, floor)
 
     def table(self, name: str) -> DeltaStreamTable:
         """Return a stream's table."""
@@ -79,15 +127,15 @@ class LakeBroker(MemoryBroker):
         )
         for entry in entries:
             Ledger(table.store).put(entry.at_version(version))
-        handle.log_start = end
+        self._cold_ends[self.stream(name).uuid, partition] = end
+        self._free(name)
 
     def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease, table version, high watermarks."""
         lease: Lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
         stream = self.stream(name)
         least = {
-            number: int(self.partition(name, number).log_start)
-            for number in range(stream.config.partitions)
+            number: int(self._cold_end(name, number)) for number in range(stream.config.partitions)
         }
         snapshot = self.table(name).find(cold_end_min=least)
         partitions = []
@@ -101,6 +149,7 @@ class LakeBroker(MemoryBroker):
                     cold_end=(snapshot.ranges[number] if snapshot else cold).end,
                     hot_end=handle.high_watermark,
                     leader_epoch=handle.leader_epoch,
+                    lineage_id=first_lineage_id(stream.uuid, number),
                 )
             )
         return Cut(
@@ -113,6 +162,9 @@ class LakeBroker(MemoryBroker):
             partitions=tuple(partitions),
             taken_us=self.clock.now_us(),
             lease=lease,
+            table_digest=None
+            if snapshot is None
+            else commit_digest(self.table(name).store, snapshot.version),
         )
 
     def read_cold(

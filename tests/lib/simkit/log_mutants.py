@@ -15,6 +15,7 @@ from broker.storage import partition_log, recovery
 from broker.storage.active_segment import ActiveSegment
 from broker.storage.damage import RotProof, proof_of_rot
 from broker.storage.log_folder import LogFolder, RecoveryPointFile
+from broker.storage.log_promise import LogPromise
 from broker.storage.partition_log import PartitionLog
 from broker.storage.scan import DamagedStretch, ValidBatch
 from broker.storage.truncation import truncate_files
@@ -144,6 +145,46 @@ def keep_slots_on_truncate() -> Any:
     return _replaced(partition_log, "truncate_files", cut)
 
 
+def forget_the_promise() -> Any:
+    """Keep no second place up to date: only that the replica is held is known."""
+    return _replaced(LogPromise, "synced", lambda *_: None)
+
+
+def promise_after_the_ack() -> Any:
+    """Say that records are durable first, and note it with the next ones."""
+
+    def synced(self: LogPromise, *now: Any) -> None:
+        late = waiting.get(id(self))
+        waiting[id(self)] = now
+        if late is not None:
+            original(self, *late)
+
+    waiting: dict[int, Any] = {}
+    original = LogPromise.synced
+    return _replaced(LogPromise, "synced", synced)
+
+
+def keep_the_promise_on_truncate() -> Any:
+    """Cut a log without taking back what was promised of it."""
+    return _replaced(LogPromise, "lower", lambda *_: None)
+
+
+def believe_an_absent_folder() -> Any:
+    """Take a log of which nothing is there for a new one."""
+
+    def believing(folder: LogFolder, *, promised: Any = None, **facts: Any) -> Any:
+        there = any(name.endswith(".log") for name in folder.files.list(folder.path))
+        return original(folder, promised=promised if there else None, **facts)
+
+    original = recovery.recover
+    return _replaced(partition_log, "recover", believing)
+
+
+def believe_a_shorter_log() -> Any:
+    """Take the end of what is there for the end of the log."""
+    return _replaced(recovery, "below_promise", lambda *_: None)
+
+
 @contextmanager
 def _both(first: Any, second: Any) -> Iterator[None]:
     with first, second:
@@ -165,5 +206,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         free_before_log_start_moves,
         leave_partial_write,
         keep_slots_on_truncate,
+        forget_the_promise,
+        promise_after_the_ack,
+        keep_the_promise_on_truncate,
+        believe_an_absent_folder,
+        believe_a_shorter_log,
     )
 }

@@ -29,7 +29,8 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.storage.damage import RotProof
 from broker.storage.partition_log import LogConfig, PartitionLog
-from simkit.disk import ROOMY, PowerLostError, SimDisk
+from broker.storage.promises import Promises
+from simkit.disk import ROOMY, SECTOR, PowerLostError, SimDisk, SimFiles
 from simkit.log_rot import LogRot
 
 FOLDER = "streams/s/0"
@@ -71,7 +72,12 @@ class LogSim:
             checkpoint_bytes=rng.choice((500, 3000, ROOMY)),
         )
         self.stop_chance = rng.choice((0.0, 0.05, 0.3))
-        self.faults = {name for name in ("fsync", "full", "tear", "rot") if rng.random() < 0.4}
+        names = ("fsync", "full", "tear", "rot", "lost", "unreadable")
+        self.faults = {name for name in names if rng.random() < 0.4}
+        self.promising = "lost" in self.faults or rng.random() < 0.5
+        self.promises: Promises | None = None
+        self.older: dict[str, bytes] | None = None  # a copy of the folder, of the same session
+        self._last_end = ""
         self.now_us = 1_000_000
         self.leader_epoch = LeaderEpoch(1)
         self.history: list[Written] = []
@@ -87,7 +93,13 @@ class LogSim:
                 return  # a torn sector ended this log: it was reported, and takes no writes
             self.now_us += self.rng.randrange(4000)
         self._end_process()
-        if "rot" in self.faults:
+        if self._last_end == "power":
+            self.log = self._reopened()
+        elif "lost" in self.faults:
+            self._lose_files()
+        elif "unreadable" in self.faults:
+            self._meet_bad_sector()
+        elif "rot" in self.faults:
             self._rot()
         else:
             self.log = self._reopened()
@@ -108,7 +120,10 @@ class LogSim:
             (8, self._read_some),
             (2, self._new_epoch),
             (5, self._restart),
+            (3, self._copy),
         ]
+        if self.promises is not None:
+            steps += [(4, self._sync_promises)]
         if "full" in self.faults:
             steps += [(6, self._squeeze), (4, self._relax)]
         if "fsync" in self.faults:
@@ -202,6 +217,7 @@ class LogSim:
             self.promised_end = min(self.promised_end, end)
             self.log.truncate(end)
             self._forget_from(end)
+            self.older = None  # here the same epoch goes on, with other records
             assert self.log.log_end == end, "a truncated log ends elsewhere"
             self.seen["truncated"] += 1
 
@@ -254,11 +270,15 @@ class LogSim:
         """End it in one of three ways; a clean one promises what was written."""
         way = self.rng.choice(("close", "kill", "power"))
         self.seen[f"ended by {way}"] += 1
+        self._last_end = way
         if way == "close":
             try:
                 self.log.close()
+                if self.promises is not None:
+                    self.promises.close()
                 self.promised_end = max(self.promised_end, self.log.log_end)
             except PowerLostError:
+                self._last_end = "power"
                 self._lose_power()
             except DiskFullError:
                 pass
@@ -271,6 +291,7 @@ class LogSim:
             self._lose_power()
 
     def _lose_power(self) -> None:
+        self.older = None
         self.disk.tear_sectors = "tear" in self.faults
         self.disk.lose_power()
 
@@ -284,7 +305,7 @@ class LogSim:
             if self.rng.random() < self.stop_chance:
                 self.disk.stop_after = self.rng.randrange(10)
             try:
-                log = PartitionLog.open(files, FOLDER, PARTITION, self.config)
+                log = self._open_once(files)
             except PowerLostError:
                 self.seen["stopped in recovery"] += 1
                 self._lose_power()
@@ -301,6 +322,96 @@ class LogSim:
                 self.disk.stop_after = None
                 self._count(log)
                 return log
+
+    def _open_once(self, files: SimFiles) -> PartitionLog:
+        if not self.promising:
+            return PartitionLog.open(files, FOLDER, PARTITION, self.config)
+        self.promises = Promises(files)
+        promise = self.promises.replica(PARTITION)
+        log = PartitionLog.open(files, FOLDER, PARTITION, self.config, promise=promise)
+        self.promises.sync()
+        return log
+
+    def _sync_promises(self) -> None:
+        """What the broker's keeper does once a second."""
+        assert self.promises is not None, "only drawn with promises"
+        try:
+            self.promises.sync()
+        except LogFailedError:
+            self.seen["promises failed"] += 1
+            self.disk.kill()
+            self.log = self._reopened()
+
+    def _copy(self) -> None:
+        self.older = self.disk.copy_of(FOLDER)
+
+    # ------------------------------------------------------------------ lost and unreadable files
+
+    def _lose_files(self) -> None:
+        """Lose or exchange files after a kill or a clean stop: what was promised is named."""
+        self.stop_chance = (
+            0.0  # a power cut as well, before the promise is durable, is a second fault
+        )
+        paths = sorted(self.disk.copy_of(FOLDER))
+        active = [path for path in paths if path.endswith(".log")][-1:]
+        point = [f"{FOLDER}/recovery"]
+        way = self.rng.choice(("folder", "older", "active", "cut"))
+        if way == "folder":
+            self.disk.exchange(FOLDER, {})
+        elif way == "older" and self.older is not None:
+            self.disk.exchange(FOLDER, self.older)
+        elif way == "active":
+            for path in active + point:
+                self.disk.delete(path)
+        else:
+            size = len(self.disk.peek(active[0]))
+            self.disk.cut(active[0], self.rng.randrange(size + 1))
+            self.disk.delete(point[0])
+        self.seen[f"lost: {way}"] += 1
+        for _ in range(2):  # and so it stays
+            self.log = log = self._open()
+            self._check_lost(log)
+            self.disk.kill()
+
+    def _check_lost(self, log: PartitionLog, *, read_errors: bool = False) -> None:
+        assert log.log_end >= self.promised_end or not self.promising, (
+            f"{self.promised_end} was promised, and the log says that it ends at {log.log_end}"
+        )
+        missing = 0
+        for one in self.history:
+            if one.end > self.promised_end or one.base < max(self.log_starts):
+                continue
+            try:
+                found = log.read(one.base, Offset(one.end), bytes_max=1)
+            except (SegmentCorruptError, OffsetOutOfRangeError):
+                missing += 1
+            else:
+                assert bytes(found[0].body) == one.body, "other bytes were served"
+        self.seen["loss named"] += missing > 0
+        if missing and not read_errors:  # a reader may be the first to meet a bad sector
+            assert log.recovery.damaged, f"{missing} batches are gone, and nobody says so"
+        if log.recovery.damaged:
+            try:
+                self._write_anything(log)
+            except LogFailedError:
+                return
+            raise AssertionError("a damaged log took a write")
+
+    def _meet_bad_sector(self) -> None:
+        """Make one sector unreadable: it is met by name or not needed; later all is there again."""
+        path = self.rng.choice(sorted(self.disk.copy_of(FOLDER)))
+        size = len(self.disk.peek(path))
+        self.disk.bad_sectors = {(path, self.rng.randrange(size // SECTOR + 1))}
+        files = self.disk.files()
+        try:
+            log = self._open_once(files)
+        except LogFailedError:
+            self.seen["unreadable: the log cannot be opened"] += 1
+        else:
+            self._check_lost(log, read_errors=True)
+        self.disk.kill()
+        self.disk.bad_sectors = set()
+        self.log = self._reopened()
 
     def _reopened(self) -> PartitionLog:
         """Open and check that every promise was kept."""

@@ -25,17 +25,20 @@ from broker.codec.record_batch import (
     to_rows,
 )
 from broker.core.dedup import MessageIdWindow, ProducerTable, find_repeats
+from broker.core.metadata.partition_rules import first_lineage
 from broker.errors import (
     HeadwaterError,
     OffsetOutOfRangeError,
     OverloadedError,
     ShuttingDownError,
     StreamExistsError,
+    StreamRecreatedError,
     UnknownLeaseError,
     UnknownPartitionError,
     UnknownStreamError,
 )
 from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.cut_positions import CutPosition, refusal
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import (
     NO_PRODUCER,
@@ -46,6 +49,7 @@ from broker.model.ids import (
     ProducerId,
     StreamUuid,
 )
+from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream, StreamConfig
@@ -452,12 +456,28 @@ class MemoryBroker:
                     cold_end=partition.log_start,
                     hot_end=partition.high_watermark,
                     leader_epoch=partition.leader_epoch,
+                    lineage_id=first_lineage_id(stream.uuid, number),
                 )
                 for number, partition in enumerate(partitions)
             ),
             taken_us=self.clock.now_us(),
             lease=lease,
         )
+
+    def check_cut(
+        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+    ) -> None:
+        """Refuse cuts of other histories, as a broker does that never lost its own."""
+        stream = self.stream(name)
+        if stream.uuid != stream_uuid:
+            raise StreamRecreatedError(f"{name!r} is now {stream.uuid}", expected=stream_uuid)
+        lineages = [
+            first_lineage(first_lineage_id(stream.uuid, number))
+            for number in range(stream.config.partitions)
+        ]
+        refused = refusal(name, lineages, positions)
+        if refused is not None:
+            raise refused
 
     def read_cold(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema

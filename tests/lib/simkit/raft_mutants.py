@@ -16,6 +16,7 @@ from broker.core.raft import follower as follower_module
 from broker.core.raft import member as member_module
 from broker.core.raft import rejoin
 from broker.core.raft.applier import Applier
+from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.core import RaftCore
 from broker.core.raft.election import Election
 from broker.core.raft.follower import Follower
@@ -361,7 +362,7 @@ def rejoin_asks_a_majority() -> Iterator[None]:
 
     with (
         replaced(Rejoin, "unanswered", property(unanswered)),
-        replaced(rejoin, "_same", lambda before, now: before.keys() == now.keys()),
+        replaced(rejoin, "same_moment", lambda before, now: before.keys() == now.keys()),
     ):
         yield
 
@@ -371,7 +372,7 @@ def rejoin_asks_once() -> Any:
 
     def told(self: Rejoin, *answer: Any) -> TakePart | None:
         self._before = self._before or {}
-        with replaced(rejoin, "_same", lambda *_: True):
+        with replaced(rejoin, "same_moment", lambda *_: True):
             return original(self, *answer)
 
     original = Rejoin.told
@@ -403,6 +404,76 @@ def count_votes_for_a_former_life() -> Any:
     return replaced(Election, "on_vote_reply", on_vote_reply)
 
 
+def member_note_alone_believed() -> Any:
+    """Open a folder of which only the member file is left, and go on from what that says."""
+
+    def read(self: RaftJournal) -> Membership | None:
+        present = self._files.list(self._folder)
+        return original(self) if "meta" in present else None
+
+    original = RaftJournal._read_membership
+    return replaced(RaftJournal, "_read_membership", read)
+
+
+def restored_disk_votes_at_once() -> Any:
+    """Go on from what the disk says, whatever the others tell."""
+
+    def judge(self: Compare, _told: Any) -> GoOn:
+        return GoOn(self._hard)
+
+    return replaced(Compare, "_judge", judge)
+
+
+def restored_disk_ignores_the_bar() -> Any:
+    """Take the highest term, with the vote in it spent, and vote for any log as long as the own."""
+
+    def judge(self: Compare, told: Any) -> GoOn:
+        return GoOn(original(self, told).hard)
+
+    original = Compare._judge
+    return replaced(Compare, "_judge", judge)
+
+
+def restored_disk_votes_again() -> Any:
+    """Take the highest term and the bar, and vote in that term."""
+
+    def judge(self: Compare, told: Any) -> GoOn:
+        found = original(self, told)
+        term = found.hard.term
+        vote = self._hard.vote if term == self._hard.term else None
+        return GoOn(HardState(term, vote, found.hard.commit), found.bar)
+
+    original = Compare._judge
+    return replaced(Compare, "_judge", judge)
+
+
+def compare_asks_a_majority() -> Any:
+    """Leave out whoever has not answered at once."""
+
+    def unanswered(self: Compare) -> tuple[NodeId, ...]:
+        if len(self._told) >= self._quorum - 1:
+            return ()
+        return tuple(one for one in self._others if one not in self._told)
+
+    return replaced(Compare, "unanswered", property(unanswered))
+
+
+def leader_keeps_copies_of_a_former_process() -> Any:
+    """Count what a member acknowledged before it was restarted with another disk."""
+    return replaced(Leader, "forget_copies", lambda *_: None)
+
+
+def leader_hears_a_former_process() -> Any:
+    """Begin to count anew, and take an answer of the former process for the new one's."""
+
+    def forget(self: Leader, member: NodeId) -> None:
+        original(self, member)
+        self._progress[member].void_round = -1
+
+    original = Leader.forget_copies
+    return replaced(Leader, "forget_copies", forget)
+
+
 # What makes a mutant's window common: faults, and the size of the group.
 HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "s1_cut_what_matches": (("double", "reorder", "power", "cut"), 3),
@@ -419,6 +490,9 @@ HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "rejoin_votes_at_once": (("wipe", "cut"), 3),
     "rejoin_keeps_the_old_term": (("wipe",), 3),
     "rejoin_asks_a_majority": (("wipe", "cut", "power"), 3),
+    "restored_disk_votes_at_once": (("restore", "copy", "cut"), 3),
+    "restored_disk_ignores_the_bar": (("restore", "copy", "cut"), 3),
+    "compare_asks_a_majority": (("restore", "copy", "cut"), 3),
 }
 
 MUTANTS: Final[dict[str, Mutant]] = {
@@ -455,5 +529,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         rejoin_asks_once,
         floor_forgotten_by_a_restart,
         count_votes_for_a_former_life,
+        member_note_alone_believed,
+        restored_disk_votes_at_once,
+        restored_disk_ignores_the_bar,
+        restored_disk_votes_again,
+        compare_asks_a_majority,
+        leader_keeps_copies_of_a_former_process,
+        leader_hears_a_former_process,
     )
 }

@@ -10,9 +10,11 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Final, Protocol
 
 from broker.core.raft.applier import Applier, Outcome, Verdict
+from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
 from broker.core.raft.events import (
@@ -24,6 +26,7 @@ from broker.core.raft.events import (
     Effect,
     Event,
     FloorReached,
+    MemberAsks,
     Propose,
     Received,
     Refusal,
@@ -40,14 +43,25 @@ from broker.core.raft.events import (
 from broker.core.raft.member import Role
 from broker.core.raft.rejoin import Rejoin, TakePart
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
-from broker.model.raft import Floor, NodeId, Proposal, SnapshotId, Standing
+from broker.model.raft import (
+    Floor,
+    HardState,
+    LogImage,
+    NodeId,
+    Proposal,
+    SnapshotId,
+    Standing,
+    Stored,
+    standing_of,
+)
 from broker.model.raft_messages import Forward, Message, PreVote, Vote, VoteReply
-from broker.storage.raft_journal import RaftJournal
-from simkit.disk import PowerLostError, SimDisk
+from broker.storage.raft_journal import RaftJournal, has_lost_all
+from simkit.disk import ROOMY, PowerLostError, SimDisk
 from simkit.raft_truth import Promises, Registers, Truth
 
 FOLDER: Final = "raft"
 ASK_AGAIN: Final = 20.0
+_NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
 
 
 class World(Protocol):
@@ -58,6 +72,8 @@ class World(Protocol):
     config: RaftConfig
     nodes: Mapping[NodeId, SimNode]
     wipes: bool  # disks may be wiped, so an empty one asks before it takes part
+    compares: bool  # disks may be put back, so each one asks before it takes part
+    grace: float  # for which a restarted member waits for silent ones
     snapshot_entries: int
     stop_chance: float
     hang_chance: float  # that a sync takes longer than an election
@@ -100,7 +116,8 @@ class SimNode:
         self.paused_until = 0.0
         self.rate = 1.0
         self.waiting: dict[tuple[int, int], Proposal] = {}
-        self.joining: Rejoin | None = None
+        self.joining: Rejoin | Compare | None = None
+        self.copies: list[tuple[SimDisk, Promises]] = []  # of the disk, made while it was in use
         self._saves: deque[Save] = deque()
 
     @property
@@ -112,20 +129,33 @@ class SimNode:
 
     def start(self) -> None:
         """Open the disk and begin; the power may go, the disk may fail, on the way."""
-        journal = self._open()
-        if journal is None:
-            return
+        world = self.world
+        asks = not self.observes and len(world.nodes) > 1
+        self.remakes = world.wipes and asks and has_lost_all(self.disk.files(), FOLDER)
+        stored = _NOTHING
+        if not self.remakes:
+            journal = self._open()
+            if journal is None:
+                return
+            self.journal = journal
+            stored = journal.stored
         self.life += 1
         self.alive = True
-        self.identity = self.world.rng.getrandbits(60) if self.world.wipes else 0
-        self._take_up(journal)
+        self.identity = world.rng.getrandbits(60) if world.wipes else 0
+        self._take_up(stored)
         self.joining = None
-        asks = not self.observes and len(self.world.nodes) > 1
-        if journal.is_fresh and self.world.wipes and asks:
-            self.joining = Rejoin(self.world.config, self.name, random=self.world.rng.randint)
-            self.world.later(self, 0.0, "ask", None)
-        else:
+        random = world.rng.randint
+        if world.wipes and asks and (self.remakes or self.journal.is_fresh):
+            self.joining = Rejoin(
+                world.config, self.name, random=random, has_taken_part=self.remakes
+            )
+        elif world.compares and asks and len(world.config.members) > 1:
+            self.joining = Compare(world.config, self.name, stored.hard, random=random)
+            world.later(self, world.grace, "grace", None)
+        if self.joining is None:
             self._begin()
+        else:
+            world.later(self, 0.0, "ask", None)
 
     def _open(self) -> RaftJournal | None:
         """Open the files; say why that cannot be done."""
@@ -153,25 +183,29 @@ class SimNode:
         self.promises.saved(stored.hard, (stored.log.base_index, stored.log.entries), None, ())
         return journal
 
-    def _take_up(self, journal: RaftJournal) -> None:
+    def _take_up(self, stored: Stored) -> None:
         """Make the process's memory of what the disk has."""
-        self.journal = journal
         self.machine = Registers()
         self.applier = Applier(self.machine)
-        self.core = RaftCore(
-            self.world.config, self.name, journal.stored, random=self.world.rng.randint
-        )
+        self.core = RaftCore(self.world.config, self.name, stored, random=self.world.rng.randint)
         self.member = self.core.member
         self.waiting.clear()
         self._saves.clear()
         self._commit = 0
-        self._last_snapshot = journal.stored.snapshot.id.index if journal.stored.snapshot else 0
+        self._last_snapshot = stored.snapshot.id.index if stored.snapshot else 0
 
     def _begin(self) -> None:
-        if self.journal.stored.floor == Floor():
-            self.world.truth.lost.discard(self.name)
+        self._look_at_bar()
         self._perform(self.core.start(self._clock()))
         self.world.later(self, 0.0, "tick", None)
+
+    def _look_at_bar(self) -> None:
+        """Count it among those who have what they promised, once it has."""
+        member = self.member
+        if self.name in self.world.truth.lost and not getattr(member, "abstains", False):
+            term = member.log.term_at(member.durable)
+            if term is not None and Floor(term, member.durable) >= self.journal.stored.bar:
+                self.world.truth.lost.discard(self.name)
 
     def make_member(self) -> None:
         """Let it have taken part already, with nothing done."""
@@ -197,6 +231,39 @@ class SimNode:
         self.disk.capacity_bytes = capacity_bytes
         self.broken = self.rotten = False
 
+    def copy_disk(self) -> None:
+        """Keep a copy of the disk as it is now, as a backup tool would."""
+        shared = {id(one): one for one in (self.disk.rng, self.disk.seen)}
+        self.copies.append((deepcopy(self.disk, shared), deepcopy(self.promises)))
+
+    def put_back(self) -> None:
+        """Put back a copy of the disk; the process has ended."""
+        truth = self.world.truth
+        truth.seen["disk put back"] += 1
+        disk, promises = self.world.rng.choice(self.copies)
+        shared = {id(one): one for one in (disk.rng, disk.seen)}
+        self.disk, self.promises = deepcopy(disk, shared), deepcopy(promises)
+        self.disk.kill()
+        self.disk.capacity_bytes = ROOMY
+        self._forgets()
+
+    def lose_files(self) -> None:
+        """Lose all of the folder but the note that this node has taken part."""
+        self.world.truth.seen["files lost"] += 1
+        files = self.disk.files()
+        for name in files.list(FOLDER):
+            if name != "member":
+                files.remove(f"{FOLDER}/{name}")
+        files.sync_folder(FOLDER)
+        self.promises = Promises()
+        self._forgets()
+
+    def _forgets(self) -> None:
+        truth = self.world.truth
+        truth.promises[self.name] = self.promises
+        truth.lost.add(self.name)
+        truth.wiped[self.name] += 1
+
     # ------------------------------------------------------------------ an empty disk
 
     def _ask(self) -> None:
@@ -206,8 +273,22 @@ class SimNode:
                 self.world.tell(self, one, "asked", (self.name, self.joining.request_id))
             self.world.later(self, ASK_AGAIN, "ask", None)
 
+    def _grace(self) -> None:
+        """Wait no longer for who is silent; one that has forgotten would be a fault too many."""
+        if isinstance(self.joining, Compare):
+            if self.name not in self.world.truth.lost:
+                self.joining.leave_out_silent()
+            self.world.later(self, 2 * ASK_AGAIN, "grace", None)
+
     def _answer(self, asker: NodeId, request_id: int) -> None:
-        standing = Standing(fresh=True) if self.joining is not None else self.member.standing
+        if isinstance(self.joining, Rejoin):
+            standing = Standing(fresh=True)
+        elif self.joining is not None:
+            standing = standing_of(self.journal.stored)
+        else:
+            if self.world.compares:
+                self.step(MemberAsks(asker))
+            standing = self.member.standing
         self.world.tell(self, asker, "told", (self.name, request_id, self.identity, standing))
 
     def _told(self, told: tuple[NodeId, int, int, Standing]) -> None:
@@ -217,15 +298,28 @@ class SimNode:
         if found is not None:
             self._take_part(found)
 
-    def _take_part(self, found: TakePart) -> None:
+    def _take_part(self, found: TakePart | GoOn) -> None:
         """Note it on the disk, and begin; the disk may fail, or the power go."""
         seen = self.world.truth.seen
+        what = "went on"
+        if isinstance(found, TakePart):
+            what = "rejoined" if found.term else "began as a new group"
         if self.world.rng.random() < self.world.stop_chance:
             self.disk.stop_after = self.world.rng.randrange(8)
         try:
-            self.journal.take_part(found.term, found.floor)
-            self.journal.close()
-            journal = self._open()
+            if isinstance(found, GoOn):
+                self.journal.go_on(found.hard, found.bar)
+                seen["went on without some"] += bool(found.silent)
+            else:
+                self._note_rejoin(found)
+            journal = self.journal
+            stored = journal.stored
+            self.promises.saved(stored.hard, (stored.log.base_index, stored.log.entries), None, ())
+        except MetadataCorruptError:
+            assert self.rotten, "damage from nowhere"
+            seen["damaged node stays down"] += 1
+            self.broken, self.alive = True, False
+            return
         except (PowerLostError, DiskFullError, LogFailedError):
             journal = None
         finally:
@@ -234,10 +328,19 @@ class SimNode:
             self.crash(power=True)
             self.world.died(self)
             return
-        seen["rejoined" if found.term else "began as a new group"] += 1
+        seen[what] += 1
         self.joining = None
-        self._take_up(journal)
+        self._take_up(journal.stored)
         self._begin()
+
+    def _note_rejoin(self, found: TakePart) -> None:
+        if self.remakes:
+            files = self.disk.files()
+            self.journal = RaftJournal.remade(
+                files, FOLDER, cluster="sim", node=self.name, term=found.term, floor=found.floor
+            )
+        else:
+            self.journal.take_part(found.term, found.floor)
 
     def crash(self, *, power: bool) -> None:
         """End the process, or the machine."""
@@ -266,6 +369,8 @@ class SimNode:
         """Take one event of the simulation."""
         if what == "ask":
             self._ask()
+        elif what == "grace":
+            self._grace()
         elif what == "asked":
             self._answer(*argument)
         elif what == "told":
@@ -463,6 +568,7 @@ class SimNode:
             if not self.alive:
                 return
         self.step(Saved(save.number))
+        self._look_at_bar()
 
     def _checkpoint(self) -> None:
         try:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.codec.checksum import crc32c
+from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
-from broker.core.raft.events import Effect, Event, Received, Save, Saved, Send, Tick
+from broker.core.raft.events import Effect, Event, MemberAsks, Received, Save, Saved, Send, Tick
 from broker.core.raft.member import Role
 from broker.core.raft.rejoin import Rejoin, TakePart
+from broker.errors import MetadataCorruptError
 from broker.model.raft import (
     Entry,
     EntryKind,
@@ -151,6 +153,24 @@ def answers_of_two_moments() -> None:
     assert found == TakePart(8, Floor(7, 30)), f"it takes part as {found}"
 
 
+def copies_of_a_former_process() -> None:
+    """A follower acknowledged, and its disk is put back: of five, two others have the entry.
+
+    Its former process's answer comes once more, late.
+    """
+    member = _Member()
+    member.lead()
+    index, term = member.core.member.log.last_index, member.core.member.term
+    answer = AppendReply(term, True, index, 0, 0, 0)
+    member.hear(_NAMES[1], answer)
+    member.step(MemberAsks(_NAMES[1]))
+    member.hear(_NAMES[1], answer)
+    member.hear(_NAMES[2], answer)
+    assert member.core.member.commit == 0, "a copy was counted that is on no disk any more"
+    member.hear(_NAMES[1], AppendReply(term, True, index, 0, 0, 1))
+    assert member.core.member.commit == index, "the copy of the new process does not count"
+
+
 def restart_below_the_floor() -> None:
     """Who rejoined dies twice before it has its log back; then one without that asks to lead."""
     disk = SimDisk(random.Random(1))
@@ -174,6 +194,32 @@ def restart_below_the_floor() -> None:
     assert said == [VoteReply(9, False, 1)], "it voted below its floor"
 
 
+def only_the_member_file_is_left() -> None:
+    """A folder lost all but the note of its node: it must not begin anew with an empty log."""
+    disk = SimDisk(random.Random(1))
+    _journal(disk).take_part(5, Floor(4, 9))
+    disk.kill()
+    for name in ("meta", "journal"):
+        disk.files().remove(f"raft/{name}")
+    try:
+        stored = _journal(disk).stored
+    except MetadataCorruptError:
+        return
+    raise AssertionError(f"it begins with {stored}")
+
+
+def vote_that_a_disk_forgot() -> None:
+    """A disk is put back to before it voted in the term that the others are in."""
+    a, b, c, d, e = _NAMES
+    compare = Compare(RaftConfig(members=_NAMES), a, HardState(7, None), random=lambda low, _: low)
+    found = None
+    for _ in range(2):
+        request_id = compare.request_id
+        for one in (b, c, d, e):
+            found = found or compare.told(one, request_id, 1, Standing(term=7))
+    assert found == GoOn(HardState(7, a)), f"it goes on as {found}"
+
+
 def _journal(disk: SimDisk) -> RaftJournal:
     return RaftJournal(disk.files(), "raft", cluster="script", node=_NAMES[0])
 
@@ -187,4 +233,8 @@ SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "count_votes_for_a_former_life": votes_for_the_dead,
     "floor_forgotten_by_a_restart": restart_below_the_floor,
     "rejoin_asks_once": answers_of_two_moments,
+    "member_note_alone_believed": only_the_member_file_is_left,
+    "restored_disk_votes_again": vote_that_a_disk_forgot,
+    "leader_keeps_copies_of_a_former_process": copies_of_a_former_process,
+    "leader_hears_a_former_process": copies_of_a_former_process,
 }

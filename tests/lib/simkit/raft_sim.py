@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from broker.codec.checksum import crc32c
@@ -30,6 +30,7 @@ from simkit.raft_truth import KEYS, Truth, command
 
 HEARTBEAT_MS: Final = 10
 HEAL_MS: Final = 6000
+HEALED_GRACE_MS: Final = 1500
 SLOW_MS: Final = 400
 FAULTS: Final = (
     "cut", "one-way", "drop", "double", "reorder", "kill", "power", "pause", "skew", "full",
@@ -82,15 +83,14 @@ class RaftSim:
             inflight_messages_max=rng.choice((1, 3, 16)),
             uncommitted_bytes_max=rng.choice((200, 100_000)),
             keep_entries=rng.choice((0, 3, 20)),
+            restart_grace_ms=1 << 40,  # a bar that lapses beside faults is a fault too many
         )
         self.seen: Counter[str] = Counter()
         self.truth = Truth(self.seen, names)
         self.snapshot_entries = rng.choice((6, 15, 1000))
         self.faults = set(faults or (one for one in FAULTS if rng.random() < 0.3))
         dice = random.Random(f"wipe {seed}")
-        if own and faults is None and dice.random() < 0.3:
-            self.faults.add("wipe")
-        self.wipes = "wipe" in self.faults
+        self._draw_lost_disks(seed, dice, may_draw=own and faults is None)
         self.stop_chance = rng.choice((0.01, 0.05)) if "stop" in self.faults else 0.0
         self.hang_chance = 0.05
         self.now = 0.0
@@ -110,7 +110,7 @@ class RaftSim:
         self._barriers = 0
         self._healed = False
         victims = rng.sample(names, (size - 1) // 2) if "rot" in self.faults else []
-        boots = self.wipes and dice.random() < 0.3
+        boots = self.wipes and not self.compares and dice.random() < 0.3
         if boots:  # who never began and who is damaged would be too many together
             victims = []
         if "rot" in self.faults:  # as many observers as like may be damaged
@@ -126,6 +126,17 @@ class RaftSim:
                 node.make_member()
         self._last = -1 if watching and few.random() < 0.5 else 0  # who has the lasting fault
         self.callers = [Caller(number, 1000 + number) for number in range(3)]
+
+    def _draw_lost_disks(self, seed: int, dice: random.Random, *, may_draw: bool) -> None:
+        """Draw whether disks are wiped, put back to earlier moments, and partly lost."""
+        if may_draw and dice.random() < 0.3:
+            self.faults.add("wipe")
+        forgets = random.Random(f"forget {seed}")
+        if may_draw and forgets.random() < 0.3:
+            self.faults |= {"restore", "copy", "lose"}
+        self.compares = bool(self.faults & {"restore", "lose"})
+        self.wipes = "wipe" in self.faults or self.compares
+        self.grace = forgets.choice((30.0, 150.0))
 
     # ------------------------------------------------------------------ the story
 
@@ -340,6 +351,10 @@ class RaftSim:
                     node.flip()
         elif kind == "wipe":
             self._wipe(node)
+        elif kind == "copy":
+            node.copy_disk()
+        elif kind in {"restore", "lose"}:
+            self._forget(node, kind)
         elif kind == "pause" and node.alive:
             node.paused_until = max(node.paused_until, self.now + rng.random() * 300)
             self.seen["paused"] += 1
@@ -372,6 +387,19 @@ class RaftSim:
             if was_broken:
                 self._at(self.rng.random() * 200, None, "start", node)
 
+    def _forget(self, node: SimNode, kind: str) -> None:
+        """End a member and put back or lose what it has, unless too many have forgotten already."""
+        lost = self.truth.lost
+        may_break = {one.name for one in self._voters() if one.may_rot}
+        few = len(lost | may_break | {node.name}) < self.config.quorum
+        if node.observes or node.broken or not few or (kind == "restore" and not node.copies):
+            return
+        self._crash(node, power=True)
+        if kind == "restore":
+            node.put_back()
+        elif "member" in node.disk.files().list(raft_node.FOLDER):
+            node.lose_files()
+
     def _can_win(self, candidate: NodeId, candidacy: int) -> bool:
         node = self.nodes[candidate]
         return node.alive and node.candidacy == candidacy
@@ -395,6 +423,13 @@ class RaftSim:
             node.disk.capacity_bytes = ROOMY
             node.disk.datasync_failures = 0
         self.stop_chance = self.hang_chance = 0.0
+        # Who told of the furthest log may have lost its end, which was not durable: bars lapse.
+        self.config = replace(self.config, restart_grace_ms=HEALED_GRACE_MS)
+        for node in self.nodes.values():
+            member: Any = getattr(node, "member", None)  # pysyncobj's variant has a core of its own
+            if node.alive and hasattr(member, "renew_bar"):
+                member.config = self.config
+                member.renew_bar()
         if self.wipes:  # an operator's part: whoever stopped because of damage gets an empty disk
             for node in self.nodes.values():
                 if node.broken:

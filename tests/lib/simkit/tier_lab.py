@@ -17,9 +17,11 @@ from simkit.tier_source import MemoryTierSource, make_stream
 from tiering.config import TieringConfig
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake
+from tiering.ledger import LedgerEntry
 from tiering.location import StoreConfig
 from tiering.object_store import open_store
 from tiering.reader import read_rows
+from tiering.segment_writer import RangeFacts, SegmentPlace, log_rows
 from tiering.shipper import PartitionShipper
 from tiering.table import TableSnapshot
 
@@ -57,17 +59,36 @@ class TierLab:
         self.table = self.lake.table(self.stream)
 
     def shipper(
-        self, *, source: MemoryTierSource | None = None, config: TieringConfig | None = None
+        self,
+        *,
+        source: MemoryTierSource | None = None,
+        config: TieringConfig | None = None,
+        table: DeltaStreamTable | None = None,
     ) -> PartitionShipper:
         """Return a shipper as a freshly started process would have it."""
         return PartitionShipper(
             cluster=CLUSTER,
             source=source if source is not None else self.source,
-            table=self.lake.table(self.stream),
+            table=table if table is not None else self.lake.table(self.stream),
             clock=TickingClock(),
             # Small enough that every segment becomes an object of its own.
             config=config if config is not None else TieringConfig(object_bytes_max=1),
         )
+
+    def local_entry(self, start: int, end: int) -> LedgerEntry:
+        """Return what the local log says of a range, as a repair without the table's log would."""
+        wanted = OffsetRange(Offset(start), Offset(end))
+        place = SegmentPlace(
+            cluster=CLUSTER,
+            partition=self.source.partition_id,
+            subject=self.source.subject,
+            path="",
+        )
+        facts = RangeFacts()
+        batches = self.source.read(wanted.start, wanted.end, bytes_max=1 << 30)
+        for rows in log_rows(batches, wanted, place):
+            facts.add(rows)
+        return facts.entry(0)
 
     def ship_all(self, shipper: PartitionShipper | None = None) -> TableSnapshot:
         """Ship everything sealed; return the table afterwards."""

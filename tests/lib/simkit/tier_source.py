@@ -9,15 +9,18 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
 
 import pyarrow as pa
 
 from broker.codec.record_batch import decode_body, decode_header, encode_header, prepare, to_rows
 from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
-from broker.errors import OffsetOutOfRangeError
+from broker.errors import HeadwaterError, OffsetOutOfRangeError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.lineage import Leadership, Lineage, begun, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import SegmentInfo, StoredBatch, TierSource
@@ -63,6 +66,12 @@ class MemoryTierSource:
         self._committed: int | None = None
         self.recorded: list[int] = []  # every cold end the metadata was told, in order
         self.epoch = 1
+        self.refused: HeadwaterError | None = None
+        self.admitted: list[str] = []
+        first = first_lineage_id(self._partition_id.stream_uuid, self._partition_id.number)
+        self.lineage: Lineage = (
+            Leadership(leader_epoch=LeaderEpoch(1), lineage_id=first, start=Offset(0)),
+        )
 
     # ------------------------------------------------------------------------------ the test's
 
@@ -84,6 +93,25 @@ class MemoryTierSource:
     def hold_committed_at(self, offset: int | None) -> None:
         """Keep the high watermark at an offset; None lets it follow the log's end again."""
         self._committed = offset
+
+    def lead_again(self) -> None:
+        """Begin a new leadership, as a restart does."""
+        self.epoch += 1
+        leadership = Leadership(
+            leader_epoch=LeaderEpoch(self.epoch), lineage_id=uuid4().hex, start=self.log_end
+        )
+        self.lineage = begun(self.lineage, leadership)
+
+    def copied(self, *, seed: int = 2) -> MemoryTierSource:
+        """Return a copy of all of it, as of a data folder; what either appends is its own."""
+        twin = copy(self)
+        twin._random = random.Random(f"{seed}/{self._partition_id.number}")
+        twin._lock = threading.RLock()
+        twin._segments = [replace(one, batches=list(one.batches)) for one in self._segments]
+        twin._truth = list(self._truth)
+        twin.recorded = list(self.recorded)
+        twin.admitted = []
+        return twin
 
     def free_local(self) -> None:
         """Drop all sealed segments below the recorded cold end, as local retention would."""
@@ -193,6 +221,15 @@ class MemoryTierSource:
         """Return at once."""
         return self.high_watermark
 
+    def admit(self, lineage_id: str) -> None:
+        """Remember what was admitted."""
+        self.admitted.append(lineage_id)
+
+    def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        """Remember why, if it is about the present leadership."""
+        if self.lineage and self.lineage[-1].lineage_id == lineage_id:
+            self.refused = error
+
     def record_cold_end(self, cold_end: Offset) -> None:
         """Take what the metadata would take: only forward, only what is committed."""
         assert self.cold_end < cold_end <= self.high_watermark, "a cold end that is not allowed"
@@ -256,6 +293,17 @@ class MemoryTierCatalog:
         self._streams[stream.uuid] = (stream, sources)
         return sources
 
+    def copied(self) -> MemoryTierCatalog:
+        """Return a copy of all logs, as of a data folder."""
+        twin = MemoryTierCatalog()
+        for uuid, (stream, sources) in self._streams.items():
+            twin._streams[uuid] = (stream, [one.copied() for one in sources])
+        return twin
+
+    def of(self, stream: Stream) -> list[MemoryTierSource]:
+        """Return a stream's partitions."""
+        return self._streams[stream.uuid][1]
+
     def remove(self, stream: Stream) -> None:
         """Forget a stream, as after its deletion."""
         del self._streams[stream.uuid]
@@ -275,6 +323,15 @@ class MemoryTierCatalog:
         """Return a stream's partitions."""
         found = self._streams.get(stream.uuid)
         return [] if found is None else list(found[1])
+
+    def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
+        """Return what the partition's log says."""
+        assert refreshed in (False, True)
+        source = self._streams[partition.stream_uuid][1][partition.number]
+        return source.lineage, source.cold_end
+
+    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+        """Leaderships are found by looking."""
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
         """Register a callback."""

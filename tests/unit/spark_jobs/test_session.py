@@ -10,8 +10,8 @@ import pytest
 
 from broker.errors import InvalidConfigError
 from spark_jobs import jars
-from spark_jobs.scans import table_path
 from spark_jobs.session import require_java, settings
+from spark_jobs.table_scan import table_path
 from tiering.location import StoreConfig
 
 ENV = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
+from broker.codec.checksum import crc32c
 from broker.codec.schema import FILE_SCHEMA, ROW_SCHEMA
 from broker.errors import (
     FilesReplacedError,
+    ObjectCorruptError,
     StaleColdEndError,
     TableMismatchError,
     TableRolledBackError,
@@ -22,11 +28,13 @@ from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
 from tiering import key_snapshot_plan
-from tiering.key_snapshot import latest_table, open_latest
+from tiering.delta_table import DeltaStreamTable
+from tiering.key_snapshot import latest_table, made_of, open_latest, prove_latest
 from tiering.key_snapshot_plan import BUCKET_BYTES, bucket_of, bucket_path, buckets_for, plan
 from tiering.key_snapshot_writer import SORTED_COLUMNS, newest_rows, write_buckets
 from tiering.lake import Lake
-from tiering.table import DataFile, TableSnapshot, transaction_id
+from tiering.proofs import CACHE
+from tiering.table import FILES, MADE_OF, DataFile, TableSnapshot, transaction_id
 
 UUID = StreamUuid("01234567-89ab-4def-8123-456789abcdef")
 OTHER = StreamUuid("fedcba98-7654-4210-8edc-ba9876543210")
@@ -243,20 +251,126 @@ def test_of_two_replacements_from_one_version_the_second_loses_by_name(lake: Lak
     ]
     base = table.snapshot()
 
-    def replace(base: TableSnapshot, name: str, **what: Any) -> int:
+    def swap(base: TableSnapshot, name: str, **what: Any) -> int:
         wanted = {"removed": [], "added": [], "moves": {}, "data_change": True, **what}
         return table.replace_files(base, commit_id=name, **wanted)
 
-    replace(base, "a", added=files[:1], moves={0: a_range(0, 9)})
+    swap(base, "a", added=files[:1], moves={0: a_range(0, 9)})
     with pytest.raises(StaleColdEndError):
-        replace(base, "b", added=files[:1], moves={0: a_range(0, 12)})
-    replace(base, "c", added=files[1:], moves={1: a_range(0, 3)})
+        swap(base, "b", added=files[:1], moves={0: a_range(0, 12)})
+    swap(base, "c", added=files[1:], moves={1: a_range(0, 3)})
     now = table.snapshot()
     assert [file.path for file in now.files] == [file.path for file in files]
-    replace(now, "d", removed=now.files[:1])
+    swap(now, "d", removed=now.files[:1])
     with pytest.raises(FilesReplacedError):
-        replace(now, "e", removed=now.files[:1])
+        swap(now, "e", removed=now.files[:1])
     assert [file.path for file in table.snapshot().files] == [files[1].path]
+
+
+# ------------------------------------------------------------------------------ whose commits
+
+
+Change = Callable[[str], object]
+
+FOREIGN: dict[str, tuple[Change, str]] = {
+    "append": (
+        lambda uri: write_deltalake(
+            uri, pa.table(DeltaTable(uri).to_pyarrow_table()).slice(0, 1), mode="append"
+        ),
+        "WRITE",
+    ),
+    "delete": (lambda uri: DeltaTable(uri).delete("offset = 5"), "DELETE"),
+    "update": (
+        lambda uri: DeltaTable(uri).update({"value": "X'00'"}, predicate="offset = 5"),
+        "UPDATE",
+    ),
+    "restore": (lambda uri: DeltaTable(uri).restore(1), "RESTORE"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_key_snapshot_that_somebody_else_changed_is_refused_by_name(
+    lake: Lake, name: str
+) -> None:
+    """Whoever reads it or builds on it is told version, operation, author and the ways out."""
+    table = built(lake)
+    assert open_latest(lake, "s", stream_uuid=UUID) is not None
+    change, operation = FOREIGN[name]
+    change(table.uri)
+    for ask in (
+        lambda: open_latest(lake, "s", stream_uuid=UUID),
+        lambda: prove_latest(table.snapshot(), table.store),
+    ):
+        with pytest.raises(TableMismatchError, match="headwater job snapshot") as caught:
+            ask()
+        assert (caught.value.version, caught.value.operation) == (3, operation)
+        CACHE.forget()
+    good = open_latest(lake, "s", stream_uuid=UUID, version=2)
+    assert good is not None
+    assert good.ends == {0: 12, 1: 0}
+
+
+def test_a_changed_byte_of_a_key_snapshot_is_named(lake: Lake) -> None:
+    """Its commits say what its objects are, too."""
+    table = built(lake)
+    (file,) = table.snapshot().files
+    path = table.store.config.root / file.path
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(bytes(body))
+    with pytest.raises(ObjectCorruptError, match="crc32c"):
+        open_latest(lake, "s", stream_uuid=UUID)
+
+
+def test_a_key_snapshot_that_others_optimized_is_built_anew(lake: Lake) -> None:
+    """No ledger proves its rows again: it is not read, and the next advance uses none of them."""
+    table = built(lake, buckets=2)
+    assert DeltaTable(table.uri).optimize.compact()["numFilesRemoved"] == 2
+    found = open_latest(lake, "s", stream_uuid=UUID)
+    assert found is not None
+    assert found.distrusted == {0}
+    latest = table.snapshot()
+    history = replace(latest, version=1, ranges={0: a_range(0, 12), 1: a_range(0, 0)})
+    (one,) = plan(latest, history, {}, distrusted=found.distrusted)
+    assert (one.rebuild, one.whole, one.to_read) == (True, True, a_range(0, 12))
+    assert plan(latest, history, {}) == []
+
+
+def test_a_commit_of_a_key_snapshot_says_what_it_is_made_of(lake: Lake) -> None:
+    """Files with rows, bounds, checksum and digest; table, version and ranges of the history."""
+    table = built(lake)
+    text = (table.store.config.root / f"_delta_log/{2:020}.json").read_text()
+    info = json.loads(text.splitlines()[0])["commitInfo"]
+    (account,) = json.loads(info[FILES])
+    (file,) = table.snapshot().files
+    body = (table.store.config.root / file.path).read_bytes()
+    assert account["crc32c"] == crc32c(body)
+    assert account["file"][:5] == [0, len(body), 1, 5, 5]
+    assert len(account["digest"]) == 64
+    assert json.loads(info[MADE_OF])["ranges"] == {"0": [0, 12], "1": [0, 0]}
+
+
+def built(lake: Lake, buckets: int = 1) -> DeltaStreamTable:
+    """Return a key snapshot that was advanced twice, to [0, 12) of partition 0."""
+    table = latest_table(lake, a_stream())
+    table.create()
+    for end in (9, 12):
+        base = table.snapshot()
+        rows = sorted_rows([(0, number, b"a", 5, b"x") for number in range(buckets)])
+        history = replace(base, version=end, ranges={0: a_range(0, end), 1: a_range(0, 0)})
+        table.replace_files(
+            base,
+            removed=base.files,
+            added=[
+                file.new_file(modified_us=1_000_000)
+                for file in write_buckets([rows], table.store, buckets={0: buckets}, ends={0: end})
+            ],
+            moves={0: a_range(0, end)},
+            data_change=True,
+            commit_id=f"to {end}",
+            made_of=made_of(history),
+        )
+    return table
 
 
 def _partition() -> Any:

@@ -67,12 +67,13 @@ def test_after_a_failure_table_and_ledger_are_asked_again() -> None:
 
 
 def test_a_commit_without_ledger_is_repaired_before_anything_else() -> None:
-    """The table is ahead of the ledger: repair, record, and only then ship on."""
+    """The table is ahead of the ledger: prove whose it is, repair, record, and only then ship."""
     it = machine(recorded=3)
     assert it.step(tier.Woken()) == tier.LoadTable(Offset(3))
     it.step(tier.TableLoaded(Offset(9)))
     missing = OffsetRange(Offset(5), Offset(9))
-    assert it.step(tier.LedgerRead(Offset(5))) == tier.RepairLedger(missing)
+    assert it.step(tier.LedgerRead(Offset(5))) == tier.ProveHistory()
+    assert it.step(tier.HistoryProved()) == tier.RepairLedger(missing)
     assert it.step(tier.LedgerRepaired()) == tier.RecordColdEnd(Offset(9))
     assert it.step(tier.ColdEndRecorded()) == tier.ListLog()
 
@@ -84,15 +85,29 @@ def test_a_ledger_ahead_of_the_table_asks_the_table_for_what_it_proves() -> None
     it.step(tier.TableLoaded(Offset(5)))
     assert it.step(tier.LedgerRead(Offset(9))) == tier.LoadTable(Offset(9))
     it.step(tier.TableLoaded(Offset(9)))
-    assert it.step(tier.LedgerRead(Offset(9))) == tier.RecordColdEnd(Offset(9))
+    assert it.step(tier.LedgerRead(Offset(9))) == tier.ProveHistory()
+    assert it.step(tier.HistoryProved()) == tier.RecordColdEnd(Offset(9))
+
+
+def test_what_is_not_proved_is_not_recorded() -> None:
+    """A table of another history: the proof raises, and every cycle begins with it again."""
+    it = machine()
+    for _ in range(3):
+        assert it.step(tier.Woken()) == tier.LoadTable(Offset(0))
+        it.step(tier.TableLoaded(Offset(9)))
+        assert it.step(tier.LedgerRead(Offset(9))) == tier.ProveHistory()
+        assert it.step(tier.Failed()) == tier.Rest()
+    assert it.recorded == 0
 
 
 def test_a_table_ahead_of_the_log_is_refused() -> None:
     """Rows in the table that our log never committed: another writer, or a replaced disk."""
     it = machine()
-    for event in (tier.Woken(), tier.TableLoaded(Offset(9)), tier.LedgerRead(Offset(9))):
+    for event in (
+        tier.Woken(), tier.TableLoaded(Offset(9)), tier.LedgerRead(Offset(9)),
+        tier.HistoryProved(), tier.ColdEndRecorded(),
+    ):  # fmt: skip
         it.step(event)
-    it.step(tier.ColdEndRecorded())
     with pytest.raises(TableMismatchError):
         it.step(tier.LogListed([segment(0, 5)], Offset(5)))
 
@@ -109,7 +124,8 @@ def test_a_lost_commit_begins_at_the_table_again() -> None:
     assert it.step(tier.CommitLost(Offset(3))) == tier.LoadTable(Offset(0))
     it.step(tier.TableLoaded(Offset(3)))
     it.step(tier.LedgerRead(Offset(3)))
-    effect = it.step(tier.ColdEndRecorded())
+    it.step(tier.HistoryProved())
+    it.step(tier.ColdEndRecorded())
     effect = it.step(tier.LogListed([segment(0, 5), segment(5, 9)], Offset(9)))
     assert effect == tier.PackSegments(OffsetRange(Offset(3), Offset(5)), 1)
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from broker.errors import InvalidConfigError
+from simkit.tier_lab import TierLab, read_table
 from tiering.lake import Lake
 from tiering.location import Credentials, StoreConfig, canonical_uri
+from tiering.verify import verify_table
 
 ENV = {
     "AWS_ENDPOINT_URL": "http://ignored:1",
@@ -44,6 +46,30 @@ def test_what_is_no_lake_is_refused(text: str) -> None:
     """An unknown scheme, a missing bucket, a way out of the prefix."""
     with pytest.raises(InvalidConfigError):
         StoreConfig.from_env(text, {})
+
+
+@pytest.mark.parametrize("name", ["100%", "%", "la ke", "la#ke", "qué?", "a;b=c&d+e", "[x]"])
+def test_a_folder_of_any_name_is_one_place(tmp_path: Path, name: str) -> None:
+    """What was written through a path is read through its URI, by every library, in that folder."""
+    root = tmp_path / name / "lake"
+    lab = TierLab(root)
+    lab.source.fill(2, 10)
+    lab.ship_all()
+    assert lab.lake.config.root == root
+    assert canonical_uri(lab.lake.uri) == lab.lake.uri == canonical_uri(str(root))
+    again = Lake.open(lab.lake.uri, cluster="lab")
+    assert read_table(again.table_at(lab.table.uri), 0).equals(lab.source.truth())
+    verify_table(again.table(lab.stream).snapshot(), lab.table.store)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (root / "default" / "orders" / "_delta_log").is_dir()
+
+
+@pytest.mark.parametrize("name", ["a%20b", "100%25", "a%2Fb", "back\\slash"])
+@pytest.mark.parametrize("base", ["s3://bucket/x/", "/data/"])
+def test_a_name_that_libraries_read_differently_is_refused(base: str, name: str) -> None:
+    """delta-rs decodes it again: objects and log of one table would lie in two places."""
+    with pytest.raises(InvalidConfigError, match="choose another place"):
+        StoreConfig.from_env(f"{base}{name}", {})
 
 
 def test_s3_settings_come_from_the_environment() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,15 +13,20 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     BatchCorruptError,
     CorruptDataError,
+    ForeignHistoryError,
+    HistoryClaimedError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
     TableRolledBackError,
     UnknownStreamError,
 )
+from broker.model.ids import PartitionId
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from simkit.faulty_store import FaultyStore
 from simkit.tier_source import MemoryTierCatalog, MemoryTierSource, make_stream
+from simkit.wall_clock import WallClock
 from tiering.config import TieringConfig
 from tiering.lake import Lake
 from tiering.location import StoreConfig
@@ -33,18 +37,6 @@ WAIT_S = 20.0
 QUICK = TieringConfig(
     check_interval_ms=20, object_bytes_max=1, backoff_ms_min=5, backoff_ms_max=20, workers_count=2
 )
-
-
-class WallClock:
-    """The machine's clocks."""
-
-    def now_us(self) -> int:
-        """Return UTC microseconds."""
-        return time.time_ns() // 1000
-
-    def monotonic_ms(self) -> int:
-        """Return milliseconds that never go back."""
-        return time.monotonic_ns() // 1_000_000
 
 
 class Rig:
@@ -258,9 +250,11 @@ def test_two_tierings_of_one_log_end_exact(tmp_path: Path) -> None:
     twin = Tiering(Lake(rig.store, cluster="rig"), rig.catalog, WallClock(), QUICK)
     rig.tiering.start()
     twin.start()
-    for tiering in (rig.tiering, twin):
-        tiering.flush(stream, timeout_ms=30_000)
-        tiering.stop()
+    try:
+        for tiering in (rig.tiering, twin):
+            tiering.flush(stream, timeout_ms=30_000)
+    finally:
+        twin.stop()
     for source in sources:
         assert source.cold_end == 90
         assert rig.rows(stream, source).equals(source.truth())
@@ -294,6 +288,70 @@ def test_the_table_state_refuses_a_rolled_back_table(rig: Rig) -> None:
     max(folder.glob("*.json")).unlink()
     with pytest.raises(TableRolledBackError):
         rig.tiering.table_state(stream)
+
+
+def test_a_table_of_another_history_is_refused_by_everybody(rig: Rig) -> None:
+    """A copy ships first: state, reads and flushes of the other are refused, its own are not."""
+    stream = make_stream(partitions=2)
+    for source in rig.catalog.add(stream):
+        source.append(20)
+    rig.tiering.start()
+    rig.tiering.flush(stream, timeout_ms=20_000)
+    catalog = rig.catalog.copied()
+    for source in catalog.of(stream):
+        source.lead_again()
+    twin = Tiering(Lake(rig.store, cluster="rig"), catalog, WallClock(), QUICK)
+    twin.start()
+    try:
+        mine, other = rig.catalog.of(stream)[1], catalog.of(stream)[1]
+        other.append(10)
+        twin.flush(stream, timeout_ms=20_000)
+        mine.append(10)
+        with pytest.raises(ForeignHistoryError):
+            rig.tiering.table_state(stream)
+        with pytest.raises(ForeignHistoryError):
+            rig.tiering.read(stream, 1, Offset(0), Offset(20), ROW_SCHEMA)
+        with pytest.raises((ForeignHistoryError, HistoryClaimedError)):
+            rig.tiering.flush(stream, timeout_ms=60_000)
+        rig.until(lambda: mine.refused is not None)
+        assert "HistoryClaimedError" in str(rig.tiering.status(stream)[1].last_error)
+        assert mine.cold_end == 20
+        assert twin.table_state(stream).ranges[1].end == 30
+        rows = twin.read(stream, 1, Offset(0), Offset(30), ROW_SCHEMA)
+        assert pa.Table.from_batches(rows, ROW_SCHEMA).equals(other.truth())
+    finally:
+        twin.stop()
+
+
+def test_a_leader_that_is_not_known_yet_is_asked_for(rig: Rig) -> None:
+    """A new leader's commit may be seen before its leadership is: the metadata is asked again."""
+    stream = make_stream()
+    source = rig.catalog.add(stream)[0]
+    source.lead_again()
+    source.append(20)
+    rig.tiering.start()
+    rig.tiering.flush(stream, timeout_ms=20_000)
+    late = LateCatalog(rig.catalog)
+    reader = Tiering(Lake(rig.store, cluster="rig"), late, WallClock(), QUICK)
+    assert reader.table_state(stream).ranges[0].end == 20
+    assert late.asked == [False, True]
+    assert reader.table_state(stream).ranges[0].end == 20
+    assert late.asked == [False, True]
+
+
+class LateCatalog(MemoryTierCatalog):
+    """Knows the first leadership only, until it is asked to look again; leads nothing."""
+
+    def __init__(self, behind: MemoryTierCatalog) -> None:
+        super().__init__()
+        self._behind = behind
+        self.asked: list[bool] = []
+
+    def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
+        """Return what is known."""
+        self.asked.append(refreshed)
+        lineage, _ = self._behind.history(partition, refreshed=refreshed)
+        return (lineage if refreshed else lineage[:1]), Offset(0)
 
 
 def test_a_recreated_stream_gets_a_table_of_its_own(rig: Rig) -> None:

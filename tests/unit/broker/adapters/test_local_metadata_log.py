@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 from pathlib import Path
 
@@ -11,23 +13,32 @@ from broker.adapters import local_metadata_log
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBroker, encode
-from broker.errors import LogFailedError, MetadataCorruptError, UnknownStreamError
+from broker.core.metadata.size import STATE_WEIGHT_MAX
+from broker.errors import (
+    LogFailedError,
+    MetadataCorruptError,
+    MetadataFullError,
+    UnknownStreamError,
+)
 from broker.model.ids import BrokerId, StreamUuid
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
 from simkit.disk import SimDisk
 
 ME = BrokerId("me")
 
 
-def _create(number: int) -> bytes:
-    stream = Stream(
+def _stream(number: int, *, partitions: int = 1) -> Stream:
+    return Stream(
         name=f"s{number}",
         uuid=StreamUuid(f"00000000-0000-0000-0000-{number:012}"),
-        config=StreamConfig(subject=f"s{number}"),
+        config=StreamConfig(subject=f"s{number}", partitions=partitions),
         created_us=number,
         table_name=f"s{number}",
     )
-    return encode(CreateStream(stream=stream, leader=ME))
+
+
+def _create(number: int) -> bytes:
+    return encode(CreateStream(stream=_stream(number), leader=ME))
 
 
 def _filled(root: Path, count: int) -> None:
@@ -132,3 +143,27 @@ def test_a_missing_or_damaged_snapshot_is_not_emptiness(
         _names(tmp_path)
     journal.write_bytes(kept)
     assert len(_names(tmp_path)) == 5
+
+
+def test_a_log_that_is_full_refuses_by_name_and_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the limit, by streams of many partitions; a snapshot is made on the way."""
+    monkeypatch.setattr(local_metadata_log, "_JOURNAL_BYTES_MAX", 8_000)
+    files = DiskFiles(tmp_path)
+    log = LocalMetadataLog(files)
+
+    def create(number: int) -> bool:
+        wide = _stream(number, partitions=PARTITIONS_MAX)
+        command = CreateStream(stream=wide, leader=ME, weight_max=STATE_WEIGHT_MAX)
+        with contextlib.suppress(MetadataFullError):
+            log.propose(encode(command))
+            return True
+        return False
+
+    created = sum(itertools.takewhile(bool, map(create, range(1_000))))
+    log.close()
+    files.close()
+    assert 20 < created < 1_000
+    assert (tmp_path / "metadata" / "snapshot").exists()
+    assert len(_names(tmp_path)) == created

@@ -109,6 +109,7 @@ def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
         appended_bytes_total=1000,
         duplicate_records_total=0,
         refused_writes_total=0,
+        overrun_messages_total=0,
         syncs_total=4,
         freed_segments_total=0,
     )

@@ -33,7 +33,9 @@ MESSAGES: tuple[ControlMessage, ...] = (
     HeartbeatAnswer(broker_epoch=E, sent_ms=0, granted=False),
     LeaderReport(partition_id=P, broker_epoch=E, leader_epoch=L),
     LogEndAsked(partition_id=P, leader_epoch=L),
-    LogEndTold(partition_id=P, last_epoch=L, log_end=Offset(1 << 62)),
+    LogEndTold(
+        partition_id=P, broker_epoch=E, leader_epoch=L, last_epoch=L, log_end=Offset(1 << 62)
+    ),
     NewestAsked(partition_id=P, request_id=5),
     NewestTold(partition_id=P, request_id=5),
     NewestTold(

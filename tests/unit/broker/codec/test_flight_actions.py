@@ -22,6 +22,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "drop_lease": {"lease_id": "l"},
     "list_leases": {"name": "s"},
     "cut": {"name": "s", "owner": "me", "ttl_ms": 1_000},
+    "check_cut": {
+        "name": "s",
+        "stream_uuid": "00000000-0000-0000-0000-000000000001",
+        "positions": [("a" * 32, 7), (None, 0)],
+    },
     "tier_status": {"name": "s"},
     "high_watermarks": {"names": ["s", "t"]},
     "tier_flush": {"name": "s", "timeout_ms": 1_000},

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
-from broker.core.dedup import MessageIdWindow, ProducerTable, find_repeats
+from broker.core.dedup import (
+    IdPlan,
+    MessageIdWindow,
+    ProducerPlan,
+    ProducerTable,
+    find_repeats,
+)
 from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
@@ -40,14 +48,78 @@ def test_an_unknown_producer_may_only_begin() -> None:
     assert caught.value.facts["expected"] == 0
 
 
-def test_a_rolled_back_batch_is_new_again() -> None:
-    """After a failed write the same batch is not taken for a duplicate."""
+def test_what_a_group_plans_is_found_and_in_no_table_before_it_is_written() -> None:
+    """A later batch of the group follows on it; a failed write leaves the table as it was."""
     table = ProducerTable()
     table.add(P, 0, 10, Offset(0))
-    table.add(P, 10, 10, Offset(10))
-    table.forget_from(P, Offset(10))
-    assert table.find(P, 10, 10) is None
+    plan = ProducerPlan(table)
+    assert plan.find(P, 10, 10) is None
+    plan.add(P, 10, 10, Offset(10))
+    assert plan.find(P, 20, 1) is None
+    assert plan.find(P, 10, 10) == 10, "twice in one group"
+    assert plan.find(P, 0, 10) == 0
+    for sequence, count in [(10, 9), (0, 9), (21, 1), (15, 5)]:
+        with pytest.raises(SequenceGapError) as caught:
+            plan.find(P, sequence, count)
+        assert caught.value.facts["expected"] == 20
+    assert table.find(P, 10, 10) is None, "the same batch is new after a write that failed"
+    plan.apply()
+    assert table.find(P, 10, 10) == 10
     assert table.find(P, 0, 10) == 0
+
+
+def test_a_window_refused_as_a_whole_takes_nothing_from_what_is_remembered() -> None:
+    """As many batches as a producer may have in flight: their places were never given away."""
+    table = ProducerTable()
+    for number in range(64):
+        table.add(P, number, 1, Offset(number))
+    plan = ProducerPlan(table)
+    for number in range(64, 128):
+        assert plan.find(P, number, 1) is None
+        plan.add(P, number, 1, Offset(number))
+    assert [table.find(P, number, 1) for number in range(64)] == list(range(64))
+    assert table.find(P, 64, 1) is None
+
+
+def test_an_id_that_a_group_plans_is_in_no_window_before_it_is_written() -> None:
+    """As with producers; within the group it counts at once."""
+    window = MessageIdWindow(window_us=1_000, ids_max=10)
+    plan = IdPlan(window)
+    plan.add("a", Offset(5))
+    assert plan.find("a", 10) == 5
+    assert window.find("a", 10) is None
+    plan.apply(10)
+    assert window.find("a", 10) == 5
+
+
+def test_producers_are_forgotten_whole_by_one_budget_of_bytes() -> None:
+    """The longest silent first; whoever is forgotten may only begin, as one never known."""
+    table = ProducerTable(bytes_max=8_000)
+    for round_ in range(64):
+        for producer in range(5):
+            table.add(ProducerId(producer), round_, 1, Offset(round_ * 5 + producer))
+    assert len(table) == 5
+    assert table.size_bytes <= 8_000
+    table.add(ProducerId(9), 0, 1, Offset(999))
+    assert table.size_bytes <= 8_000
+    with pytest.raises(SequenceGapError):
+        table.find(ProducerId(0), 64, 1)
+    assert table.find(ProducerId(4), 0, 1) == 4
+    assert table.find(ProducerId(9), 0, 1) == 999
+
+
+def test_a_full_table_of_producers_costs_what_it_says() -> None:
+    """The budget is about real bytes."""
+    tracemalloc.start()
+    table = ProducerTable(bytes_max=500_000)
+    for producer in range(500):
+        for number in range(64):
+            table.add(ProducerId(1 << 40 | producer), number, 1, Offset(1 << 40 | number))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(table) > 300
+    assert table.size_bytes <= 500_000
+    assert size < 625_000
 
 
 def test_producer_state_survives_its_bytes() -> None:

@@ -9,12 +9,15 @@ from broker.core.metadata.commands import (
     ConfirmLeader,
     CreateStream,
     FenceBroker,
+    LogAnswer,
     NameCandidate,
     RegisterBroker,
+    TakeOffline,
+    UnfenceBroker,
 )
 from broker.core.metadata.outcome import Rejected
 from broker.core.metadata.state import MetadataState
-from broker.model.epochs import LeaderEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
@@ -28,6 +31,8 @@ AT_ONCE = 64
 class Office:
     """A controller in office; what it proposes is applied when the test says so."""
 
+    PARTITIONS = COUNT
+
     def __init__(self) -> None:
         self.state = MetadataState()
         self.core = ElectionCore(ElectionTiming())
@@ -37,11 +42,11 @@ class Office:
         stream = Stream(
             name="s",
             uuid=UUID,
-            config=StreamConfig(subject="s", partitions=COUNT),
+            config=StreamConfig(subject="s", partitions=self.PARTITIONS),
             created_us=1,
             table_name="s",
         )
-        rows = ((A, B, C),) * COUNT
+        rows = ((A, B, C),) * self.PARTITIONS
         self.do(CreateStream(stream=stream, leader=A, assignment=rows, min_isr=2))
         self.core.took_office(0)
 
@@ -62,9 +67,13 @@ class Office:
                 named += _named(
                     self.core.log_end_told(
                         effect.partition_id,
-                        replica=effect.to,
-                        last_epoch=LeaderEpoch(1),
-                        log_end=Offset(10),
+                        LogAnswer(
+                            broker=effect.to,
+                            broker_epoch=self.state.brokers[effect.to].epoch,
+                            last_epoch=LeaderEpoch(1),
+                            log_end=Offset(10),
+                        ),
+                        leader_epoch=effect.leader_epoch,
                         now_ms=self.now_ms,
                     )
                 )
@@ -130,3 +139,138 @@ def test_reports_wait_while_others_have_no_leader_at_all() -> None:
         office.do(begun.command)
     office.changed()
     assert reported(AT_ONCE) == []
+
+
+P = PartitionId(UUID, PartitionNumber(0))
+
+
+class Room(Office):
+    """One partition; brokers answer what a test says."""
+
+    PARTITIONS = 1
+
+    def told(
+        self, broker: BrokerId, end: int, *, known: int | None = None, former: int = 0
+    ) -> list[NameCandidate]:
+        """Let a process answer, which has heard of the present epoch or of ``known``."""
+        registered = self.state.brokers[broker].epoch
+        answer = LogAnswer(
+            broker=broker,
+            broker_epoch=BrokerEpoch(registered - former),
+            last_epoch=LeaderEpoch(1),
+            log_end=Offset(end),
+        )
+        present = self.state.partitions[UUID][0].leader_epoch
+        epoch = present if known is None else LeaderEpoch(known)
+        return _named(self.core.log_end_told(P, answer, leader_epoch=epoch, now_ms=self.now_ms))
+
+    def restart(self, broker: BrokerId) -> list[ElectionEffect]:
+        """Register a broker's next process, and show it to the core."""
+        before = self.state.brokers[broker]
+        number = before.epoch + 1
+        self.do(
+            RegisterBroker(
+                broker=broker,
+                session=f"{broker}{number}",
+                known_sessions=(before.session,),
+                features_max=2,
+            )
+        )
+        return self.changed()
+
+    def later(self, more_ms: int) -> list[ElectionEffect]:
+        """Let time pass; everybody lives."""
+        self.now_ms += more_ms
+        for broker, registered in self.state.brokers.items():
+            self.core.heartbeat(broker, registered.epoch, self.now_ms)
+        return self.core.tick(self.now_ms)
+
+
+def _asked(effects: list[ElectionEffect]) -> list[BrokerId]:
+    return sorted(one.to for one in effects if isinstance(one, AskLogEnd))
+
+
+def test_a_leader_that_restarted_is_compared_with_all_and_named_if_it_is_longest() -> None:
+    """Everybody is asked, and it is preferred when it lacks nothing."""
+    room = Room()
+    assert _asked(room.restart(A)) == [A, B, C]
+    assert room.told(A, 10) == []
+    assert room.told(B, 10) == []
+    (named,) = room.told(C, 10)
+    assert (named.candidate, len(named.answers)) == (A, 3)
+    room.do(named)
+
+
+def test_a_leader_that_forgot_is_not_waited_for_longer_than_the_others_take() -> None:
+    """The one with everything is named; it needs no answers to go with it."""
+    room = Room()
+    room.restart(A)
+    room.told(A, 5)
+    room.told(B, 10)
+    (named,) = room.told(C, 9)
+    assert (named.candidate, named.answers) == (B, ())
+
+
+def test_answers_of_who_still_follows_or_has_ended_compare_nobody() -> None:
+    """The former leader may commit with the first; the second's disk may have changed."""
+    room = Room()
+    for broker in (A, B, C):
+        room.restart(broker)
+    first = room.state.partitions[UUID][0].leader_epoch
+    assert room.told(A, 10) == []
+    assert room.told(B, 10, known=first - 1) == []
+    assert room.told(C, 10, former=1) == []
+    assert _named(room.later(100)) == []
+    (named,) = room.told(B, 10)
+    room.do(named)
+    assert {one.broker for one in named.answers} == {A, B}
+
+
+def test_a_partition_without_enough_answers_goes_offline_and_comes_back_with_them() -> None:
+    """It is not led by a log that nobody compared, and costs no command while it waits."""
+    room = Room()
+    room.restart(A)
+    for broker in (B, C):
+        room.do(FenceBroker(broker=broker, broker_epoch=room.state.brokers[broker].epoch))
+    room.changed()
+    assert room.told(A, 10) == []
+    (offline,) = _about_the_partition(_ticks(room, 12))
+    assert isinstance(offline, TakeOffline)
+    room.do(offline)
+    room.changed()
+    assert _about_the_partition(_ticks(room, 50)) == []
+    room.restart(B)
+    assert B in _asked(_ticks(room, 1))
+    begun = room.core.log_end_told(
+        P,
+        LogAnswer(
+            broker=B,
+            broker_epoch=room.state.brokers[B].epoch,
+            last_epoch=LeaderEpoch(1),
+            log_end=Offset(7),
+        ),
+        leader_epoch=room.state.partitions[UUID][0].leader_epoch,
+        now_ms=room.now_ms,
+    )
+    (start,) = [one.command for one in begun if isinstance(one, Propose)]
+    room.do(start)
+    (named,) = _named(room.changed())
+    room.do(named)
+    assert named.candidate == A
+
+
+def _about_the_partition(effects: list[ElectionEffect]) -> list[Command]:
+    commands = [one.command for one in effects if isinstance(one, Propose)]
+    return [one for one in commands if not isinstance(one, FenceBroker | UnfenceBroker)]
+
+
+def _ticks(room: Room, count: int) -> list[ElectionEffect]:
+    """Let time pass in the controller's steps; nobody but A lives."""
+    effects: list[ElectionEffect] = []
+    for _ in range(count):
+        room.now_ms += 50
+        for broker, registered in room.state.brokers.items():
+            if not registered.fenced:
+                room.core.heartbeat(broker, registered.epoch, room.now_ms)
+        effects += room.core.tick(room.now_ms)
+    return effects

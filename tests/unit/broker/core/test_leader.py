@@ -5,12 +5,104 @@ from __future__ import annotations
 import pytest
 
 from broker.core.isr import high_watermark
-from broker.core.leader import AdvanceHighWatermark, LogSynced, PartitionLeader
-from broker.model.epochs import LeaderEpoch
+from broker.core.leader import (
+    AdvanceHighWatermark,
+    LogSynced,
+    PartitionLeader,
+    RequestCame,
+    TickElapsed,
+    ViewChanged,
+)
+from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.view import PartitionView
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
+from broker.model.replica_messages import FetchRequest
 
-A, B = BrokerId("a"), BrokerId("b")
+A, B, C = (BrokerId(name) for name in "abc")
+ONE, TWO = BrokerEpoch(1), BrokerEpoch(2)
+
+
+def _view(*restarted: BrokerId, partition_epoch: int = 1) -> PartitionView:
+    epochs = {one: TWO if one in restarted else ONE for one in (A, B, C)}
+    return PartitionView(
+        status="online",
+        leader=A,
+        candidate=None,
+        leader_epoch=LeaderEpoch(1),
+        partition_epoch=PartitionEpoch(partition_epoch),
+        replicas=(A, B, C),
+        isr=frozenset((A, B, C)),
+        min_isr=2,
+        broker_epochs=epochs,
+        joinable=frozenset((A, B, C)),
+        restarted=frozenset(restarted),
+    )
+
+
+def _fetch(end: int, broker_epoch: BrokerEpoch, *, follower: BrokerId = B) -> RequestCame:
+    request = FetchRequest(
+        follower=follower,
+        broker_epoch=broker_epoch,
+        leader_epoch=LeaderEpoch(1),
+        request_id=1,
+        fetch_from=Offset(end),
+        last_epoch=LeaderEpoch(1 if end else 0),
+        synced_end=Offset(end),
+    )
+    return RequestCame(request, 1)
+
+
+def _proposed(effects: list[object]) -> list[ProposeIsr]:
+    return [one for one in effects if isinstance(one, ProposeIsr)]
+
+
+def _leading() -> PartitionLeader:
+    """Return a leader that has committed 10 records on three, in its first epoch."""
+    leader = PartitionLeader(A, LeaderEpoch(1), Offset(0), view=_view())
+    leader.step(LogSynced(Offset(10)))
+    for follower in (B, C):
+        leader.step(_fetch(10, ONE, follower=follower))
+    assert leader.high_watermark == 10
+    return leader
+
+
+def test_a_follower_that_restarted_is_proved_once_it_has_everything() -> None:
+    """One proposal, of the same ISR, with its present process; and none on ordinary fetches."""
+    leader = _leading()
+    leader.step(ViewChanged(_view(B, partition_epoch=2), 1))
+    (proof,) = _proposed(list(leader.step(_fetch(10, TWO))))
+    assert (proof.isr, proof.forgotten) == ({A: ONE, B: TWO, C: ONE}, ())
+    leader.step(ViewChanged(_view(partition_epoch=3), 1))
+    assert _proposed(list(leader.step(_fetch(10, TWO)))) == []
+
+
+def test_a_follower_that_forgot_what_was_counted_is_proposed_out() -> None:
+    """At once, again at a tick if the proposal was lost, and not once it has everything again."""
+    leader = _leading()
+    leader.step(ViewChanged(_view(B, partition_epoch=2), 1))
+    (out,) = _proposed(list(leader.step(_fetch(4, TWO))))
+    assert (out.isr, out.forgotten) == ({A: ONE, C: ONE}, (B,))
+    assert leader.high_watermark == 10
+    (again,) = _proposed(list(leader.step(TickElapsed(2_000))))
+    assert again.forgotten == (B,)
+    (proof,) = _proposed([*leader.step(TickElapsed(2_001)), *leader.step(TickElapsed(2_002)),
+                          *_caught_up(leader)])  # fmt: skip
+    assert (proof.isr, proof.forgotten) == ({A: ONE, B: TWO, C: ONE}, ())
+    assert _proposed(list(leader.step(_fetch(4, TWO)))) == [], "told once more, late"
+
+
+def _caught_up(leader: PartitionLeader) -> list[object]:
+    leader.step(ViewChanged(_view(B, partition_epoch=3), 2_003))  # it was not taken
+    return list(leader.step(_fetch(10, TWO)))
+
+
+def test_a_follower_that_is_behind_without_a_former_process_has_forgotten_nothing() -> None:
+    """A leader that never heard the one before cannot tell; the mark is enough."""
+    leader = PartitionLeader(A, LeaderEpoch(1), Offset(10), view=_view(B))
+    assert _proposed(list(leader.step(_fetch(0, TWO)))) == []
+    assert leader.high_watermark == 0
 
 
 def test_the_high_watermark_waits_for_the_slowest_in_sync_replica() -> None:

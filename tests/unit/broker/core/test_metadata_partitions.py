@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
+    BeginLeaderships,
+    BegunLeadership,
     ChangeIsr,
     Command,
     ConfirmLeader,
@@ -46,6 +49,7 @@ from broker.errors import (
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, StreamUuid
+from broker.model.lineage import Leadership, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 
@@ -219,7 +223,8 @@ def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
     """What it had not synced may be gone; the epoch must not hold two contents (A25)."""
     cluster = Cluster()
     cluster.register(A)
-    assert (cluster.one().leader, cluster.one().leader_epoch) == (A, 2)
+    assert (cluster.one().status, cluster.one().leader_epoch) == ("election", 2)
+    assert (cluster.one().isr, cluster.one().restarted) == ((A, B, C), (A,))
 
 
 def test_a_damaged_replica_withdraws_and_cannot_be_elected() -> None:
@@ -400,3 +405,66 @@ def test_a_command_of_the_wrong_shape_never_reaches_apply(data: bytes) -> None:
     """Types, names and bounds are checked as a command is decoded."""
     with pytest.raises(MetadataCorruptError):
         decode(data)
+
+
+def test_each_start_of_leadership_is_in_the_lineage_once() -> None:
+    """With the id that its candidate drew and the log end at which it began."""
+    cluster = Cluster()
+    first = first_lineage_id(UUID, 0)
+    assert [(one.lineage_id, one.start) for one in cluster.one().lineage] == [(first, 0)]
+    cluster.fence(A)
+    one = cluster.one()
+    cluster.do(
+        NameCandidate(
+            **AT, leader_epoch=one.leader_epoch, partition_epoch=one.partition_epoch,
+            candidate=B, candidate_epoch=cluster.epoch(B),
+        )
+    )  # fmt: skip
+    confirm = ConfirmLeader(
+        **AT, broker=B, broker_epoch=cluster.epoch(B), leader_epoch=cluster.one().leader_epoch,
+        lineage_id="b" * 32, log_end=Offset(40),
+    )  # fmt: skip
+    assert isinstance(cluster.refused(replace(confirm, lineage_id="b")), InvalidRequestError)
+    assert isinstance(cluster.refused(replace(confirm, log_end=Offset(-1))), InvalidRequestError)
+    cluster.do(confirm)
+    newest = cluster.one().lineage[-1]
+    assert (newest.leader_epoch, newest.lineage_id, newest.start) == (
+        cluster.one().leader_epoch, "b" * 32, 40,
+    )  # fmt: skip
+    assert len(cluster.one().lineage) == 2
+    cluster.refused(replace(confirm, lineage_id="c" * 32))
+    text = cluster.state.to_json()
+    assert MetadataState.from_json(text) == cluster.state
+
+
+def test_a_lone_broker_says_itself_that_it_begins_to_lead() -> None:
+    """Once for each epoch; of a partition that it leads, in the epoch that it has."""
+    state = MetadataState()
+    stream = Stream(
+        name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
+    )
+    for command in (
+        RegisterBroker(broker=A),
+        CreateStream(stream=stream, leader=A),
+        RegisterBroker(broker=A),
+    ):
+        state, _ = apply(state, command)
+    one = state.partitions[UUID][0]
+
+    def begin(epoch: int, lineage_id: str = "d" * 32, broker: BrokerId = A) -> BeginLeaderships:
+        leadership = Leadership(
+            leader_epoch=LeaderEpoch(epoch), lineage_id=lineage_id, start=Offset(12)
+        )
+        begun = BegunLeadership(stream_uuid=UUID, partition=0, leadership=leadership)
+        return BeginLeaderships(broker=broker, broker_epoch=BrokerEpoch(2), begun=(begun,))
+
+    after, reply = apply(state, decode(encode(begin(one.leader_epoch))))
+    assert not isinstance(reply, Rejected)
+    lineage = after.partitions[UUID][0].lineage
+    assert [entry.lineage_id for entry in lineage] == [first_lineage_id(UUID, 0), "d" * 32]
+    again, _ = apply(after, begin(one.leader_epoch, "e" * 32))
+    assert again.partitions[UUID][0].lineage == lineage, "what came first stays"
+    for wrong in (begin(one.leader_epoch + 1), begin(one.leader_epoch, broker=B)):
+        same, reply = apply(state, wrong)
+        assert isinstance(reply, Rejected)
+        assert same is state

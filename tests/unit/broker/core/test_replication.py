@@ -23,9 +23,11 @@ from broker.core.leader import (
 )
 from broker.core.replication.effects import (
     AppendStored,
+    BeginLogAt,
     LogFacts,
     ProposeIsr,
     ProposeLeadership,
+    RefuseLeadership,
     ReportLeader,
     ReportLostRecords,
     ResetLog,
@@ -509,6 +511,24 @@ def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
     replaced = replace(lost, broker_epochs={A: BrokerEpoch(2), B: ONE, C: ONE})
     assert replica.view_changed(replaced, 404) == []
     assert replica.role == "none"
+
+
+def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead() -> None:
+    """Offsets that the table holds are given to no other records, whoever was elected how."""
+    named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
+    replica = _replica(_facts(10, (1, 0)))
+    assert replica.view_changed(named, 1) == [RefuseLeadership(Offset(10), Offset(200))]
+    unclean = replace(named, isr=frozenset(), partition_epoch=PartitionEpoch(9))
+    replica = _replica(_facts(10, (1, 0)))
+    effects = replica.view_changed(unclean, 1)
+    assert effects == [
+        BeginLogAt(Offset(200)),
+        AdvanceHighWatermark(Offset(200)),
+        ProposeLeadership(LeaderEpoch(3)),
+    ]
+    assert replica.high_watermark == 200, "what is in the table was committed"
+    at_the_end = _replica(_facts(200, (1, 0)))
+    assert at_the_end.view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
 
 
 def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch() -> None:

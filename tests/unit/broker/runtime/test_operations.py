@@ -122,7 +122,7 @@ class Driver:
         self.log_end = self.high_watermark = Offset(end)
         self.log_start = Offset(0)
         self.leader_epoch = LeaderEpoch(1)
-        self.failure = self.leader = self.view = None
+        self.failure = self.refusal = self.leader = self.view = None
 
 
 class Broker:
@@ -130,6 +130,11 @@ class Broker:
 
     def __init__(self) -> None:
         self.found: list[Any] = []
+        self.asked: list[tuple[str, int]] = []
+
+    def learn_cold_end(self, name: str, partition: int) -> None:
+        """Note that the table was asked."""
+        self.asked.append((name, partition))
 
     def drivers(self) -> list[Any]:
         """Return them."""

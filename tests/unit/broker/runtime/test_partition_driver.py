@@ -224,7 +224,7 @@ def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None
 def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> None:
     """Tiering's thread looks at the segments too; it must not hide a roll from the owner."""
     sealed: SimpleQueue[str] = SimpleQueue()
-    node.broker.on_sealed(lambda stream: sealed.put(stream.name))
+    node.broker.tier_listeners.on_sealed(lambda stream: sealed.put(stream.name))
     partition = _open(node)
     _put(partition, b"a")
     partition._log.seal_active(1)  # the moment between a roll and the look at it

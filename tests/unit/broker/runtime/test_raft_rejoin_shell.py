@@ -1,7 +1,8 @@
-"""The way in with an empty disk: what is asked, what is noted, and what is left alone."""
+"""The way in, with any disk: what is asked, what is noted, and what is left alone."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -11,14 +12,16 @@ import pytest
 
 from broker.adapters.clock import SystemClock
 from broker.core.raft.config import RaftConfig
-from broker.errors import ControllersLostError, ShuttingDownError
+from broker.errors import ControllersLostError, MetadataCorruptError, ShuttingDownError
 from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
-from broker.model.raft import Floor, HardState, NodeId, Standing
+from broker.model.raft import Entry, EntryKind, Floor, HardState, NodeId, Standing
 from broker.runtime.raft_rejoin import ControlDesk, take_part
-from broker.storage.raft_journal import RaftJournal
-from simkit.disk import SimDisk
+from broker.storage.promises import Promises
+from broker.storage.raft_journal import RaftJournal, has_lost_all
+from broker.storage.whole_file import write_whole
+from simkit.disk import PowerLostError, SimDisk
 
 NAMES = tuple(NodeId(name) for name in "abc")
 A, B, C = NAMES
@@ -58,15 +61,27 @@ class Wire:
         self._wires.closed.append(self._me)
 
 
-def _begin(disk: SimDisk, desk: ControlDesk, me: NodeId, stopping: threading.Event) -> None:
-    take_part(
-        disk.files(),
-        RaftConfig(members=NAMES),
+def _begin(
+    disk: SimDisk,
+    desk: ControlDesk,
+    me: NodeId,
+    stopping: threading.Event,
+    *,
+    grace_ms: int = 60_000,
+    has_taken_part: bool = False,
+    keeps_promises: bool = False,
+) -> RaftJournal:
+    files = disk.files()
+    return take_part(
+        files,
+        RaftConfig(members=NAMES, restart_grace_ms=grace_ms),
         desk,
         cluster="c",
         me=me,
         clock=SystemClock(),
         stopping=stopping,
+        has_taken_part=has_taken_part,
+        promises=Promises(files) if keeps_promises else None,
     )
 
 
@@ -74,8 +89,8 @@ def _open(disk: SimDisk, me: NodeId = A) -> RaftJournal:
     return RaftJournal(disk.files(), "raft", cluster="c", node=me)
 
 
-def test_three_new_members_begin_together_and_ask_only_once() -> None:
-    """Each hears from both others; at the next start the note on the disk is enough."""
+def test_three_new_members_begin_together() -> None:
+    """Each hears from both others; at the next start none of them is new."""
     wires, never = Wires(), threading.Event()
     disks = {name: SimDisk(random.Random(1)) for name in NAMES}
     desks = {name: ControlDesk(wires.transport(name)) for name in NAMES}
@@ -86,8 +101,7 @@ def test_three_new_members_begin_together_and_ask_only_once() -> None:
     for name in NAMES:
         stored = _open(disks[name], name).stored
         assert (stored.hard, stored.floor) == (HardState(), Floor())
-    alone = ControlDesk(Wires().transport(A))
-    _begin(disks[A], alone, A, never)
+        assert not _open(disks[name], name).is_fresh
 
 
 def test_a_wiped_member_notes_term_and_floor() -> None:
@@ -95,7 +109,7 @@ def test_a_wiped_member_notes_term_and_floor() -> None:
     wires, disk = Wires(), SimDisk(random.Random(1))
     for name, standing in ((B, Standing(term=7, last=Floor(6, 40))), (C, Standing(term=5))):
         desk = ControlDesk(wires.transport(name))
-        desk.answer_with(lambda told, standing=standing: told(standing))  # type: ignore[misc]
+        desk.answer_with(lambda _, told, standing=standing: told(standing))  # type: ignore[misc]
     _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
     disk.lose_power()
     stored = _open(disk).stored
@@ -107,7 +121,7 @@ def test_too_many_lost_notes_nothing() -> None:
     wires, disk = Wires(), SimDisk(random.Random(1))
     for name, standing in ((B, Standing(fresh=True)), (C, Standing(term=5))):
         desk = ControlDesk(wires.transport(name))
-        desk.answer_with(lambda told, standing=standing: told(standing))  # type: ignore[misc]
+        desk.answer_with(lambda _, told, standing=standing: told(standing))  # type: ignore[misc]
     with pytest.raises(ControllersLostError):
         _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
     assert _open(disk).is_fresh
@@ -125,11 +139,12 @@ def test_whoever_waits_can_be_stopped() -> None:
     assert _open(disk).is_fresh
 
 
-def test_a_disk_in_use_is_not_asked_about() -> None:
-    """It was in use before there were notes: it gets one, and goes on where it was."""
-    disk = SimDisk(random.Random(1))
+def test_a_disk_in_use_without_a_note_gets_one() -> None:
+    """It was in use before there were notes, and goes on where it was."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
     _open(disk).save(hard=HardState(3, B))
-    _begin(disk, ControlDesk(Wires().transport(A)), A, threading.Event())
+    _others_tell(wires, Standing(term=3), B, C)
+    _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
     assert disk.files().exists("raft/member")
     assert _open(disk).stored.hard == HardState(3, B)
 
@@ -147,3 +162,206 @@ def test_the_desk_hands_everything_else_on() -> None:
     desk.close()
     desk.close()
     assert wires.closed == [A]
+
+
+def _in_use(disk: SimDisk, hard: HardState, *terms: int) -> None:
+    journal = _open(disk)
+    journal.take_part(0, Floor())
+    entries = [Entry(at, term, EntryKind.NOOP, 0, 0, b"") for at, term in enumerate(terms, 1)]
+    journal.save(hard=hard, entries=entries)
+    disk.kill()
+
+
+def _others_tell(wires: Wires, standing: Standing, *names: NodeId) -> list[NodeId]:
+    asked: list[NodeId] = []
+
+    def tell(asker: NodeId, told: Callable[[Standing], None]) -> None:
+        asked.append(asker)
+        told(standing)
+
+    for name in names:
+        ControlDesk(wires.transport(name)).answer_with(tell)
+    return asked
+
+
+def test_a_disk_in_use_is_compared_with_the_others() -> None:
+    """It may have been put back to an earlier moment: it goes on from what the others tell."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    _in_use(disk, HardState(3, B), 1, 3)
+    asked = _others_tell(wires, Standing(term=7, last=Floor(6, 40)), B, C)
+    journal = _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
+    assert (journal.stored.hard, journal.stored.bar) == (HardState(7, A), Floor(6, 40))
+    assert asked[:2] == [A, A], "who is asked has to know by whom"
+    disk.lose_power()
+    assert _open(disk).stored.hard == HardState(7, A)
+
+
+def test_members_that_all_restart_tell_each_other_what_their_disks_have() -> None:
+    """The one with the furthest log may stand; the others vote for it only."""
+    wires, never = Wires(), threading.Event()
+    disks = {name: SimDisk(random.Random(1)) for name in NAMES}
+    for at, name in enumerate(NAMES):
+        journal = _open(disks[name], name)
+        journal.take_part(0, Floor())
+        entries = [Entry(1 + one, 2, EntryKind.NOOP, 0, 0, b"") for one in range(at + 1)]
+        journal.save(hard=HardState(2, C), entries=entries)
+        disks[name].kill()
+    desks = {name: ControlDesk(wires.transport(name)) for name in NAMES}
+    with ThreadPoolExecutor(3) as pool:
+        started = [pool.submit(_begin, disks[one], desks[one], one, never) for one in NAMES]
+        bars = [one.result(30).stored.bar for one in started]
+    assert max(bars) == Floor(2, 3)
+    assert bars[0] == bars[1] == Floor(2, 3)
+
+
+def test_a_majority_is_enough_after_the_grace() -> None:
+    """A machine that does not come back must not keep the others down."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    _in_use(disk, HardState(3, B), 3)
+    _others_tell(wires, Standing(term=3, last=Floor(3, 2)), B)
+    desk = ControlDesk(wires.transport(A))
+    journal = _begin(disk, desk, A, threading.Event(), grace_ms=60)
+    assert journal.stored.bar == Floor(3, 2)
+
+
+def test_without_a_majority_it_waits_on() -> None:
+    """Nothing could be decided, so nothing is lost by it."""
+    disk, stopping = SimDisk(random.Random(1)), threading.Event()
+    _in_use(disk, HardState(3, B), 3)
+    with ThreadPoolExecutor(1) as pool:
+        desk = ControlDesk(Wires().transport(A))
+        started = pool.submit(_begin, disk, desk, A, stopping, grace_ms=0)
+        with pytest.raises(TimeoutError):
+            started.result(0.2)
+        stopping.set()
+        with pytest.raises(ShuttingDownError):
+            started.result(30)
+
+
+def test_a_folder_that_lost_all_but_the_note_rejoins() -> None:
+    """Meta and journal are gone, the note is there: it asks all others, as one that was wiped."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    _in_use(disk, HardState(3, B), 1, 3)
+    for name in ("meta", "journal"):
+        disk.files().remove(f"raft/{name}")
+    _others_tell(wires, Standing(term=7, last=Floor(6, 40)), B, C)
+    journal = _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
+    assert (journal.stored.hard, journal.stored.floor) == (HardState(8, A), Floor(6, 40))
+    disk.lose_power()
+    stored = _open(disk).stored
+    assert (stored.hard, stored.floor) == (HardState(8, A), Floor(6, 40))
+
+
+def test_making_the_files_anew_may_be_killed_anywhere() -> None:
+    """Each time it has lost all, still, or takes part as it was told."""
+    for operation in range(24):
+        disk = SimDisk(random.Random(operation))
+        _in_use(disk, HardState(3, B), 1, 3)
+        for name in ("meta", "journal"):
+            disk.files().remove(f"raft/{name}")
+        disk.files().sync_folder("raft")
+        disk.stop_after = operation
+        with contextlib.suppress(PowerLostError):
+            RaftJournal.remade(
+                disk.files(), "raft", cluster="c", node=A, term=8, floor=Floor(6, 40)
+            )
+        disk.stop_after = None
+        disk.lose_power()
+        if not has_lost_all(disk.files(), "raft"):
+            stored = _open(disk).stored
+            assert (stored.hard, stored.floor) == (HardState(8, A), Floor(6, 40)), operation
+
+
+def test_a_member_alone_whose_folder_is_gone_is_refused() -> None:
+    """It has been in use, as the note of the controllers says, and nobody knows what it held."""
+    disk = SimDisk(random.Random(1))
+    with pytest.raises(MetadataCorruptError, match="has been in use"):
+        take_part(
+            disk.files(),
+            RaftConfig(members=(A,)),
+            ControlDesk(Wires().transport(A)),
+            cluster="c",
+            me=A,
+            clock=SystemClock(),
+            stopping=threading.Event(),
+            has_taken_part=True,
+        )
+
+
+def test_a_group_does_not_begin_anew_beside_a_note_of_it() -> None:
+    """The folders of two of three are empty, and one of them says that it has taken part."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    _others_tell(wires, Standing(fresh=True), B)
+    _others_tell(wires, Standing(), C)
+    desk = ControlDesk(wires.transport(A))
+    with pytest.raises(ControllersLostError):
+        _begin(disk, desk, A, threading.Event(), has_taken_part=True)
+
+
+def _older_folder(disk: SimDisk) -> None:
+    """Save something, make a copy, save more, and put the copy of the journal and meta back."""
+    files = disk.files()
+    promises = Promises(files)
+    journal = RaftJournal(files, "raft", cluster="c", node=A, promises=promises)
+    journal.take_part(0, Floor())
+    journal.save(hard=HardState(1, A), entries=[Entry(1, 1, EntryKind.NOOP, 0, 0, b"")])
+    copies = {name: disk.peek(f"raft/{name}") for name in ("meta", "journal")}
+    journal.save(entries=[Entry(2, 1, EntryKind.NOOP, 0, 0, b"")])
+    journal.close()
+    for name, data in copies.items():
+        write_whole(files, f"raft/{name}", [data])
+
+
+def test_a_member_alone_whose_folder_is_of_an_earlier_moment_is_refused() -> None:
+    """The promises, beside the folder, know of an entry that it does not have."""
+    disk = SimDisk(random.Random(1))
+    _older_folder(disk)
+    for _ in range(2):
+        files = disk.files()
+        with pytest.raises(MetadataCorruptError, match="earlier moment"):
+            take_part(
+                files,
+                RaftConfig(members=(A,)),
+                ControlDesk(Wires().transport(A)),
+                cluster="c",
+                me=A,
+                clock=SystemClock(),
+                stopping=threading.Event(),
+                promises=Promises(files),
+            )
+
+
+def test_a_folder_known_to_be_older_waits_for_all_others() -> None:
+    """The grace is for those who may have forgotten; this one has. Then it is noted anew."""
+    wires, disk, stopping = Wires(), SimDisk(random.Random(1)), threading.Event()
+    _older_folder(disk)
+    standing = Standing(term=1, last=Floor(1, 2))
+    _others_tell(wires, standing, B)
+    desk = ControlDesk(wires.transport(A))
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(_begin, disk, desk, A, stopping, grace_ms=0, keeps_promises=True)
+        with pytest.raises(TimeoutError):
+            started.result(0.2)
+        _others_tell(wires, standing, C)
+        journal = started.result(30)
+    assert journal.stored.bar == Floor(1, 2)
+    journal.close()
+    files = disk.files()
+    again = RaftJournal(files, "raft", cluster="c", node=A, promises=Promises(files))
+    assert not again.has_forgotten
+
+
+def test_whatever_is_saved_is_noted_first() -> None:
+    """Terms, entries and cuts: a folder with all of it has forgotten nothing, after a kill."""
+    disk = SimDisk(random.Random(1))
+    files = disk.files()
+    promises = Promises(files)
+    journal = RaftJournal(files, "raft", cluster="c", node=A, promises=promises)
+    journal.take_part(0, Floor())
+    journal.save(hard=HardState(3, B), entries=[Entry(1, 3, EntryKind.NOOP, 0, 0, b"")])
+    journal.save(truncate=1, entries=[Entry(1, 4, EntryKind.NOOP, 0, 0, b"")])
+    assert promises.noted("raft") == (3, 3)
+    disk.kill()
+    files = disk.files()
+    found = RaftJournal(files, "raft", cluster="c", node=A, promises=Promises(files))
+    assert not found.has_forgotten

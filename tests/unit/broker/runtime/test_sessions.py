@@ -7,7 +7,7 @@ import random
 import pytest
 
 from broker.errors import MetadataCorruptError
-from broker.runtime.sessions import begin_session
+from broker.runtime.sessions import begin_session, note_clean_stop, take_clean_stop
 from simkit.disk import SimDisk
 
 
@@ -40,3 +40,28 @@ def test_a_damaged_file_is_never_taken_for_none(damage: str) -> None:
         disk.cut("sessions.json", 20)
     with pytest.raises(MetadataCorruptError):
         begin_session(disk.files())
+
+
+def test_a_clean_stop_is_durable_and_believed_once() -> None:
+    """It is there after a power loss, and gone, durably, once the next process has read it."""
+    disk = SimDisk(random.Random(1))
+    session, _ = begin_session(disk.files())
+    assert take_clean_stop(disk.files()) is None
+    note_clean_stop(disk.files(), session)
+    disk.lose_power()
+    assert take_clean_stop(disk.files()) == session
+    disk.lose_power()
+    assert take_clean_stop(disk.files()) is None
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_note_of_a_clean_stop_is_not_believed(damage: str) -> None:
+    """Without it the folder counts as one whose process was killed; and the note is gone."""
+    disk = SimDisk(random.Random(1))
+    note_clean_stop(disk.files(), "a session")
+    if damage == "flipped":
+        disk.flip_bit("clean_stop.json", 30, 1)
+    else:
+        disk.cut("clean_stop.json", 20)
+    assert take_clean_stop(disk.files()) is None
+    assert not disk.files().exists("clean_stop.json")

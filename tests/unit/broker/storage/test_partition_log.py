@@ -16,10 +16,11 @@ from broker.errors import (
     LogFailedError,
     MetadataCorruptError,
     OffsetOutOfRangeError,
+    SegmentCorruptError,
     StaleLeaderEpochError,
 )
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.storage.partition_log import LogConfig, PartitionLog
 from simkit.disk import ROOMY, SimDisk
@@ -165,6 +166,39 @@ def test_time_leads_to_the_first_batch_that_reaches_it(disk: SimDisk) -> None:
         assert log.offset_at(stamp) == naive
     log.free([Offset(0)])
     assert log.offset_at(0) == 4
+
+
+def test_a_time_is_not_looked_for_past_a_segment_that_is_gone(disk: SimDisk) -> None:
+    """A file that vanished without being freed is named: the answer may have been in it."""
+    files = disk.files()
+    log = open_log(files)
+    fill(log, 20)
+    log.close()
+    log = open_log(files)
+    first, third = log.segments()[1].base_offset, log.segments()[2].base_offset
+    (second,) = [path for path in disk.paths() if path.endswith(f"{first:020}.log")]
+    disk.delete(second)
+    with pytest.raises(SegmentCorruptError) as caught:
+        log.offset_at(10 * first)
+    assert caught.value.path == second
+    assert log.offset_at(10 * third) == third
+
+
+@pytest.mark.parametrize("how", ["read", "offset_at"])
+def test_a_sealed_segment_of_another_log_is_not_read_as_ours(disk: SimDisk, how: str) -> None:
+    """Put in place of ours it has the same name and good checksums; its header says whose it is."""
+    files = disk.files()
+    for folder in (FOLDER, "streams/other/0"):
+        other = PartitionId(StreamUuid("00000000-0000-4000-8000-00000000000b"), PARTITION.number)
+        log = PartitionLog.open(files, folder, PARTITION if folder == FOLDER else other, SMALL)
+        fill(log, 20)
+        log.close()
+    sealed = f"{0:020}.log"
+    theirs = disk.peek(f"streams/other/0/{sealed}")
+    disk.overwrite(f"{FOLDER}/{sealed}", 0, theirs)
+    log = open_log(files)
+    with pytest.raises(SegmentCorruptError, match="is the segment 0 of"):
+        _ = log.read(Offset(0), Offset(1), bytes_max=1) if how == "read" else log.offset_at(0)
 
 
 def test_freeing_moves_the_start(disk: SimDisk) -> None:

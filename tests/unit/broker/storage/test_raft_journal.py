@@ -302,3 +302,13 @@ def test_a_damaged_note_stops_the_node() -> None:
         other.files().remove(f"raft/{name}")
     with pytest.raises(MetadataCorruptError, match="another node"):
         _open(other)
+
+
+def test_a_snapshot_of_the_largest_state_is_opened_again() -> None:
+    """What a member writes it takes: 64 MiB were written, and refused by the next start."""
+    disk = _disk()
+    data = bytes(64 * 1024 * 1024 + 1)
+    _open(disk).save(snapshot=_snapshot(5, data=data), image=LogImage(5, 3, ()))
+    snapshot = _open(disk).stored.snapshot
+    assert snapshot is not None
+    assert len(snapshot.data) == len(data)

@@ -51,6 +51,9 @@ class Cluster:
         self.confirms = True
         self.replicas: list[Any] = []
 
+    def learn_cold_end(self, name: str, partition: int) -> None:
+        """There is no table."""
+
     def drivers(self) -> list[Any]:
         """Return the replicas of the broker that is asked."""
         return self.replicas
@@ -188,7 +191,8 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
         cluster.do(TakeOffline(**AT, **epochs))
     cluster.replicas = [
         SimpleNamespace(
-            stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)), failure=None,
+            stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)),
+            failure=None, refusal=None,
             synced_position=(LeaderEpoch(1), Offset(5)), log_start=Offset(0), log_end=Offset(5),
             high_watermark=Offset(4), leader_epoch=LeaderEpoch(1), view=None, leader=None,
         )

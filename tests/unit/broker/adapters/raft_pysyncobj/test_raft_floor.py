@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from broker.core.raft.events import FloorReached
+from broker.core.raft.events import FloorReached, MemberAsks, Propose
 from broker.model.raft import Floor
 from broker.model.raft_messages import (
+    Append,
     AppendReply,
     PreVote,
     PreVoteReply,
@@ -17,7 +18,7 @@ from broker.model.raft_messages import (
     VoteReply,
 )
 from simkit.raft_groups import CORES
-from simkit.raft_rig import B, C, MemberRig, append, entries
+from simkit.raft_rig import B, C, MemberRig, append, entries, proposal
 
 
 @pytest.fixture(params=CORES)
@@ -69,3 +70,34 @@ def test_it_is_below_its_floor_after_a_restart_too(wiped: MemberRig) -> None:
     wiped.restart(power=True)
     assert not _granted(wiped.get(C, Vote(6, 50, 3, transfer=False)))
     assert wiped.member.standing.behind
+
+
+def _commit(leader: MemberRig) -> int:
+    """Let all saves be done; return what is committed then."""
+    while leader.waiting_saves:
+        leader.save()
+    return int(leader.member.commit)
+
+
+def _round(leader: MemberRig) -> int:
+    """Return the newest round in which the member spoke to B."""
+    return max(one.round for one in leader.said_to(B) if isinstance(one, Append))
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_copies_of_a_former_process_do_not_count(core: str) -> None:
+    """A follower's disk may be an older one since: its leader counts what the new process has."""
+    leader = MemberRig(CORES[core])
+    term = leader.lead()
+    leader.saves_at_once = False
+    leader.step(Propose(proposal(0)))
+    end = leader.last_index
+    late = AppendReply(term, True, end, 0, 0, _round(leader))
+    leader.get(B, late)
+    leader.step(MemberAsks(B))
+    leader.get(B, late)
+    commits = [_commit(leader)]
+    leader.wait(leader.config.heartbeat_ms)
+    leader.get(B, AppendReply(term, True, end, 0, 0, _round(leader)))
+    commits.append(_commit(leader))
+    assert [one == end for one in commits] == [False, True]

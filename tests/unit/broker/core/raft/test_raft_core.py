@@ -22,6 +22,7 @@ from broker.core.raft.events import (
     Save,
     Saved,
     Send,
+    SnapshotMade,
     StateHashed,
     Tick,
     TransferLeadership,
@@ -436,3 +437,20 @@ def test_a_group_has_one_three_or_five_members(members: tuple[NodeId, ...]) -> N
     """An even group tolerates no more than the odd one below it, and a double name is a mistake."""
     with pytest.raises(InvalidConfigError):
         RaftConfig(members=members)
+
+
+def test_behind_a_snapshot_few_bytes_are_kept() -> None:
+    """A thousand large entries would make a journal that is larger than what an opener reads."""
+    entries = tuple(
+        Entry(index, 1, EntryKind.COMMAND, 7, index, bytes(1000)) for index in range(1, 101)
+    )
+    for keep_bytes, kept in ((1 << 20, 100), (5 * entries[0].weight, 5), (0, 0)):
+        config = RaftConfig(members=(A,), keep_bytes=keep_bytes)
+        stored = Stored(HardState(1, A, 100), None, LogImage(0, 0, entries))
+        core = RaftCore(config, A, stored, random=lambda low, _: low)
+        core.start(0)
+        (save,) = (
+            one for one in core.step(0, SnapshotMade(100, b"state")) if isinstance(one, Save)
+        )
+        assert save.image is not None
+        assert len([one for one in save.image.entries if one.index <= 100]) == kept

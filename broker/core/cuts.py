@@ -1,0 +1,64 @@
+"""One partition's part of a cut, made of what its table and its leader say. Pure."""
+
+from __future__ import annotations
+
+from broker.errors import GapError, TableMismatchError, TableRolledBackError
+from broker.model.cut import PartitionCut
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports import PartitionStanding, TableState
+
+
+def partition_cut(
+    stream: Stream,
+    number: int,
+    table: TableState,
+    position: PartitionStanding,
+    *,
+    recorded: Offset,
+    lineage_id: str | None,
+) -> PartitionCut:
+    """Return the cut of one partition; ``recorded`` was its cold end before the table was read.
+
+    Raises:
+        TableRolledBackError: the table lost a commit that was recorded.
+        GapError: records between the tiers are on neither side.
+        TableMismatchError: the table is ahead of the log that feeds it.
+    """
+    cold = table.ranges.get(number)
+    start = cold.start if cold is not None else position.log_start
+    cold_end = cold.end if cold is not None else start
+    facts = {"stream": stream.name, "partition": number}
+    if cold_end < recorded:
+        raise TableRolledBackError(
+            f"the table of {stream.name!r} ends partition {number} at {cold_end}, but "
+            f"{recorded} had been committed: a commit was removed from {table.table_uri}",
+            expected=recorded,
+            found=cold_end,
+            **facts,
+        )
+    if cold_end < position.log_start:
+        raise GapError(
+            f"records [{cold_end}, {position.log_start}) of {stream.name!r} partition {number} "
+            "are neither in the table nor on local disk",
+            start=cold_end,
+            end=position.log_start,
+            **facts,
+        )
+    hot_end = position.high_watermark
+    if hot_end < cold_end:
+        raise TableMismatchError(
+            f"the table of {stream.name!r} partition {number} ends at {cold_end}, above the "
+            f"log's end {hot_end}: another writer feeds it, or the local log was replaced",
+            expected=hot_end,
+            found=cold_end,
+            **facts,
+        )
+    return PartitionCut(
+        partition=number,
+        start=start,
+        cold_end=cold_end,
+        hot_end=hot_end,
+        leader_epoch=position.leader_epoch,
+        lineage_id=lineage_id,
+    )

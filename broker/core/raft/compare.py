@@ -1,0 +1,104 @@
+"""How a member that restarts finds out whether its disk is the one that it had.
+
+A disk that was put back to an earlier moment looks like any other: term, vote and log are whole,
+and older than what this member has promised. Nothing on that disk can tell. So every start of a
+voter asks all the others, as one with an empty disk does (`rejoin.py`), before it says anything:
+
+- It goes on in the highest term that it was told, with its vote in it spent if it does not know of
+  one. A candidate is durably in its term before it asks, so no vote that this member has forgotten
+  was given in a later one.
+- The furthest log that it was told of is its *bar*: it votes as if its own log ended there, and
+  does not stand below it. What it acknowledged and is committed is on the disk of one who answers
+  (a majority had it, and fewer than a majority forget), so whoever reaches the bar has it.
+- Who leads forgets, before it answers, what the former process acknowledged: from then on it counts
+  what the new one confirms (`Leader.forget_copies`). So the leader's term need not end.
+
+All of it needs the answers of one moment, as in `rejoin.py`: everybody is asked twice.
+
+Who stays silent for the grace is left out, if a majority is left: a group of three must go on
+without a machine that does not come back. What that leaves open: *that* machine, and it alone with
+this one, held something committed, *and* this disk was put back in the same moment. The bar lapses
+after the same grace without any leader, for the same reason. Docs: `docs/decisions/0019-*.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.rejoin import REQUEST_MAX, Told, same_moment
+from broker.model.raft import Floor, HardState, NodeId, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Be durably in ``hard``'s term with that vote; below ``bar`` vote as if the log ended there.
+
+    ``silent`` did not answer in time.
+    """
+
+    hard: HardState
+    bar: Floor = field(default_factory=Floor)
+    silent: tuple[NodeId, ...] = ()
+
+
+class Compare:
+    """One restart of a voter. Owner: one thread; ask, listen, until there is an answer."""
+
+    def __init__(
+        self, config: RaftConfig, me: NodeId, hard: HardState, *, random: Callable[[int, int], int]
+    ) -> None:
+        """Begin with what the disk says; ``random`` makes this process's requests its own."""
+        self._me = me
+        self._hard = hard
+        self._others = tuple(one for one in config.members if one != me)
+        self._quorum = config.quorum
+        self._wanted = self._others
+        self._heard: set[NodeId] = set()
+        self._told: dict[NodeId, Told] = {}
+        self._before: dict[NodeId, Told] | None = None
+        self.request_id = random(1, REQUEST_MAX)
+        self.behind: tuple[NodeId, ...] = ()
+
+    @property
+    def unanswered(self) -> tuple[NodeId, ...]:
+        """Whom to ask now, and again until this changes, with :attr:`request_id`."""
+        return tuple(one for one in self._wanted if one not in self._told)
+
+    def told(self, sender: NodeId, request_id: int, life: int, standing: Standing) -> GoOn | None:
+        """Take an answer; ``life`` names the process that gives it. Return how to go on."""
+        if sender in self._others and request_id <= self.request_id:
+            self._heard.add(sender)
+        if request_id != self.request_id or sender not in self.unanswered:
+            return None
+        self._told[sender] = Told(life, standing)
+        if self.unanswered:
+            return None
+        before, now = self._before, self._told
+        self._begin_round(now)
+        if before is None or not same_moment(before, now):
+            return None
+        return self._judge([one.standing for one in now.values()])
+
+    def leave_out_silent(self) -> None:
+        """Ask those only who have answered since the last call, if they are a majority with us."""
+        answered = tuple(one for one in self._others if one in self._heard)
+        self._heard.clear()
+        wanted = answered if len(answered) + 1 >= self._quorum else self._others
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._begin_round(None)
+
+    def _begin_round(self, before: dict[NodeId, Told] | None) -> None:
+        self._before, self._told = before, {}
+        self.request_id += 1
+
+    def _judge(self, told: list[Standing]) -> GoOn:
+        hard = self._hard
+        term = max(hard.term, *(one.term for one in told))
+        vote = hard.vote if term == hard.term else None
+        if term and vote is None:
+            vote = self._me  # it may have voted, and has forgotten: nobody else gets it
+        silent = tuple(one for one in self._others if one not in self._wanted)
+        return GoOn(HardState(term, vote, hard.commit), max(one.last for one in told), silent)

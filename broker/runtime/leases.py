@@ -1,0 +1,49 @@
+"""The leases that have not ended, by a state of the metadata; how long one may last. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.core.metadata.state import MetadataState
+from broker.errors import InvalidRequestError
+from broker.model.ids import PartitionId, StreamUuid
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.ports import HeldLease
+
+LEASE_TTL_MS_MIN: Final = 1_000
+LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000
+
+
+def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> list[HeldLease]:
+    """Return the leases on a stream, the oldest first."""
+    found = [
+        HeldLease(
+            lease_id=lease_id,
+            owner=lease.owner,
+            taken_us=lease.taken_us,
+            expires_us=lease.expires_us,
+        )
+        for lease_id, lease in state.leases.items()
+        if lease.stream_uuid == stream_uuid and lease.expires_us > now_us
+    ]
+    return sorted(found, key=lambda lease: (lease.taken_us, lease.lease_id))
+
+
+def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
+    """Return the offset above which no lease lets a segment end that is freed."""
+    floors = [
+        lease.floors[partition.number]
+        for lease in state.leases.values()
+        if lease.stream_uuid == partition.stream_uuid and lease.expires_us > now_us
+    ]
+    return min(floors, default=Offset(OFFSET_MAX))
+
+
+def checked_ttl_ms(ttl_ms: int) -> int:
+    """Return how long a lease is to last, if that is within bounds."""
+    if not LEASE_TTL_MS_MIN <= ttl_ms <= LEASE_TTL_MS_MAX:
+        raise InvalidRequestError(
+            f"a lease lasts {LEASE_TTL_MS_MIN} to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}",
+            ttl_ms=ttl_ms,
+        )
+    return ttl_ms

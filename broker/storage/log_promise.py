@@ -1,0 +1,51 @@
+"""What an open log promises of itself: see ``storage/promises.py``. Owner: who writes the log."""
+
+from __future__ import annotations
+
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import LeaderEpoch
+from broker.model.offsets import Offset
+from broker.storage.promises import HELD, Promised, ReplicaPromise
+
+
+class LogPromise:
+    """A replica's slot, if the log has one; without it nothing is promised, e.g. by a tool."""
+
+    def __init__(self, replica: ReplicaPromise | None) -> None:
+        """Promise nothing before :meth:`begin`."""
+        self._replica = replica
+        self.begun = replica is None
+
+    def known(self, *, held: bool) -> Promised | None:
+        """Return what was promised before; ``held`` is the metadata's word that a log is here."""
+        found = None if self._replica is None else self._replica.promised
+        return HELD if found is None and held else found
+
+    def begin(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
+        """Say that the log is held; raises OSError while there is no room for it."""
+        if self._replica is not None:
+            self._replica.begin(start, end, _epoch_before(epochs, end))
+            self.begun = True
+
+    def synced(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
+        """Promise what is synced, before anybody hears of it."""
+        if self._replica is not None and self.begun:
+            self._replica.promise(start, end, _epoch_before(epochs, end))
+
+    def lower(self, end: Offset, epochs: EpochHistory) -> None:
+        """Take back what is above ``end``, durably, before the log is cut.
+
+        A promise that outlived its records would be taken for their loss. A crash in between leaves
+        a log that is longer than its promise.
+        """
+        if self._replica is not None:
+            self._replica.lower(end, _epoch_before(epochs, end))
+
+    def renew(self) -> None:
+        """Take everything back, durably, before the log is replaced."""
+        if self._replica is not None:
+            self._replica.renew()
+
+
+def _epoch_before(epochs: EpochHistory, end: Offset) -> LeaderEpoch:
+    return epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)

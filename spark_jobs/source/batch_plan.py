@@ -1,0 +1,164 @@
+"""What a batch reads: streams, their incarnations and offset ranges, fixed once, and held.
+
+Whoever asks twice may get two answers: records arrive, retention deletes, a name changes hands. So
+the plan is made when the DataFrame is (``load()``), and everything after goes by it. The lease is
+taken before anybody looks where the records are: what the plan names is still there when it is
+read, as long as the lease lives.
+
+A server of Spark Connect keeps no DataFrame. It analyses the client's plan again, for every mention
+in a statement and whenever its cache of plans has forgotten it, and nothing tells one DataFrame
+from another. There only positions that the options fix stand still, so others are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import HeadwaterError, InvalidRequestError, UnknownLeaseError
+from broker.model.ids import LeaseId, StreamUuid
+from broker.model.offsets import OffsetRange
+from spark_jobs.leases import LEASE_TTL_MS_DEFAULT
+from spark_jobs.source import partitions
+from spark_jobs.source.lookup import PATIENCE_S, BrokerLookup, patiently, without_times
+from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.positions import is_explicit, of_stream
+from spark_jobs.source.stream_offsets import recreated
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+# Spark tells its Python processes whose artifacts they use: those of one session of Connect, or the
+# default. Nothing else in a planner's process shows whether the session is Connect's.
+_ARTIFACTS: Final = "SPARK_JOB_ARTIFACT_UUID"
+_NO_SESSION: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """What is read of one stream."""
+
+    stream: str
+    uuid: StreamUuid
+    ranges: Mapping[int, OffsetRange]
+    lease_id: LeaseId | None  # None: the caller holds what is read, or nothing is
+
+
+def make_plan(
+    given: SourceOptions, client: Client, *, patience_s: float = PATIENCE_S
+) -> tuple[StreamPlan, ...]:
+    """Hold the streams of a read and fix what is read of each. Blocks.
+
+    Raises:
+        HeadwaterError: a stream or partition is not there, offsets do not fit; then nothing is
+            held.
+    """
+    lookup = BrokerLookup(client, patience_s=patience_s)
+    cut = given.cut
+    if cut is not None:
+        patiently(lambda: client.check_cut(cut), patience_s)
+    made: list[StreamPlan] = []
+    try:
+        names = lookup.names(given.selection)
+        made.extend(_stream_plan(given, client, lookup, name, patience_s) for name in names)
+    except BaseException:
+        drop(made, client)
+        raise
+    return tuple(made)
+
+
+def drop(plans: list[StreamPlan] | tuple[StreamPlan, ...], client: Client) -> None:
+    """End the leases of a plan that nobody will read."""
+    for plan in plans:
+        _drop(plan.lease_id, client)
+
+
+def require_fixed(given: SourceOptions) -> None:
+    """Refuse a read in Spark Connect whose positions are not in its options.
+
+    Raises:
+        InvalidRequestError: says what to write instead.
+    """
+    if not in_connect() or is_fixed(given):
+        return
+    name = given.selection.single or "flights"
+    raise InvalidRequestError(
+        "Spark Connect plans a DataFrame anew whenever it likes, so a read with an open start or "
+        "end would move, and be of two moments in a self-join. Fix it at the client: "
+        f'.option("cut", headwater.cut("{name}").save()), or startingOffsets and endingOffsets in '
+        "numbers together with streamUuid; or use headwater.read, headwater.sql",
+        stream=name,
+    )
+
+
+def is_fixed(given: SourceOptions) -> bool:
+    """Tell whether the options alone say which rows are read."""
+    if given.cut is not None:
+        return True
+    name = given.selection.single
+    if name is None or given.stream_uuid is None or given.starting is None:
+        return False
+    return is_explicit(of_stream(given.starting, name, option="startingOffsets")) and is_explicit(
+        of_stream(given.ending, name, option="endingOffsets")
+    )
+
+
+def in_connect() -> bool:
+    """Tell whether this process plans for a session of Spark Connect."""
+    return os.environ.get(_ARTIFACTS, _NO_SESSION) != _NO_SESSION
+
+
+def _stream_plan(
+    given: SourceOptions, client: Client, lookup: BrokerLookup, name: str, patience_s: float
+) -> StreamPlan:
+    lease_id = _lease(given, client, name, patience_s)
+    try:
+        uuid, ranges = _ranges(given, lookup, name)
+    except BaseException:
+        _drop(lease_id, client)
+        raise
+    return StreamPlan(name, uuid, ranges, lease_id)
+
+
+def _lease(given: SourceOptions, client: Client, name: str, patience_s: float) -> LeaseId | None:
+    """Return the lease under which a stream is read: a new one, or that of the cut."""
+    if given.lease is not None or given.emit == "ranges":
+        return None
+    if given.cut is not None:
+        saved = given.cut.lease.lease_id
+        with suppress(UnknownLeaseError):
+            patiently(lambda: client.renew_lease(saved, ttl_ms=LEASE_TTL_MS_DEFAULT), patience_s)
+            return saved
+    lease = patiently(lambda: client.take_lease(name, ttl_ms=LEASE_TTL_MS_DEFAULT), patience_s)
+    return lease.lease_id
+
+
+def _drop(lease_id: LeaseId | None, client: Client) -> None:
+    if lease_id is not None:
+        with suppress(HeadwaterError):  # it runs out by itself
+            client.drop_lease(lease_id)
+
+
+def _ranges(
+    given: SourceOptions, lookup: BrokerLookup, name: str
+) -> tuple[StreamUuid, dict[int, OffsetRange]]:
+    """Return what to read of a stream; asks the broker only for what options leave open."""
+    assert given.starting is not None, "a batch's options have a default"
+    starting = of_stream(given.starting, name, option="startingOffsets")
+    ending = of_stream(given.ending, name, option="endingOffsets")
+    uuid = given.stream_uuid if given.cut is None else given.cut.stream_uuid
+    if is_explicit(starting) and is_explicit(ending):
+        ranges = partitions.resolve(name, starting, ending, None)
+        return lookup.uuid(name) if uuid is None else uuid, ranges
+    stream = lookup.positions(name, given.selection)
+    if uuid not in {None, stream.uuid}:
+        raise recreated(name, str(uuid), stream.uuid)
+    return stream.uuid, partitions.resolve(
+        name,
+        without_times(lookup, stream, starting),
+        without_times(lookup, stream, ending),
+        stream.ranges,
+    )

@@ -1,0 +1,72 @@
+"""The lease of a batch read, kept alive by the tasks that read.
+
+The process that planned the read is gone by then: Spark plans in a process of its own. So each task
+renews the lease as it begins and while it reads. Between two actions nobody does, and a DataFrame
+that was left alone for longer than the lease lives may find records gone; then it fails by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import HeadwaterError, UnavailableError, UnknownLeaseError
+from broker.model.cut import Lease
+from broker.model.ids import LeaseId
+from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+_EXPIRES_UNKNOWN_US: Final = 0
+
+_log = logging.getLogger("headwater.read")
+
+
+@contextmanager
+def kept_alive(
+    client: Client,
+    stream: str,
+    lease_id: LeaseId | None,
+    *,
+    ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+    keeper: LeaseKeeper = KEEPER,
+) -> Iterator[None]:
+    """Renew a lease while the block runs; None for one that somebody else renews.
+
+    A lease that has run out is replaced for this task: what is still there stays. A broker that
+    does not answer now is asked again later: the task may need nothing of it.
+    """
+    if lease_id is None:
+        yield
+        return
+    lease, is_new = _living(client, stream, lease_id, ttl_ms)
+    keeper.hold(
+        lease,
+        client=client,
+        ttl_ms=ttl_ms,
+        drop_at_end=is_new,
+        what=f"stream={stream} task",
+    )
+    try:
+        yield
+    finally:
+        keeper.release(lease.lease_id)
+
+
+def _living(client: Client, stream: str, lease_id: LeaseId, ttl_ms: int) -> tuple[Lease, bool]:
+    """Return the lease renewed, or another, and whether it is another."""
+    known = Lease(lease_id=lease_id, expires_us=_EXPIRES_UNKNOWN_US)
+    try:
+        return client.renew_lease(lease_id, ttl_ms=ttl_ms), False
+    except UnknownLeaseError:
+        _log.info("lease_ran_out lease_id=%s stream=%s: taking another", lease_id, stream)
+    except UnavailableError:
+        return known, False
+    try:
+        return client.take_lease(stream, ttl_ms=ttl_ms), True
+    except HeadwaterError as error:  # the read itself will say so
+        _log.info("no_lease stream=%s error=%s", stream, error)
+        return known, False

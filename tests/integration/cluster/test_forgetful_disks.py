@@ -1,0 +1,124 @@
+"""Disks that come back as they once were: three real brokers, and one disk that has forgotten.
+
+Everything is acknowledged under ALL and synced, then all brokers are killed, one disk is changed,
+all are started: what was acknowledged is there, everybody is in sync again, and nobody was asked.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from clusterkit.load import stored
+from clusterkit.running import Cluster
+from headwater.embedded import start_nats
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_forgetful")]
+
+STREAM = "kept"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Start a cluster of this test's own: what it does to disks is nobody else's business."""
+    with start_nats(tmp_path / "nats") as nats:
+        running = Cluster(tmp_path, nats)
+        try:
+            running.start_all()
+            yield running
+        finally:
+            running.close()
+
+
+def _values(start: int, end: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(start, end)]
+
+
+def _publish(cluster: Cluster, values: list[bytes]) -> None:
+    for at in range(0, len(values), 50):
+        cluster.publish(STREAM, *values[at : at + 50])
+
+
+def _folder(cluster: Cluster, number: int) -> Path:
+    return cluster.plan.folder_of(cluster.name(number))
+
+
+def _all_is_there(cluster: Cluster, values: list[bytes]) -> None:
+    """Everybody serves everything, and takes more."""
+    client = cluster.client()
+    cluster.wait_for(cluster.in_sync(STREAM), "everybody in sync")
+    assert stored(client, STREAM) == values
+    cluster.publish(STREAM, b"more")
+    for number in range(3):
+        assert stored(cluster.client(cluster.url_of(number)), STREAM) == [*values, b"more"]
+    assert cluster.look(STREAM).losses == ()
+
+
+def test_the_leader_s_disk_is_put_back_to_an_earlier_moment_of_its_session(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The copy knows the session, so its folder is proved; its log is 500 records short."""
+    cluster.client().create_stream(STREAM, replication_factor=3, min_isr=2)
+    _publish(cluster, _values(0, 500))
+    leader = cluster.leader(STREAM)
+    copy = tmp_path / "copy"
+    shutil.copytree(_folder(cluster, leader), copy)
+    _publish(cluster, _values(500, 1000))
+    for number in range(3):
+        cluster.kill(number)
+    shutil.rmtree(_folder(cluster, leader))
+    shutil.copytree(copy, _folder(cluster, leader))
+    cluster.start_all()
+    _all_is_there(cluster, _values(0, 1000))
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["missing", "emptied"])
+def test_the_leader_s_partition_folder_is_lost(cluster: Cluster, emptied: bool) -> None:
+    """An absent log is an empty one to whoever opens it, and loses by comparison."""
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    uuid = client.stream(STREAM).uuid
+    _publish(cluster, _values(0, 500))
+    leader = cluster.leader(STREAM)
+    for number in range(3):
+        cluster.kill(number)
+    lost = _folder(cluster, leader) / "streams" / uuid / "0"
+    shutil.rmtree(lost)
+    if emptied:
+        lost.mkdir()
+    cluster.start_all()
+    _all_is_there(cluster, _values(0, 500))
+
+
+def test_a_follower_that_has_forgotten_is_no_copy_until_it_has_caught_up(cluster: Cluster) -> None:
+    """Only it is killed and loses its replica; its leader had counted what it has lost."""
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    uuid = client.stream(STREAM).uuid
+    _publish(cluster, _values(0, 500))
+    leader = cluster.leader(STREAM)
+    victim = (leader + 1) % 3
+    cluster.kill(victim)
+    shutil.rmtree(_folder(cluster, victim) / "streams" / uuid)
+    cluster.start(victim)
+    cluster.wait_for(cluster.in_sync(STREAM), "everybody in sync")
+    for number in range(3):
+        if number != victim:
+            cluster.kill(number)
+    cluster.start_all()
+    _all_is_there(cluster, _values(0, 500))
+
+
+def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: Cluster) -> None:
+    """Its logs were closed and synced, which is written down; nobody else could vouch for them."""
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2, flush="interval")
+    _publish(cluster, _values(0, 200))
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(cluster.stop, range(3)))
+    cluster.start_all()
+    _all_is_there(cluster, _values(0, 200))

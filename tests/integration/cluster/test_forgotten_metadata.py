@@ -1,0 +1,72 @@
+"""A controller's Raft folder is of an earlier moment, or partly gone: the group forgets nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterkit.running import Cluster
+from headwater.client.operations import Operations
+from headwater.embedded import start_nats
+
+pytestmark = pytest.mark.integration
+
+BEFORE, AFTER = "before", "after"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Start a cluster of this test's own, whose controllers wait long for each other."""
+    settings = {"cluster": {"restart_grace_ms": 120_000}}
+    with start_nats(tmp_path / "nats") as nats:
+        running = Cluster(tmp_path, nats, settings=settings)
+        try:
+            running.start_all()
+            yield running
+        finally:
+            running.close()
+
+
+@pytest.mark.parametrize("damage", ["of an earlier moment", "partly gone"])
+def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
+    cluster: Cluster, damage: str
+) -> None:
+    """Two hold what the third never heard of; one of the two forgets it, and the other comes last.
+
+    The one that forgot and the one that never knew are a majority. They wait for the last one.
+    """
+    client = cluster.client()
+    client.create_stream(BEFORE, replication_factor=3, min_isr=2)
+    controller = Operations(client).status().controller
+    assert controller is not None
+    holder = cluster.plan.brokers.index(controller)
+    forgets, never_knew = (number for number in range(3) if number != holder)
+    folder = cluster.plan.folder_of(cluster.name(forgets)) / "raft"
+    copy = folder.with_name("raft.copy")
+    shutil.copytree(folder, copy)
+    cluster.kill(never_knew)
+    client.create_stream(AFTER, replication_factor=1, min_isr=1)
+    for number in (forgets, holder):
+        cluster.kill(number)
+    if damage == "of an earlier moment":
+        shutil.rmtree(folder)
+        copy.rename(folder)
+    else:
+        shutil.rmtree(copy)
+        for name in ("meta", "journal"):
+            (folder / name).unlink()
+    for number in (forgets, never_knew):
+        name = cluster.name(number)
+        cluster.servers[name] = cluster.plan.start(name, wait=False)
+    for number in (forgets, never_knew):
+        cluster.wait_for(
+            lambda number=number: cluster.said(number, "waiting_for_members") != [],  # type: ignore[misc]
+            "it waits for the one that is not there",
+        )
+    cluster.start_all((holder,))
+    cluster.start_all()
+    names = [{one.name for one in cluster.client(cluster.url_of(at)).streams()} for at in range(3)]
+    assert names == [{BEFORE, AFTER}] * 3

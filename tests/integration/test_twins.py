@@ -1,0 +1,232 @@
+"""Two real brokers of one history on one lake: one of them is fenced by name, nothing is mixed.
+
+What each acknowledged itself is known. A read through either is exact by that, or refused. Damage
+(``make damage``, ``make crash``) tells more such stories.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from broker.errors import (
+    CommitTimeoutError,
+    ForeignHistoryError,
+    HeadwaterError,
+    HistoryClaimedError,
+    OverloadedError,
+)
+from crashkit.processes import BrokerProcess
+from crashkit.reads import verify_fully
+from crashkit.stage import one_value
+from headwater import embedded
+from headwater.client import Client
+from headwater.history import History
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+_FLUSH_MS = 60_000
+REFUSED = (HistoryClaimedError, ForeignHistoryError)
+
+
+@dataclass
+class Site:
+    """One broker, its data directory, and the values that it acknowledged, in order."""
+
+    home: Home
+    name: str
+    broker: BrokerProcess
+    acked: list[bytes] = field(default_factory=list)
+
+    def start(self) -> Site:
+        """Start it; a broker that has lost a leadership answers, and is not ready."""
+        self.broker.start()
+        assert self.broker.wait_answering(), self.broker.log_tail()
+        return self
+
+    def publish(self, count: int) -> None:
+        """Have records acknowledged, one by one; raises what the broker says."""
+        with Client(self.broker.url) as client, client.producer("s", retry_ms_max=1_000) as to:
+            for _ in range(count):
+                value = f"{self.name} {len(self.acked)}".encode()
+                to.send(one_value(value)).result(timeout=30)
+                self.acked.append(value)
+
+    def flush(self) -> None:
+        """Ship everything."""
+        with Client(self.broker.url) as client:
+            client.tier_flush("s", timeout_ms=_FLUSH_MS)
+
+    def require_exact(self) -> None:
+        """A read finds what was acknowledged here, and nothing else; so does ``verify``."""
+        with Client(self.broker.url) as client:
+            cut = client.cut("s", ttl_ms=60_000, owner="twins")
+            read = History(client, cut)
+            found = [row for batch in read.batches(["value"]) for row in batch["value"].to_pylist()]
+            read.certificate()
+            assert found == self.acked, self.name
+            verified = verify_fully(client, "s").partitions[0]
+            assert verified.end - verified.start == len(self.acked)
+
+    def require_fenced(self) -> None:
+        """It says by name that somebody else leads, soon; it takes no writes and ships nothing."""
+        self.broker.wait_unready("histor")
+        acked = list(self.acked)
+        with pytest.raises((*REFUSED, CommitTimeoutError, OverloadedError)):
+            self.publish(1)
+        assert self.acked == acked
+        with pytest.raises(REFUSED):
+            self.flush()
+        with Client(self.broker.url) as client:
+            told = client.tier_status("s")[0].last_error
+        assert told is not None
+        assert told.startswith(("HistoryClaimedError", "ForeignHistoryError"))
+
+    def require_exact_or_refused(self) -> None:
+        """What it serves is its own."""
+        with suppress(HeadwaterError):
+            self.require_exact()
+
+
+@dataclass
+class Home:
+    """A folder with a lake and brokers."""
+
+    folder: Path
+    lake: str
+    environment: Mapping[str, str]
+    sites: list[Site] = field(default_factory=list)
+
+    def site(self, name: str, data: Path | None = None) -> Site:
+        """Return a broker, over its own directory or over a copy of another's."""
+        place = self.folder / f"{name}-data"
+        if data is not None:
+            shutil.copytree(data, place)
+        broker = BrokerProcess(
+            self.folder / name,
+            nats_url="",
+            lake=self.lake,
+            environment=self.environment,
+            data_dir=place,
+            settings={"node": {"id": "broker-0", "data_dir": str(place)}},
+        )
+        self.sites.append(Site(self, name, broker))
+        return self.sites[-1]
+
+    def twin_of(self, site: Site, name: str, data: Path | None = None) -> Site:
+        """Return a broker over a copy of what a site has now, or had then."""
+        twin = self.site(name, data or site.broker.data_dir)
+        twin.acked = list(site.acked)
+        return twin
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Home]:
+    """Use a lake in a folder."""
+    yield Home(folder, str(folder / "lake"), {})
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[Home]:
+    """Use a lake in S3."""
+    with (
+        embedded.start_moto(folder / "moto", bucket="twins") as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        environment = embedded.moto_environment(running.address)
+        for name, text in environment.items():
+            patch.setenv(name, text)  # for readers, which are this process
+        yield Home(folder, "s3://twins/lake", environment)
+
+
+@pytest.fixture(params=[local, moto], ids=["local", "moto"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    """A home whose brokers are ended."""
+    make: Callable[[Path], Iterator[Home]] = request.param
+    with make(tmp_path) as home:  # type: ignore[attr-defined]
+        yield home
+        for site in home.sites:
+            with suppress(AssertionError):
+                site.broker.kill()
+
+
+def original(home: Home) -> Site:
+    """Return a running broker with a cold part and a tail."""
+    site = home.site("original").start()
+    with Client(site.broker.url) as client:
+        client.create_stream("s", subject="s")
+    site.publish(20)
+    site.flush()
+    site.publish(10)
+    return site
+
+
+def test_a_copy_of_a_running_broker_fences_it(home: Home) -> None:
+    """The copy leads anew: the original stops at its next check; the copy's data stays exact."""
+    first = original(home)
+    twin = home.twin_of(first, "twin").start()
+    twin.publish(10)
+    first.require_fenced()
+    twin.flush()
+    first.require_exact_or_refused()
+    with pytest.raises(REFUSED):
+        first.require_exact()
+    twin.publish(5)
+    twin.flush()
+    twin.require_exact()
+
+
+def test_the_second_of_two_copies_of_a_stopped_broker_takes_nothing(home: Home) -> None:
+    """Both begin the same epoch; also when the loser is started again."""
+    first = original(home)
+    assert first.broker.stop_within(60)
+    second = home.twin_of(first, "second")
+    first.start()
+    first.publish(10)
+    second.start()
+    second.require_fenced()
+    second.broker.kill()
+    second.start().require_fenced()
+    first.flush()
+    first.publish(5)
+    first.require_exact()
+    second.require_exact_or_refused()
+
+
+def test_a_restored_backup_after_the_original_takes_nothing(home: Home) -> None:
+    """The table was given what the backup never had: no offset is given out twice."""
+    first = original(home)
+    assert first.broker.stop_within(60)
+    backup = home.folder / "backup"
+    shutil.copytree(first.broker.data_dir, backup)
+    before = list(first.acked)
+    first.start()
+    first.publish(20)
+    first.flush()
+    first.broker.kill()
+    restored = home.twin_of(first, "restored", backup)
+    restored.acked = before
+    restored.start().require_fenced()
+    with pytest.raises(REFUSED):
+        restored.require_exact()
+    restored.broker.kill()
+    first.start().require_exact()
+
+
+def test_a_process_that_slept_answers_nothing_after_it(home: Home) -> None:
+    """Frozen while a copy takes over, then continued: it looks before it answers."""
+    first = original(home)
+    first.broker.pause()
+    twin = home.twin_of(first, "twin").start()
+    twin.publish(10)
+    twin.flush()
+    first.broker.resume()
+    first.require_fenced()
+    with pytest.raises(REFUSED):
+        first.require_exact()
+    twin.require_exact()

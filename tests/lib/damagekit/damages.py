@@ -1,0 +1,63 @@
+"""Does one damage to one file or folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from damagekit.golden import clone
+
+_PLACES = {"begin": 0.0, "quarter": 0.25, "middle": 0.5, "end": 1.0}
+
+
+def damage(target: Path, kind: str, source: Path | None) -> None:
+    """Damage a file or folder.
+
+    What rot or a cut does happens in place, as on a disk; a copy is put there as ``cp`` and a
+    rename do, so that a process which has the old file open keeps it.
+    """
+    match kind.split("-"):
+        case ["nothing"]:
+            pass
+        case ["gone"]:
+            _remove(target)
+        case ["emptied"] if target.is_dir():
+            for entry in target.iterdir():
+                _remove(entry)
+        case ["emptied"]:
+            os.truncate(target, 0)
+        case ["cut", place]:
+            _cut(target, place)
+        case ["flip", place]:
+            _flip(target, place)
+        case _:
+            assert source is not None, f"{kind} needs something to put there"
+            beside = target.with_name(f"{target.name}.incoming")
+            clone(source, beside)
+            if target.is_dir():
+                _remove(target)
+            beside.rename(target)
+
+
+def _cut(target: Path, place: str) -> None:
+    size = target.stat().st_size
+    at = {"begin": min(1, size - 1), "middle": size // 2, "end": size - 1}[place]
+    os.truncate(target, at)
+
+
+def _flip(target: Path, place: str) -> None:
+    size = target.stat().st_size
+    at = min(size - 1, int(size * _PLACES[place]))
+    with target.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << (at % 8))]))
+
+
+def _remove(target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    else:
+        target.unlink()

@@ -1,0 +1,133 @@
+"""How a voter that restarts goes on: what it is told, whom it waits for, what it votes for."""
+
+from __future__ import annotations
+
+from broker.core.raft.compare import Compare, GoOn
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.core import RaftCore
+from broker.core.raft.events import Effect, Event, Received, Save, Saved, Send, Tick
+from broker.model.raft import (
+    Entry,
+    EntryKind,
+    Floor,
+    HardState,
+    LogImage,
+    NodeId,
+    Standing,
+    Stored,
+)
+from broker.model.raft_messages import Append, Message, PreVote, PreVoteReply, Vote, VoteReply
+
+A, B, C = NAMES = tuple(NodeId(name) for name in "abc")
+GRACE_MS = 5000
+
+
+OWN = HardState(3, B, 2)
+
+
+def _compare(hard: HardState = OWN) -> Compare:
+    return Compare(RaftConfig(members=NAMES), A, hard, random=lambda low, _: low)
+
+
+def _round(compare: Compare, told: dict[NodeId, Standing], *, lives: int = 1) -> GoOn | None:
+    found, request_id = None, compare.request_id
+    for name, standing in told.items():
+        found = found or compare.told(name, request_id, lives, standing)
+    return found
+
+
+def test_it_learns_the_highest_term_and_the_furthest_log() -> None:
+    """Of both others, asked twice; its vote in a term that it did not know of is spent."""
+    compare = _compare()
+    told = {B: Standing(term=6, last=Floor(5, 9)), C: Standing(term=5, last=Floor(5, 11))}
+    assert _round(compare, told) is None
+    assert _round(compare, told) == GoOn(HardState(6, A, 2), Floor(5, 11))
+
+
+def test_what_the_disk_knows_better_stays() -> None:
+    """A vote that it does know of, or a term that nobody else is in."""
+    for own, term in ((OWN, 3), (HardState(9, C, 2), 3)):
+        compare, told = _compare(own), {B: Standing(term=term), C: Standing(term=term)}
+        _round(compare, told)
+        assert _round(compare, told) == GoOn(own)
+
+
+def test_answers_have_to_be_of_one_moment() -> None:
+    """A process that ended in between begins the asking again."""
+    compare, told = _compare(), {B: Standing(term=3), C: Standing(term=3)}
+    assert _round(compare, told) is None
+    assert _round(compare, told, lives=2) is None
+    assert _round(compare, told, lives=2) is not None
+
+
+def test_who_is_silent_is_left_out_only_beside_a_majority() -> None:
+    """With nobody there it goes on waiting for everybody."""
+    compare = _compare()
+    waits_for: list[tuple[NodeId, ...]] = []
+    compare.leave_out_silent()
+    waits_for.append(compare.unanswered)
+    _round(compare, {B: Standing(term=4, last=Floor(4, 7))})
+    compare.leave_out_silent()
+    waits_for.append(compare.unanswered)
+    assert waits_for == [(B, C), (B,)]
+    _round(compare, {B: Standing(term=4, last=Floor(4, 7))})
+    found = _round(compare, {B: Standing(term=4, last=Floor(4, 7))})
+    assert found == GoOn(HardState(4, A, 2), Floor(4, 7), silent=(C,))
+
+
+class _Restarted:
+    """A member with entries 1 to 3 of term 1, told of a log that ends at 5 of term 2."""
+
+    def __init__(self) -> None:
+        entries = tuple(Entry(index, 1, EntryKind.NOOP, 0, 0, b"") for index in (1, 2, 3))
+        stored = Stored(HardState(2, A), None, LogImage(0, 0, entries), bar=Floor(2, 5))
+        config = RaftConfig(members=NAMES, restart_grace_ms=GRACE_MS)
+        self.core = RaftCore(config, A, stored, random=lambda low, _: low)
+        self.now_ms = 0
+        self.said: list[Message] = []
+        self._take(self.core.start(0))
+
+    def hears(self, message: Message) -> list[Message]:
+        self.said = []
+        self._step(Received(B, message))
+        return self.said
+
+    def waits(self, until_ms: int) -> list[Message]:
+        self.said = []
+        while self.now_ms < until_ms:
+            self.now_ms += 50
+            self._step(Tick())
+        return self.said
+
+    def _step(self, event: Event) -> None:
+        self._take(self.core.step(self.now_ms, event))
+
+    def _take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.said.append(effect.message)
+            elif isinstance(effect, Save):
+                self._step(Saved(effect.number))
+
+
+def test_below_the_bar_it_votes_for_those_who_reach_it() -> None:
+    """A log like its own is not enough, the log that it was told of is."""
+    for last, granted in ((Floor(1, 3), False), (Floor(2, 4), False), (Floor(2, 5), True)):
+        one = _Restarted()
+        assert one.hears(PreVote(3, last.index, last.term)) == [PreVoteReply(2, 3, granted)]
+        assert one.hears(Vote(3, last.index, last.term, False, 7)) == [VoteReply(3, granted, 7)]
+
+
+def test_below_the_bar_it_does_not_stand() -> None:
+    """Not by itself, until nobody has led for a whole grace: then who has more does not come."""
+    one = _Restarted()
+    assert one.waits(GRACE_MS - 50) == []
+    assert PreVote(3, 3, 1) in one.waits(GRACE_MS + 2000)
+
+
+def test_a_leader_brings_it_to_the_bar() -> None:
+    """What a leader sends counts as ever; at the bar it may stand again."""
+    one = _Restarted()
+    entries = tuple(Entry(index, 2, EntryKind.NOOP, 0, 0, b"") for index in (4, 5))
+    one.hears(Append(2, 3, 1, 3, 1, 0, 0, entries))
+    assert PreVote(3, 5, 2) in one.waits(3000)

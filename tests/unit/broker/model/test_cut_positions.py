@@ -1,0 +1,71 @@
+"""A saved cut is read only by the history that it is of."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from broker.errors import ForeignHistoryError, InvalidCutError
+from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.cut_positions import CutPosition, refusal
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import LeaseId, StreamUuid
+from broker.model.lineage import Leadership, Lineage
+from broker.model.offsets import Offset
+
+FIRST, SECOND, OTHER = ("a" * 32, "b" * 32, "c" * 32)
+LINEAGE: Lineage = (
+    Leadership(leader_epoch=LeaderEpoch(1), lineage_id=FIRST, start=Offset(0)),
+    Leadership(leader_epoch=LeaderEpoch(2), lineage_id=SECOND, start=Offset(100)),
+)
+
+
+@pytest.mark.parametrize(
+    ("lineage_id", "end", "kind"),
+    [
+        (FIRST, 100, None),
+        (SECOND, 900, None),
+        (FIRST, 101, ForeignHistoryError),  # 101 records were committed before the restore
+        (OTHER, 5, ForeignHistoryError),
+        (None, 5, InvalidCutError),
+    ],
+)
+def test_a_position_is_of_this_history_or_named(
+    lineage_id: str | None, end: int, kind: type[Exception] | None
+) -> None:
+    """Whatever was restored since: other records may be at those offsets."""
+    found = refusal("s", [LINEAGE], [CutPosition(lineage_id, Offset(end))])
+    assert (None if found is None else type(found)) is kind
+
+
+def test_a_cut_without_all_partitions_is_refused() -> None:
+    """Its checksum may be right all the same: whoever wrote it could count."""
+    one = CutPosition(FIRST, Offset(1))
+    assert isinstance(refusal("s", [LINEAGE, LINEAGE], [one]), InvalidCutError)
+    assert isinstance(refusal("s", [LINEAGE], [one, one]), InvalidCutError)
+
+
+def test_what_was_saved_before_lineages_still_loads() -> None:
+    """To be refused by name by whoever can say what it is of."""
+    cut = Cut(
+        cluster="c", stream="s", stream_uuid=StreamUuid("00000000-0000-0000-0000-000000000001"),
+        subject="s", table_uri="", table_version=None, taken_us=1,
+        lease=Lease(lease_id=LeaseId("l"), expires_us=2),
+        partitions=(
+            PartitionCut(
+                partition=0, start=Offset(0), cold_end=Offset(0), hot_end=Offset(3),
+                leader_epoch=LeaderEpoch(1), lineage_id=FIRST,
+            ),
+        ),
+    )  # fmt: skip
+    assert Cut.load(cut.save()) == cut
+    values = json.loads(json.dumps(cut.to_dict()))
+    values["v"] = 1
+    del values["table_digest"], values["partitions"][0]["lineage_id"]
+    old = Cut.from_dict(values)
+    assert old == dataclasses.replace(
+        cut, partitions=(dataclasses.replace(cut.partitions[0], lineage_id=None),)
+    )
+    assert isinstance(refusal("s", [LINEAGE], old.positions), InvalidCutError)

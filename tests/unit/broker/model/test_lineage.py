@@ -1,0 +1,59 @@
+"""Whose history a log holds: positions, and when two histories share one."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import InvalidRequestError
+from broker.model.epochs import LeaderEpoch
+from broker.model.lineage import (
+    LINEAGE_KEPT,
+    Leadership,
+    Lineage,
+    begun,
+    first_lineage_id,
+    holds,
+)
+from broker.model.offsets import Offset
+
+
+def _leadership(epoch: int, start: int) -> Leadership:
+    return Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=_id(epoch), start=Offset(start))
+
+
+def _id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def test_a_position_is_held_up_to_where_the_next_leader_began() -> None:
+    """An offset that a leader reached elsewhere, after the histories parted, is not ours."""
+    lineage: Lineage = (_leadership(1, 0), _leadership(4, 400), _leadership(5, 730))
+    held = [(1, 0), (1, 400), (4, 400), (4, 730), (5, 731), (5, 10**9)]
+    assert all(holds(lineage, _id(number), end) for number, end in held)
+    foreign = [(1, 401), (4, 731), (2, 0), (9, 1)]
+    assert not any(holds(lineage, _id(number), end) for number, end in foreign)
+    assert not holds((), _id(1), 0)
+
+
+def test_the_oldest_leaderships_are_forgotten_in_time() -> None:
+    """A partition that changes its leader for years does not fill the metadata."""
+    lineage: Lineage = ()
+    for number in range(LINEAGE_KEPT + 10):
+        lineage = begun(lineage, _leadership(number + 1, number))
+    assert len(lineage) == LINEAGE_KEPT
+    assert lineage[-1].leader_epoch == LINEAGE_KEPT + 10
+    with pytest.raises(AssertionError, match="only grow"):
+        begun(lineage, _leadership(3, 9))
+
+
+@pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "G" * 32, "A" * 32, "0" * 32 + "\n"])
+def test_what_no_process_drew_is_refused(text: str) -> None:
+    """Ids come from disks, buckets and peers."""
+    with pytest.raises(InvalidRequestError):
+        Leadership(leader_epoch=LeaderEpoch(1), lineage_id=text, start=Offset(0))
+
+
+def test_a_new_partition_has_an_id_of_its_own() -> None:
+    """The stream's uuid is random, so the first leadership needs no other chance."""
+    ids = {first_lineage_id(uuid, number) for uuid in ("a", "b") for number in range(3)}
+    assert len(ids) == 6

@@ -1,0 +1,171 @@
+"""A leader's writes wait for its claim in the lake, a bounded time; a lost claim fences by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.adapters.disk_files import DiskFiles
+from broker.errors import HistoryClaimedError, ShuttingDownError
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.lineage import Leadership, first_lineage_id
+from broker.model.offsets import Offset
+from broker.model.records import AppendResult
+from broker.model.stream import Stream
+from broker.ports import TierSource
+from broker.runtime.leadership_gate import SETTLE_MS, SLEPT_MS, Claims
+from simkit.driver_rig import ME, DriverRig, alone_view
+
+ID = "1" * 32
+NEXT = "2" * 32
+LOST = HistoryClaimedError("another process leads a copy")
+
+
+class ClaimedRig(DriverRig):
+    """A driver whose leaderships somebody claims: the test."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self.asked: list[str] = []
+        super().__init__(files, claims=Claims(self._ask))
+
+    def _ask(self, stream: Stream, source: TierSource) -> bool:
+        assert stream.uuid == source.partition_id.stream_uuid
+        self.asked.append(source.lineage[-1].lineage_id)
+        return True
+
+    def lead(self, lineage_id: str, epoch: int = 1) -> None:
+        """Begin a leadership."""
+        begun = Leadership(leader_epoch=LeaderEpoch(epoch), lineage_id=lineage_id, start=Offset(0))
+        view = alone_view(leader_epoch=epoch)
+        here = {ME: BrokerEpoch(1)}
+        self.view(replace(view, lineage=(begun,), broker_epochs=here))
+
+    def admit(self, lineage_id: str) -> None:
+        """Settle its claim."""
+        self.driver.admit(lineage_id)
+        self.turns.run()
+
+    def refuse(self, lineage_id: str) -> None:
+        """Lose its claim."""
+        self.driver.refuse_writes(lineage_id, LOST)
+        self.turns.run()
+
+    def write(self, value: bytes) -> list[object]:
+        """Send one record; take the turns that it needs."""
+        answers = self.put(value)
+        self.turns.run()
+        return answers
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass for a process that is awake."""
+        while ms > 0:
+            self.clock.advance(us=min(ms, 500) * 1000)
+            ms -= 500
+            self.driver.tick_replica()
+            self.turns.run()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[ClaimedRig]:
+    """A driver that leads, its claim not settled yet."""
+    files = DiskFiles(tmp_path)
+    rig = ClaimedRig(files)
+    rig.lead(ID)
+    yield rig
+    files.close()
+
+
+def test_the_first_write_waits_for_the_claim(rig: ClaimedRig) -> None:
+    """It is stored and answered once the claim is settled; what else a turn does goes on."""
+    answers = rig.write(b"a")
+    rig.driver.tick()
+    rig.turns.run()
+    assert (answers, rig.log.log_end, rig.asked) == ([], 0, [ID])
+    rig.admit(NEXT)
+    assert answers == []
+    rig.admit(ID)
+    assert isinstance(answers[0], AppendResult)
+    assert rig.values() == [b"a"]
+    assert isinstance(rig.write(b"b")[0], AppendResult)
+
+
+def test_a_lake_out_of_reach_is_waited_for_so_long(rig: ClaimedRig) -> None:
+    """Then it goes on; a claim that turns out to be lost fences it, answers that wait with it."""
+    answers = rig.write(b"a")
+    rig.pass_ms(SETTLE_MS - 500)
+    assert answers == []
+    rig.pass_ms(1_000)
+    assert isinstance(answers[0], AppendResult)
+    rig.refuse(ID)
+    assert rig.write(b"b") == [LOST]
+    assert rig.driver.refusal is LOST
+    assert rig.values() == [b"a"]
+
+
+def test_a_lost_claim_stores_nothing(rig: ClaimedRig) -> None:
+    """Who waited is told by name; nothing was written."""
+    answers = rig.write(b"a")
+    rig.refuse(ID)
+    assert answers == [LOST]
+    assert rig.log.log_end == 0
+
+
+def test_a_new_leadership_is_another_claim(rig: ClaimedRig) -> None:
+    """What the one before was refused for is forgotten; news of the one before changes nothing."""
+    rig.refuse(ID)
+    rig.lead(NEXT, epoch=2)
+    assert rig.asked == [ID, NEXT]
+    answers = rig.write(b"a")
+    rig.admit(ID)
+    rig.refuse(ID)
+    assert answers == []
+    rig.admit(NEXT)
+    assert isinstance(answers[0], AppendResult)
+
+
+def test_a_new_partition_waits_for_nothing(tmp_path: Path) -> None:
+    """Nobody can have copied it; it is claimed all the same."""
+    files = DiskFiles(tmp_path)
+    rig = ClaimedRig(files)
+    first = first_lineage_id(rig.driver.partition_id.stream_uuid, 0)
+    rig.lead(first)
+    assert rig.asked == [first]
+    assert isinstance(rig.write(b"a")[0], AppendResult)
+    files.close()
+
+
+def test_a_process_that_slept_looks_before_it_answers(rig: ClaimedRig) -> None:
+    """Its first write after that waits for a new answer, which may be that it was replaced."""
+    rig.admit(ID)
+    assert isinstance(rig.write(b"a")[0], AppendResult)
+    rig.pass_ms(60_000)
+    assert rig.asked == [ID]
+    rig.clock.advance(us=(SLEPT_MS + 1) * 1000)
+    answers = rig.write(b"b")
+    assert (answers, rig.asked) == ([], [ID, ID])
+    rig.refuse(ID)
+    assert answers == [LOST]
+    assert rig.values() == [b"a"]
+
+
+def test_a_ticker_that_wakes_first_does_not_hide_the_sleep(rig: ClaimedRig) -> None:
+    """Whichever thread looks at the clock first."""
+    rig.admit(ID)
+    rig.clock.advance(us=(SLEPT_MS + 1) * 1000)
+    rig.driver.tick_replica()
+    rig.turns.run()
+    answers = rig.write(b"b")
+    assert answers == []
+    rig.admit(ID)
+    assert isinstance(answers[0], AppendResult)
+
+
+def test_a_driver_that_closes_refuses_what_waited(rig: ClaimedRig) -> None:
+    """It neither stores it unclaimed nor waits."""
+    answers = rig.write(b"a")
+    rig.close()
+    assert isinstance(answers[0], ShuttingDownError)
+    assert rig.asked == [ID]

@@ -1,0 +1,120 @@
+"""A follower that has to begin anew on a full disk asks the disk again, not for another epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from broker.core.replication.effects import ProposeIsr
+from broker.errors import HeadwaterError
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchAnswer,
+    FetchRequest,
+    LogPrefix,
+    ReplicaMessage,
+)
+from simkit.disk import ROOMY, SimDisk
+from simkit.driver_rig import ME, DriverRig, alone_view
+
+LEADER = BrokerId("leader")
+
+
+class Links:
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[ReplicaMessage] = []
+
+    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
+        """Keep it."""
+        assert to == LEADER
+        self.sent.append(message)
+
+    def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
+        """Say nothing."""
+
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """Say nothing."""
+
+    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Say nothing."""
+
+    def lease_until_ms(self) -> int:
+        """Have none."""
+        return 0
+
+    def withdraw(self, reason: HeadwaterError) -> None:
+        """Say nothing."""
+
+    def lead_changed(self) -> None:
+        """Say nothing."""
+
+
+def test_a_log_that_begins_anew_waits_for_room() -> None:
+    """ENOSPC in the middle of it; when there is room the follower fetches from where it begins."""
+    disk = SimDisk(random.Random(1))
+    links = Links()
+    rig = DriverRig(disk.files(), links=links)
+    view = replace(
+        alone_view(),
+        leader=LEADER,
+        replicas=(LEADER, ME),
+        isr=frozenset({LEADER}),
+        broker_epochs={LEADER: BrokerEpoch(1), ME: BrokerEpoch(1)},
+        joinable=frozenset({LEADER, ME}),
+    )
+    rig.view(view)
+    request: ReplicaMessage = links.sent[-1]
+    for _ in range(5):
+        request = links.sent[-1]
+        if isinstance(request, FetchRequest):
+            break
+        assert isinstance(request, EpochEndRequest)
+        rig.driver.deliver(
+            EpochEndAnswer(
+                leader_epoch=LeaderEpoch(1),
+                request_id=request.request_id,
+                epoch=request.epoch,
+                known_epoch=LeaderEpoch(0),
+                end=Offset(0),
+                refusal=None,
+            )
+        )
+        rig.turns.run()
+    assert isinstance(request, FetchRequest)
+    disk.capacity_bytes = disk.used_bytes()
+    rig.driver.deliver(
+        FetchAnswer(
+            leader_epoch=LeaderEpoch(1),
+            request_id=request.request_id,
+            start=Offset(10),
+            high_watermark=Offset(10),
+            log_end=Offset(10),
+            refusal="below_start",
+            prefix=LogPrefix(
+                epochs=((LeaderEpoch(1), Offset(0)),), producers=b'{"v":1,"producers":[]}'
+            ),
+        )
+    )
+    disk.capacity_bytes = 0  # the old log's room is given back first, and taken by others
+    rig.turns.run()
+    sent = len(links.sent)
+    for _ in range(3):
+        rig.clock.advance(us=200_000)
+        rig.driver.tick_replica()
+        rig.turns.run()
+    assert rig.driver.log_end == 0
+    assert rig.driver.failure is None
+    disk.capacity_bytes = ROOMY
+    rig.clock.advance(us=200_000)
+    rig.driver.tick_replica()
+    rig.turns.run()
+    assert (rig.driver.log_start, rig.driver.log_end) == (10, 10)
+    asked = [one for one in links.sent[sent:] if isinstance(one, FetchRequest)]
+    assert asked[-1].fetch_from == 10

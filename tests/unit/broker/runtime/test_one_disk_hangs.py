@@ -1,0 +1,238 @@
+"""One partition's disk hangs, at a gate: nothing that serves the others waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk_files import DiskFiles
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.codec.record_batch import prepare
+from broker.errors import OverloadedError, ShuttingDownError
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.ports import File
+from broker.runtime import hosted_partitions
+from broker.runtime.broker import Broker
+from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.turn_queue import MESSAGES_MAX, TurnQueue
+from simkit.driver_rig import Gate, ManualTurns
+
+WAIT_S = 30
+
+
+class GatedFile:
+    """A file whose fsync waits at a gate while there is one for its path."""
+
+    def __init__(self, file: File, path: str, gates: dict[str, Gate]) -> None:
+        self._file, self._path, self._gates = file, path, gates
+
+    def datasync(self) -> None:
+        """Wait first."""
+        for part, gate in list(self._gates.items()):
+            if part in self._path:
+                gate.wait()
+        self._file.datasync()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class GatedFiles:
+    """A real folder with gates."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self._files = files
+        self.gates: dict[str, Gate] = {}
+
+    def open(self, path: str, *, create: bool = False) -> Any:
+        """Open behind the gates."""
+        return GatedFile(self._files.open(path, create=create), path, self.gates)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+class Scene:
+    """A broker with a stream ``slow`` whose fsync hangs, and whatever else the test wants."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = DiskFiles(root)
+        self.files = GatedFiles(self.disk)
+        self.metadata = LocalMetadataLog(self.disk)
+        self.crashes: list[BaseException] = []
+        self.scheduler = CommitScheduler(3, self.crashes.append)
+        self.scheduler.start()
+        self.broker = Broker(
+            cluster="test",
+            broker_id=BrokerId("b0"),
+            namespace="default",
+            files=self.files,
+            metadata=self.metadata,
+            clock=SystemClock(),
+            scheduler=self.scheduler,
+            tick_ms=10,
+        )
+        self.broker.start()
+        self.gate = Gate()
+
+    def stream(self, name: str, **settings: Any) -> PartitionDriver:
+        """Create a stream of one partition."""
+        self.broker.create_stream(name, StreamConfig(subject=name, **settings))
+        return self.broker.partition(name, 0)
+
+    def hang(self, driver: PartitionDriver) -> SimpleQueue[Any]:
+        """Publish into a partition whose disk hangs from now on; return where the answer comes."""
+        self.files.gates[driver.partition_id.stream_uuid] = self.gate
+        answers = send(driver, b"hangs")
+        assert self.gate.reached.wait(WAIT_S)
+        return answers
+
+    def close(self) -> None:
+        """End; the gate is open by now."""
+        self.gate.open()
+        self.broker.stop()
+        assert self.scheduler.stop()
+        self.metadata.close()
+        self.disk.close()
+        assert not self.crashes
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A broker whose patience is short."""
+    monkeypatch.setattr(hosted_partitions, "PATIENCE_S", 0.05)
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def send(driver: PartitionDriver, *values: bytes) -> SimpleQueue[Any]:
+    """Publish without waiting."""
+    answers: SimpleQueue[Any] = SimpleQueue()
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+    driver.submit([prepare(batch, now_us=1)], answers.put)
+    return answers
+
+
+def offset(answers: SimpleQueue[Any]) -> int:
+    """Wait for an answer."""
+    return int(answers.get(timeout=WAIT_S)[0].base_offset)
+
+
+def until(condition: Any) -> None:
+    """Wait for something that a tick brings about."""
+    done = threading.Event()
+    for _ in range(WAIT_S * 50):
+        if condition():
+            return
+        done.wait(0.02)
+    raise AssertionError("it did not come")
+
+
+def test_others_publish_roll_expire_and_free(scene: Scene) -> None:
+    """The ticker posts and does not wait; maintenance of the slow one is owed, once."""
+    slow = scene.stream("slow", segment_age_ms_max=100)
+    other = scene.stream("other", segment_age_ms_max=100, local_retention_bytes=0)
+    pending = scene.hang(slow)
+    assert offset(send(other, b"a")) == 0
+    until(lambda: len(other.segments()) > 1)  # rolled by age
+    other.record_cold_end(Offset(1))
+    until(lambda: other.log_start == 1)  # and freed
+    assert pending.empty()
+    scene.gate.open()
+    assert offset(pending) == 0
+
+
+def test_nothing_that_a_tick_wants_of_a_slow_partition_is_waited_for(scene: Scene) -> None:
+    """Segments of the slow one could be freed: the ticker asks, once, and goes on."""
+    slow = scene.stream("slow", segment_bytes_max=4096, local_retention_bytes=0)
+    for number in range(6):
+        assert offset(send(slow, bytes(1500))) == number
+    slow._retries.window.expire(2**62)
+    other = scene.stream("other", segment_age_ms_max=100)
+    pending = scene.hang(slow)
+    slow.record_cold_end(Offset(4))
+    until(lambda: slow.frees.queued)
+    for _ in range(3):
+        before = len(other.segments())
+        send(other, b"x").get(timeout=WAIT_S)
+        until(lambda before=before: len(other.segments()) > before)
+    assert sum(1 for one in slow._queue._queue if not hasattr(one, "policy")) <= 3
+    scene.gate.open()
+    offset(pending)
+    until(lambda: slow.log_start == 4)
+
+
+def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
+    """Metadata is followed; what the slow one has to do for it is done when it can."""
+    slow, other = scene.stream("slow"), scene.stream("other")
+    pending = scene.hang(slow)
+    assert offset(send(scene.stream("new"), b"a")) == 0
+    uuid = scene.broker.delete_stream("other").uuid
+    with pytest.raises(ShuttingDownError):
+        send(other, b"b")
+    until(lambda: not scene.disk.exists(f"streams/{uuid}"))
+    scene.gate.open()
+    assert offset(pending) == 0
+
+
+def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
+    """Its files stay until its fsync has come back; nobody waits for that, and then they go."""
+    slow = scene.stream("slow")
+    scene.hang(slow)
+    uuid = scene.broker.delete_stream("slow").uuid
+    assert scene.disk.exists(f"streams/{uuid}/0")
+    assert scene.broker.drivers() == []
+    again = scene.stream("slow")
+    assert offset(send(again, b"another stream of this name")) == 0
+    scene.gate.open()
+    until(lambda: not scene.disk.exists(f"streams/{uuid}"))
+
+
+def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A polite stop has an end: all logs are closed together, and a hanging one is left."""
+    monkeypatch.setattr(hosted_partitions, "CLOSE_S", 0.2)
+    slow, other = scene.stream("slow"), scene.stream("other")
+    scene.hang(slow)
+    assert offset(send(other, b"a")) == 0
+    scene.broker.stop()
+    assert other._log._active is None, "its log is closed"
+
+
+def test_views_that_wait_are_one(scene: Scene) -> None:
+    """A slow partition gets the newest view, not all that there were."""
+    slow = scene.stream("slow")
+    view = slow.view
+    pending = scene.hang(slow)
+    calls = {id(slow.take_view(view)) for _ in range(100)}
+    assert len(calls) == 1
+    scene.gate.open()
+    assert offset(pending) == 0
+
+
+def test_what_waits_for_a_turn_is_bounded() -> None:
+    """Messages of replicas are lost beyond a number and a size; threads are refused."""
+
+    class Owner:
+        def run_turn(self) -> None:
+            """Never comes to it."""
+
+    queue = TurnQueue(Owner(), ManualTurns(), "s/0")  # type: ignore[arg-type]
+    taken: Sequence[bool] = [queue.offer(lambda: None, 10) for _ in range(MESSAGES_MAX + 5)]
+    assert sum(taken) == MESSAGES_MAX
+    large = TurnQueue(Owner(), ManualTurns(), "s/0")  # type: ignore[arg-type]
+    assert [large.offer(lambda: None, 1 << 26) for _ in range(3)] == [True, False, False]
+    for _ in range(1024):
+        large.begin(lambda: None)
+    with pytest.raises(OverloadedError, match="1024 calls"):
+        large.call(lambda: None)

@@ -1,0 +1,36 @@
+"""What the shells have to do, in milliseconds; and that each check dies of the bug it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from simkit.shell_checks import CHECKS, Check
+from simkit.shell_mutants import PLANTED, Mutant
+
+# How a check, or the product's own assert that a check made it run, says that it found something.
+FOUND: Final = (AssertionError, KeyError, IndexError)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_product_holds(check: Check, tmp_path: Path) -> None:
+    """The check's own sentence says what."""
+    check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    PLANTED,
+    ids=[f"{mutant.__name__}-{check.__name__}" for mutant, check in PLANTED],
+)
+def test_a_planted_bug_is_found(mutant: Mutant, check: Check, tmp_path: Path) -> None:
+    """The check fails while the bug is in the product."""
+    with mutant(), pytest.raises(FOUND):
+        check(tmp_path)
+
+
+def test_every_check_has_a_bug() -> None:
+    """One that nothing can fail shows nothing."""
+    assert {check for _, check in PLANTED} == set(CHECKS)

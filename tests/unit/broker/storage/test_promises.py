@@ -1,0 +1,171 @@
+"""The second place: exact after a kill, never above what was synced after a power cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from broker.codec.promise_format import (
+    KIND_REPLICA,
+    SlotValues,
+    decode_header,
+    decode_slot,
+    encode_header,
+    encode_slot,
+    slot_position,
+)
+from broker.errors import LogFailedError, MetadataCorruptError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.storage.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
+from simkit.disk import SimDisk
+
+UUID = "6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"
+
+
+def _id(number: int) -> PartitionId:
+    return PartitionId(StreamUuid(UUID), PartitionNumber(number))
+
+
+def _promise(replica: ReplicaPromise, end: int, epoch: int = 1) -> None:
+    replica.promise(Offset(0), Offset(end), LeaderEpoch(epoch))
+
+
+def _begun(promises: Promises, number: int, end: int = 0) -> ReplicaPromise:
+    replica = promises.replica(_id(number))
+    replica.begin(Offset(0), Offset(end), LeaderEpoch(0))
+    return replica
+
+
+def _end(promises: Promises, number: int) -> int | None:
+    found = promises.replica(_id(number)).promised
+    return None if found is None else int(found.end)
+
+
+def test_a_promise_is_exact_after_a_kill() -> None:
+    """Without any sync the page cache has the newest, of many replicas and of a counter."""
+    disk = SimDisk(random.Random(1))
+    promises = Promises(disk.files())
+    for number in range(100):  # several blocks
+        _promise(_begun(promises, number), number + 7)
+    promises.note("metadata", 41)
+    disk.kill()
+    again = Promises(disk.files())
+    assert [_end(again, number) for number in range(100)] == [n + 7 for n in range(100)]
+    assert again.noted("metadata") == (41, 0)
+    assert again.complaint is None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_after_a_power_cut_a_promise_lags_and_never_leads(seed: int) -> None:
+    """Whatever sectors were lost or torn, it is between the last sync and what was written."""
+    rng = random.Random(seed)
+    disk = SimDisk(rng)
+    disk.tear_sectors = True
+    promises = Promises(disk.files())
+    replicas = [_begun(promises, number) for number in range(3)]
+    promises.sync()
+    synced, written = [0, 0, 0], [0, 0, 0]
+    for _ in range(rng.randrange(30)):
+        if rng.random() < 0.2:
+            promises.sync()
+            synced = list(written)
+        else:
+            number = rng.randrange(3)
+            written[number] += 1
+            _promise(replicas[number], written[number])
+    disk.lose_power()
+    again = Promises(disk.files())
+    for number in range(3):
+        found = _end(again, number)
+        assert found is not None
+        assert synced[number] <= found <= written[number]
+
+
+def test_a_lowered_promise_is_durable_before_it_returns() -> None:
+    """A power cut right after it does not bring the higher one back."""
+    disk = SimDisk(random.Random(2))
+    promises = Promises(disk.files())
+    replica = _begun(promises, 0)
+    _promise(replica, 50, epoch=3)
+    promises.sync()
+    replica.lower(Offset(20), LeaderEpoch(2))
+    disk.lose_power()
+    again = Promises(disk.files()).replica(_id(0))
+    assert again.promised == Promised(Offset(0), Offset(20), LeaderEpoch(2))
+
+
+def test_a_removed_replica_is_not_held_any_more_and_its_slot_is_used_again() -> None:
+    """Also after a power cut; a renewed one is held, and may be absent."""
+    disk = SimDisk(random.Random(3))
+    promises = Promises(disk.files())
+    _begun(promises, 0, 9).remove()
+    _begun(promises, 1, 9).renew()
+    disk.lose_power()
+    again = Promises(disk.files())
+    assert _end(again, 0) is None
+    assert again.replicas() == [_id(1)]
+    found = again.replica(_id(1)).promised
+    assert found is not None
+    assert found.renewing
+    size = len(disk.peek(PROMISES_NAME))
+    for _ in range(100):
+        _begun(again, 5, 4).remove()
+    assert len(disk.peek(PROMISES_NAME)) == size
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_damaged_copy_is_survived_and_said(copy: int) -> None:
+    """The other one, which may be a little older, counts."""
+    disk = SimDisk(random.Random(4))
+    promises = Promises(disk.files())
+    replica = _begun(promises, 0)
+    for end in (5, 6):
+        _promise(replica, end)
+        promises.sync()
+    disk.flip_bit(PROMISES_NAME, slot_position(0, copy) + 50, 3)
+    again = Promises(disk.files())
+    assert _end(again, 0) in (5, 6)
+    assert again.complaint is not None
+
+
+def test_nothing_is_promised_after_a_failed_sync() -> None:
+    """Nobody knows then what is on the disk: every owner hears it at the next word it gives."""
+    disk = SimDisk(random.Random(5))
+    promises = Promises(disk.files())
+    replica = _begun(promises, 0)
+    disk.datasync_failures = 1
+    with pytest.raises(LogFailedError):
+        promises.sync()
+    with pytest.raises(LogFailedError):
+        _promise(replica, 1)
+
+
+def test_the_bytes_are_frozen() -> None:
+    """What was written must be readable for ever: a change needs a new version."""
+    slot = SlotValues(
+        kind=KIND_REPLICA, sequence=12, key=bytes(range(16)), number=3, flags=1, first=7,
+        second=43, third=4,
+    )  # fmt: skip
+    frozen = (
+        "4857504901440100"
+        "0c00000000000000000102030405060708090a0b0c0d0e0f0300000001000000"
+        "07000000000000002b000000000000000400000000000000"
+    )
+    assert encode_slot(slot)[:-4].hex() == frozen
+    assert decode_slot(encode_slot(slot)) == slot
+    assert decode_header(encode_header(UUID)) == UUID
+    assert encode_header(UUID)[:8].hex() == "4857504d01240000"
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    """In a slot and in the header."""
+    slot = SlotValues(kind=KIND_REPLICA, sequence=1, key=bytes(16))
+    for whole, decode in ((encode_slot(slot), decode_slot), (encode_header(UUID), decode_header)):
+        for place in range(len(whole) * 8):
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            with pytest.raises(MetadataCorruptError):
+                decode(damaged)

@@ -1,0 +1,125 @@
+"""The catalogue finds what is there, names it for good, and damages it as it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from damagekit.catalogue import FILE_DAMAGES, Case, cases_of, entries_of
+from damagekit.choice import chosen, sliced
+from damagekit.damages import damage
+from damagekit.golden import RETENTIONS
+
+_UUID = "{0:08d}-2222-4333-8444-{0:012d}"
+
+
+def _world(folder: Path, name: str, number: int) -> None:
+    """Lay out a small world: one log of two segments, one of one, one table."""
+    uuid, other = _UUID.format(number), _UUID.format(number + 1)
+    for moment in ("killed", "stopped", "older-stopped", "older-running"):
+        is_old = moment.startswith("older")
+        files = {
+            f"data/streams/{uuid}/0/00.log": f"{name} first".encode(),
+            f"data/streams/{uuid}/0/10.log": b"" if is_old else f"{name} second".encode(),
+            f"data/streams/{other}/0/00.log": f"{name} third".encode(),
+            f"lake/default/orders/00-{number:x}abcdef01.parquet": f"{name} rows".encode(),
+        }
+        for path, content in files.items():
+            target = folder / name / moment / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    info = {"names": {uuid: "orders", other: "beat"}, "cuts": {}, "lake": ""}
+    (folder / name / "info.json").write_text(json.dumps(info))
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Path:
+    """Return a folder with worlds of one retention."""
+    _world(tmp_path, "kept", 10)
+    _world(tmp_path, "kept-other", 20)
+    return tmp_path
+
+
+def test_every_file_and_folder_is_an_entry_whatever_it_is(worlds: Path) -> None:
+    """A file that nobody named is in the catalogue; names hold no uuid."""
+    added = worlds / "kept/killed/data/streams" / _UUID.format(10) / "0/of-tomorrow"
+    added.write_bytes(b"x")
+    names = {_UUID.format(10): "orders", _UUID.format(11): "beat"}
+    entries = entries_of(worlds / "kept/killed", names)
+    aliases = {one.alias for one in entries}
+    assert "data/streams/orders/0/of-tomorrow" in aliases
+    assert {"data", "data/streams", "data/streams/beat/0", "lake/default/orders"} <= aliases
+    assert any("key0.parquet" in one for one in aliases)
+
+
+def test_each_damage_changes_what_it_damages(worlds: Path, tmp_path: Path) -> None:
+    """No case is a copy of the same bytes, and a running broker's case is like a killed one's."""
+    cases = cases_of(worlds, "kept")
+    first = [
+        case
+        for case in cases
+        if case.entry.alias == "data/streams/orders/0/00.log" and case.state == "killed"
+    ]
+    assert {case.damage for case in first} == {
+        *FILE_DAMAGES, "another-sibling", "another-stream", "another-broker",
+    }  # fmt: skip
+    second = [case.damage for case in cases if case.entry.alias == "data/streams/orders/0/10.log"]
+    assert "older-running" in second
+    for number, case in enumerate(first):
+        target = tmp_path / "copy" / str(number)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(b"kept first")
+        damage(target, case.damage, worlds / case.source if case.source else None)
+        assert not target.exists() or target.read_bytes() != b"kept first", case.damage
+
+
+def test_a_name_is_the_same_in_a_world_that_is_built_anew(worlds: Path, tmp_path: Path) -> None:
+    """Uuids and random keys differ, names do not."""
+    again = tmp_path / "again"
+    _world(again, "kept", 30)
+    _world(again, "kept-other", 40)
+    assert [one.name for one in cases_of(worlds, "kept")] == [
+        one.name for one in cases_of(again, "kept")
+    ]
+
+
+def test_a_folder_is_emptied_removed_and_put_back(worlds: Path) -> None:
+    """A folder has no bytes to flip."""
+    cases = cases_of(worlds, "kept")
+    found = {one.damage for one in cases if one.entry.alias == "data/streams/orders/0"}
+    assert found == {
+        "gone", "emptied", "older-stopped", "older-running", "another-stream", "another-broker",
+    }  # fmt: skip
+    folder = worlds / "kept/killed/data/streams"
+    damage(folder, "emptied", None)
+    assert folder.is_dir()
+    assert not list(folder.iterdir())
+
+
+def test_the_slice_has_each_kind_with_each_damage(worlds: Path) -> None:
+    """It is the same for a seed."""
+    cases = cases_of(worlds, "kept")
+
+    def classes(some: list[Case]) -> set[tuple[str, str]]:
+        return {(one.entry.kind, one.damage.partition("-")[0]) for one in some}
+
+    picked = sliced(cases, 3)
+    assert classes(picked) == classes(cases)
+    assert len(picked) == len(classes(cases))
+    assert picked == sliced(cases, 3)
+    assert {one.state for one in picked} == {"running", "stopped", "killed"}
+    assert RETENTIONS == ("kept", "freed")
+
+
+def test_cases_are_chosen_by_name_and_number(worlds: Path) -> None:
+    """Every pattern has to match; a case that is replayed has to be there."""
+    cases = cases_of(worlds, "kept")
+    some = chosen(cases, only=["beat", "flip"])
+    assert some
+    assert all("beat" in one.name and "flip" in one.name for one in some)
+    assert len(chosen(cases, cases=5)) == 5
+    assert chosen(cases, replay=cases[7].name) == [cases[7]]
+    with pytest.raises(ValueError, match="no case"):
+        chosen(cases, replay="nothing")

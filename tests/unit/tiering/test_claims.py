@@ -1,0 +1,361 @@
+"""Claims in the lake: of two copies of one history one leads, whichever way they meet."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from broker.errors import ForeignHistoryError, HistoryClaimedError, ObjectCorruptError
+from broker.model.ids import PartitionId
+from broker.model.lineage import Lineage
+from broker.model.stream import Stream
+from simkit.faulty_store import Fault, FaultyStore
+from simkit.tier_lab import TierLab
+from simkit.tier_source import MemoryTierCatalog, MemoryTierSource, make_stream
+from simkit.wall_clock import WallClock
+from tiering.claimant import Claimant
+from tiering.claims import ClaimBook, claim_key, claim_of
+from tiering.config import TieringConfig
+from tiering.location import StoreConfig
+from tiering.object_store import ObjectStore, open_store
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """Threads for the second listing."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> TierLab:
+    """A stream with a cold part, led and claimed in epoch 1."""
+    lab = TierLab(tmp_path / "lake")
+    lab.source.fill(2, 20)
+    lab.ship_all()
+    settle(lab, lab.source)
+    return lab
+
+
+def settle(lab: TierLab, source: MemoryTierSource) -> None:
+    """Claim what a source leads, as its process would."""
+    with ThreadPoolExecutor(1) as pool:
+        claim = claim_of(source.lineage, source.partition_id, cluster="lab", broker="b", time_us=1)
+        ClaimBook(lab.table.store, source.partition_id).settle(source.lineage, claim, pool)
+
+
+def look(lab: TierLab, source: MemoryTierSource, *, thorough: bool = False) -> None:
+    """Look whether the claim still stands."""
+    ClaimBook(lab.table.store, source.partition_id).look(source.lineage, thorough=thorough)
+
+
+# ----------------------------------------------------------------------------------- two copies
+
+
+def story_of_the_same_epoch(lab: TierLab) -> None:
+    """Both begin to lead anew: the second wants a claim that is taken."""
+    twin = lab.source.copied()
+    twin.lead_again()
+    lab.source.lead_again()
+    settle(lab, twin)
+    with pytest.raises(HistoryClaimedError):
+        settle(lab, lab.source)
+    look(lab, twin)
+
+
+def story_of_the_loser_that_starts_again(lab: TierLab) -> None:
+    """It leads an epoch that nobody has, and its parent is still the one that lost."""
+    twin = lab.source.copied()
+    twin.lead_again()
+    settle(lab, twin)
+    for _ in range(3):
+        lab.source.lead_again()
+        with pytest.raises(HistoryClaimedError):
+            settle(lab, lab.source)
+    look(lab, twin, thorough=True)
+
+
+def story_of_a_claim_above(lab: TierLab) -> None:
+    """The other has restarted more often."""
+    twin = lab.source.copied()
+    twin.lead_again()
+    twin.lead_again()
+    settle(lab, twin)
+    lab.source.lead_again()
+    with pytest.raises(HistoryClaimedError):
+        settle(lab, lab.source)
+    look(lab, twin, thorough=True)
+
+
+STORIES = [story_of_the_same_epoch, story_of_the_loser_that_starts_again, story_of_a_claim_above]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda one: one.__name__[9:])
+def test_the_second_of_two_copies_learns_it(lab: TierLab, story: Callable[[TierLab], None]) -> None:
+    """Before it takes a write; the first is not disturbed."""
+    story(lab)
+
+
+def claims_overwrite(patch: pytest.MonkeyPatch) -> None:
+    """A claim is put whatever is there."""
+
+    def put(self: FaultyStore, key: str, body: bytes, *, crc32c: int) -> bool:
+        del crc32c
+        path = self.config.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(body))
+        return True
+
+    patch.setattr(FaultyStore, "put_if_absent", put)
+
+
+def older_claims_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Only the claim of the same epoch counts, and newer ones."""
+    real = ClaimBook._require_in
+
+    def require(self: ClaimBook, lineage: Lineage, epoch: int) -> None:
+        if epoch >= lineage[-1].leader_epoch:
+            real(self, lineage, epoch)
+
+    patch.setattr(ClaimBook, "_require_in", require)
+
+
+def newer_claims_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks above the own epoch."""
+    patch.setattr(ClaimBook, "_require_none_newer", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "story"),
+    [
+        (claims_overwrite, story_of_the_same_epoch),
+        (older_claims_ignored, story_of_the_loser_that_starts_again),
+        (newer_claims_ignored, story_of_a_claim_above),
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_a_hole_in_the_claims_is_seen(
+    lab: TierLab,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    story: Callable[[TierLab], None],
+) -> None:
+    """A story fails on each planted bug."""
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        story(lab)
+
+
+def test_the_original_of_a_copy_learns_it_at_its_next_look(lab: TierLab) -> None:
+    """The copy has led since; also one whose first claim the lake never got."""
+    look(lab, lab.source)
+    twin = lab.source.copied()
+    twin.lead_again()
+    settle(lab, twin)
+    with pytest.raises(HistoryClaimedError, match="broker 'b' leads a copy"):
+        look(lab, lab.source)
+    other = TierLab(lab.lake.config.root / "other")
+    settle(other, other.source)
+    late = other.source.copied()
+    late.lead_again()
+    late.lead_again()
+    settle(other, late)
+    look(other, other.source)
+    with pytest.raises(HistoryClaimedError):
+        look(other, other.source, thorough=True)
+
+
+def test_a_log_that_is_older_than_the_table_does_not_begin_to_lead(lab: TierLab) -> None:
+    """A restored backup after the original: the table was given what it never had."""
+    older = lab.source.copied()
+    lab.source.fill(1, 20)
+    lab.ship_all()
+    older.lead_again()
+    with pytest.raises(ForeignHistoryError, match="an older copy"):
+        settle(lab, older)
+
+
+def test_a_history_that_goes_on_claims_again_and_again(lab: TierLab) -> None:
+    """Restarts, the same claim twice, leaderships that the lake never heard of."""
+    for number in range(4):
+        settle(lab, lab.source)
+        lab.source.lead_again()
+        if number == 2:
+            lab.source.lead_again()
+        settle(lab, lab.source)
+        lab.source.fill(1, 20)
+        lab.ship_all()
+        look(lab, lab.source, thorough=True)
+
+
+def test_a_claim_costs_two_listings_a_get_and_a_put(lab: TierLab) -> None:
+    """One of the listings beside the other; a look costs one question."""
+    lab.source.lead_again()
+    store = lab.table.store
+    assert isinstance(store, FaultyStore)
+    store.calls.clear()
+    settle(lab, lab.source)
+    assert dict(store.calls) == {"list": 2, "get": 1, "put": 1}
+    store.calls.clear()
+    look(lab, lab.source)
+    assert dict(store.calls) == {"head": 1}
+
+
+def test_a_claim_says_who_and_after_whom(lab: TierLab) -> None:
+    """For people, and for whoever restores."""
+    lab.source.lead_again()
+    settle(lab, lab.source)
+    found = json.loads(lab.table.store.get(claim_key(0, 2)))
+    before, own = lab.source.lineage
+    assert found == {
+        "v": 1, "cluster": "lab", "stream_uuid": lab.stream.uuid, "partition": 0,
+        "leader_epoch": 2, "lineage_id": own.lineage_id, "start": 40, "parent_epoch": 1,
+        "parent_id": before.lineage_id, "broker": "b", "time_us": 1,
+    }  # fmt: skip
+
+
+def test_a_damaged_claim_is_named(lab: TierLab) -> None:
+    """It is neither believed nor passed over."""
+    (lab.table.store.config.root / claim_key(0, 1)).write_bytes(b"{}")
+    lab.source.lead_again()
+    with pytest.raises(ObjectCorruptError, match="is not a claim"):
+        settle(lab, lab.source)
+
+
+# ----------------------------------------------------------------------------------- the threads
+
+
+class Rig:
+    """A claimant over in-memory logs and a lake that can be switched off."""
+
+    def __init__(self, root: Path, catalog: MemoryTierCatalog | None = None) -> None:
+        self.store = FaultyStore(open_store(StoreConfig.from_env(str(root))))
+        self.catalog = catalog or MemoryTierCatalog()
+        self.happened = threading.Condition()
+        self.events: list[str] = []
+        self.replaced: set[str] = set()  # leaderships that the metadata has ended
+        self.asked: list[str] = []  # about which leaderships the metadata was asked
+        self.claimant = Claimant(
+            self._store_of,
+            cluster="rig",
+            clock=WallClock(),
+            config=TieringConfig(check_interval_ms=10, backoff_ms_min=5, backoff_ms_max=20),
+            observer=self._heard,
+            is_replaced=self._is_replaced,
+        )
+
+    def _is_replaced(self, partition: PartitionId, lineage_id: str) -> bool:
+        assert self.catalog.streams()[0].uuid == partition.stream_uuid
+        with self.happened:
+            self.asked.append(lineage_id)
+            self.happened.notify_all()
+        return lineage_id in self.replaced
+
+    def _store_of(self, stream: Stream) -> ObjectStore:
+        return self.store.under(stream.name)
+
+    def _heard(self, event: str, facts: object) -> None:
+        assert facts
+        with self.happened:
+            self.events.append(event)
+            self.happened.notify_all()
+
+    def lead(self) -> dict[PartitionId, tuple[Stream, MemoryTierSource]]:
+        """Claim what the catalog leads."""
+        led = {
+            one.partition_id: (stream, one)
+            for stream in self.catalog.streams()
+            for one in self.catalog.of(stream)
+        }
+        self.claimant.ensure(led)
+        return led
+
+    def until(self, *wanted: str) -> None:
+        """Wait for events."""
+        with self.happened:
+            assert self.happened.wait_for(lambda: set(wanted) <= set(self.events), WAIT_S)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A rig that is stopped."""
+    rig = Rig(tmp_path / "lake")
+    yield rig
+    rig.claimant.stop()
+
+
+def test_a_lake_that_is_away_is_claimed_once_it_is_back(rig: Rig) -> None:
+    """The source is not told anything before."""
+    source = rig.catalog.add(make_stream())[0]
+    rig.store.down = True
+    rig.lead()
+    rig.until("claim_delayed")
+    assert (source.admitted, source.refused) == ([], None)
+    rig.store.down = False
+    rig.until("leadership_claimed")
+    rig.claimant.wait_settled(1_000)
+    assert source.admitted
+
+
+def test_a_lost_answer_is_no_lost_claim(rig: Rig) -> None:
+    """The claim was put and only the answer was lost: the same claim again is ours."""
+    source = rig.catalog.add(make_stream())[0]
+    rig.store.faults["put"].append(Fault.ANSWER_LOST)
+    rig.lead()
+    rig.until("leadership_claimed")
+    assert source.refused is None
+
+
+def test_an_original_is_fenced_by_its_copy(rig: Rig, tmp_path: Path) -> None:
+    """It hears of it at a check, not at its next commit; the copy goes on."""
+    stream = make_stream()
+    source = rig.catalog.add(stream)[0]
+    rig.lead()
+    rig.until("leadership_claimed")
+    twin = Rig(tmp_path / "lake", rig.catalog.copied())
+    copied = twin.catalog.of(stream)[0]
+    copied.lead_again()
+    twin.lead()
+    twin.until("leadership_claimed")
+    source.append(5)
+    rig.until("leadership_lost")
+    assert isinstance(source.refused, HistoryClaimedError)
+    assert rig.claimant.error_of(source.partition_id) is source.refused
+    assert copied.refused is None
+    twin.claimant.stop()
+
+
+def test_a_leader_that_the_metadata_replaced_is_not_fenced_by_its_successor(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """It slept, and hears of the successor's claim first; its clients are to hear who leads."""
+    stream = make_stream()
+    source = rig.catalog.add(stream)[0]
+    rig.lead()
+    rig.until("leadership_claimed")
+    rig.replaced.add(source.lineage[-1].lineage_id)
+    successor = Rig(tmp_path / "lake", rig.catalog.copied())
+    successor.catalog.of(stream)[0].lead_again()
+    successor.lead()
+    successor.until("leadership_claimed")
+    source.append(5)
+    with rig.happened:
+        assert rig.happened.wait_for(lambda: len(rig.asked) > 1, WAIT_S)
+    assert source.refused is None
+    assert "leadership_lost" not in rig.events
+    successor.claimant.stop()
+
+
+def test_many_partitions_are_claimed_side_by_side(rig: Rig) -> None:
+    """A broker that starts waits for all of them at once."""
+    sources = rig.catalog.add(make_stream(partitions=40))
+    rig.lead()
+    rig.claimant.wait_settled(20_000)
+    assert all(source.admitted for source in sources)
