@@ -385,10 +385,12 @@ def floor_forgotten_by_a_restart() -> Any:
     def read(self: RaftJournal) -> Membership | None:
         found = original(self)
         path = f"{self._folder}/meta"
+        if found is None or not self._files.exists(path):  # nothing was restarted yet
+            return found
         meta = MetaFile(path, self._files.open(path), self._owner)
         meta.close()
-        again = found is not None and meta.slot.hard.term >= found.term
-        return Membership(found.term, Floor()) if found is not None and again else found
+        again = meta.slot.hard.term >= found.term
+        return Membership(found.term, Floor()) if again else found
 
     original = RaftJournal._read_membership
     return replaced(RaftJournal, "_read_membership", read)
