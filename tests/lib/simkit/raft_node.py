@@ -202,7 +202,7 @@ class SimNode:
     def _look_at_bar(self) -> None:
         """Count it among those who have what they promised, once it has."""
         member = self.member
-        if self.name in self.world.truth.lost and not getattr(member, "abstains", False):
+        if self.name in self.world.truth.lost and not member.standing.behind:
             term = member.log.term_at(member.durable)
             if term is not None and Floor(term, member.durable) >= self.journal.stored.bar:
                 self.world.truth.lost.discard(self.name)
