@@ -1,6 +1,7 @@
 """Seeds of a whole cluster's life, and the proof that they would notice.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
+HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
-from simkit.cluster_mutants import BIASED, LATE_FAULTS, MUTANTS
+from simkit.cluster_mutants import BIASED, FIRST_SEEDS, LATE_FAULTS, MUTANTS
+from simkit.cluster_scripts import SCRIPTS
 from simkit.cluster_sightings import SOMETIMES
 from simkit.cluster_sim import run_seed
-from simkit.seed_hunt import broken_seed, never_seen
+from simkit.seed_hunt import is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
+WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
 SOMETIMES_SEEDS_MAX = 4000
@@ -63,18 +66,26 @@ def test_every_row_of_the_catalogue_is_reached() -> None:
     assert found == []
 
 
-@pytest.mark.timeout(900)  # request_ids_repeat is met by seed 620
+@pytest.mark.timeout(900)  # the whole hunt of `make mutants` goes through 620 seeds for one
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_is_caught(mutant: str) -> None:
-    """Replication with one known mistake breaks a promise in some seed."""
+    """Replication with one known mistake breaks a promise in its script, or in some seed."""
 
     def run(seed: int) -> object:
         if mutant in BIASED:
             return run_seed(seed, late=True, faults=BIASED[mutant])
         return run_seed(seed)
 
+    first = 0 if WHOLE_HUNT else FIRST_SEEDS.get(mutant, 0)
+    seeds = [*range(first, MUTANT_SEEDS_MAX), *range(first)]
     with MUTANTS[mutant]():
-        assert broken_seed(run, range(MUTANT_SEEDS_MAX)) is not None
+        assert is_caught(mutant, SCRIPTS, run, seeds)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_pass_without_their_mistake(script: str) -> None:
+    """What a script catches is the mutant's mistake."""
+    SCRIPTS[script]()
 
 
 def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class Network:
         self._slow: dict[tuple[str, str], int] = {}
         self._busy_until: dict[tuple[str, str], int] = {}
         self._receivers: dict[str, Callable[[str, Any], None]] = {}
+        # What a script wants lost; it sees every message as it is sent.
+        self.loses: Callable[[str, str, Any], bool] | None = None
 
     def join(self, node: str, receive: Callable[[str, Any], None]) -> None:
         """Let a node receive (sender, message)."""
@@ -102,7 +104,7 @@ class Network:
     def send(self, sender: str, receiver: str, message: Any) -> None:
         """Send; it may never arrive, arrive late, or twice."""
         link = (sender, receiver)
-        if link in self._cut:
+        if link in self._cut or (self.loses is not None and self.loses(sender, receiver, message)):
             return
         rng = self._world.rng
         delay_ms = 1 + int(rng.random() ** 3 * self._delay_ms_max) + self._slow.get(link, 0)
