@@ -18,7 +18,7 @@ from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.adapters.raft_pysyncobj.outbox import Outbox, Reads
 from broker.adapters.raft_pysyncobj.settings import Clock, configuration, peer, port
 from broker.core.raft.config import RaftConfig
-from broker.model.raft import NodeId
+from broker.model.raft import Floor, NodeId
 from broker.model.raft_messages import (
     Append,
     AppendReply,
@@ -106,6 +106,7 @@ class Corrections(Following, Leading):
 
     def begin(self) -> None:
         """Start the election timer; alone, stand at once."""
+        self.renew_bar()
         if self._others:
             self._restart_timer()
         else:
@@ -115,6 +116,7 @@ class Corrections(Following, Leading):
     def settle(self) -> None:
         """End a batch of events: let the library elect, commit and apply; send what is due."""
         self._uncommitted = None
+        self._lapse_bar()
         self._reads.expire(self._clock.now_ms)
         self._ask_first_if_due()
         commit = self._log.commit
@@ -149,7 +151,7 @@ class Corrections(Following, Leading):
             self._restart_timer()
             self._SyncObj__raftLeader = None
             self._reads.leader_changed()
-            if self._log.abstains:
+            if not self._log.may_stand:
                 return
             self._asking = {self._me}
             log = self._log.entries
@@ -196,7 +198,7 @@ class Corrections(Following, Leading):
                 self._on_vote(node, sender, message)
             case VoteReply():
                 self._on_vote_reply(node, sender, message)
-            case TimeoutNow(term) if not self._log.abstains:
+            case TimeoutNow(term) if self._log.may_stand:
                 self._SyncObj__onMessageReceived(node, {"type": "timeout_now", "term": term})
             case ReadReply(_, number, index):
                 self._reads.replied(number, index)
@@ -244,8 +246,7 @@ class Corrections(Following, Leading):
     # ------------------------------------------------------------------ votes
 
     def _is_complete(self, last_index: int, last_term: int) -> bool:
-        log = self._log.entries
-        return (last_term, last_index) >= (log.last_term, log.last_index)
+        return Floor(last_term, last_index) >= self._log.voting_end
 
     def _on_pre_vote(self, sender: NodeId, asked: PreVote) -> None:
         granted = (
@@ -257,7 +258,7 @@ class Corrections(Following, Leading):
         self._out.send(sender, PreVoteReply(self._term(), asked.term, granted))
 
     def _on_vote(self, node: Any, sender: NodeId, asked: Vote) -> None:
-        if self._log.abstains:
+        if self._log.abstains or not self._is_complete(asked.last_index, asked.last_term):
             self._out.send(sender, VoteReply(asked.term, False, asked.candidacy))
             return
         if self._log.vote == sender:  # the first answer may be lost

@@ -12,7 +12,7 @@ from broker.adapters.raft_pysyncobj.chunks import Incoming
 from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.core.raft.events import Diverged, Restore
 from broker.errors import LogFailedError
-from broker.model.raft import Entry, NodeId, Snapshot
+from broker.model.raft import Entry, Floor, NodeId, Snapshot
 from broker.model.raft_messages import Append, AppendReply, Chunk, ChunkReply, Message
 
 _ALL: Final = 1 << 62
@@ -27,6 +27,7 @@ class Following(_Library):  # type: ignore[misc]
     _heard_ms: int | None
 
     def _begin_following(self) -> None:
+        self._bar_until_ms = 0
         self._question: Append | Chunk | None = None
         self._matched = 0
         self._incoming = Incoming()
@@ -36,11 +37,21 @@ class Following(_Library):  # type: ignore[misc]
             raise LogFailedError(f"{sender} is a second leader of term {message.term}")
         self._asking = None
         self._heard_ms = self._clock.now_ms
+        self.renew_bar()
         self._question = message
         if isinstance(message, Append):
             self._on_append(node, message)
         else:
             self._on_chunk(node, sender, message)
+
+    def renew_bar(self) -> None:
+        """Keep the bar for another grace: from a start, or from a leader's word."""
+        self._bar_until_ms = self._clock.now_ms + self._config.restart_grace_ms
+
+    def _lapse_bar(self) -> None:
+        """Give the bar up when nobody led for a whole grace: who has such a log does not come."""
+        if self._clock.now_ms >= self._bar_until_ms:
+            self._log.bar = Floor()
 
     def _on_append(self, node: Any, message: Append) -> None:
         """Show the library only what is new, so that it cuts only what conflicts (S1, S3)."""

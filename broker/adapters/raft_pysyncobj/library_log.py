@@ -53,7 +53,8 @@ class LibraryLog:
         self.snapshot = stored.snapshot
         self.term = max(stored.hard.term, self.entries.last_term)
         self.vote = stored.hard.vote if self.term == stored.hard.term else None
-        self.floor = max(stored.floor, stored.bar)  # below either it neither votes nor stands
+        self.floor = stored.floor
+        self.bar = stored.bar
         self.durable = self.entries.last_index
         covered = stored.snapshot.id.index if stored.snapshot else 0
         self.commit = max(covered, min(stored.hard.commit, self.durable))
@@ -66,7 +67,7 @@ class LibraryLog:
         self._truncate: int | None = None
         self._first_new: int | None = None
 
-    # ------------------------------------------------------------------ after a wiped disk
+    # ------------------------------------------------------------------ after a lost disk
 
     @property
     def abstains(self) -> bool:
@@ -77,6 +78,17 @@ class LibraryLog:
     def end(self) -> Floor:
         """How far the log reaches, or its floor where that is higher."""
         return max(Floor(self.entries.last_term, self.entries.last_index), self.floor)
+
+    @property
+    def voting_end(self) -> Floor:
+        """How far a log must reach that this member votes for: its own, or what it was told of."""
+        return max(Floor(self.entries.last_term, self.entries.last_index), self.bar)
+
+    @property
+    def may_stand(self) -> bool:
+        """Tell whether the member may be elected: its own log is one that it would vote for."""
+        own = Floor(self.entries.last_term, self.entries.last_index)
+        return not self.abstains and own >= self.voting_end
 
     def drop_reached_floor(self) -> bool:
         """Drop the floor once everything up to it is durable here; tell whether that was now."""

@@ -207,6 +207,16 @@ class SimNode:
             if term is not None and Floor(term, member.durable) >= self.journal.stored.bar:
                 self.world.truth.lost.discard(self.name)
 
+    def renew_bar(self) -> None:
+        """Take the world's new grace, and begin it."""
+        core: Any = self.core
+        if hasattr(core, "_library"):  # pysyncobj's
+            core._library._config = self.world.config
+            core._library.renew_bar()
+        else:
+            core.member.config = self.world.config
+            core.member.renew_bar()
+
     def make_member(self) -> None:
         """Let it have taken part already, with nothing done."""
         journal = self._open()
@@ -319,6 +329,7 @@ class SimNode:
             assert self.rotten, "damage from nowhere"
             seen["damaged node stays down"] += 1
             self.broken, self.alive = True, False
+            self.world.died(self)
             return
         except (PowerLostError, DiskFullError, LogFailedError):
             journal = None

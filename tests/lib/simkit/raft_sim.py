@@ -244,8 +244,11 @@ class RaftSim:
             self._push(at, node, node.life, what, argument)
 
     def died(self, node: SimNode) -> None:
-        """Start it again after a while."""
-        self._at(self.rng.random() * 200, None, "start", node)
+        """Start it again after a while; who found its disk damaged stays down."""
+        if not node.broken:
+            self._at(self.rng.random() * 200, None, "start", node)
+        elif self.wipes and self._healed:
+            self._wipe(node)
 
     # ------------------------------------------------------------------ callers
 
@@ -426,10 +429,8 @@ class RaftSim:
         # Who told of the furthest log may have lost its end, which was not durable: bars lapse.
         self.config = replace(self.config, restart_grace_ms=HEALED_GRACE_MS)
         for node in self.nodes.values():
-            member: Any = getattr(node, "member", None)  # pysyncobj's variant has a core of its own
-            if node.alive and hasattr(member, "renew_bar"):
-                member.config = self.config
-                member.renew_bar()
+            if node.alive:
+                node.renew_bar()
         if self.wipes:  # an operator's part: whoever stopped because of damage gets an empty disk
             for node in self.nodes.values():
                 if node.broken:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.config import RaftConfig
-from broker.core.raft.core import RaftCore
+from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.events import Effect, Event, Received, Save, Saved, Send, Tick
 from broker.model.raft import (
     Entry,
@@ -17,6 +19,7 @@ from broker.model.raft import (
     Stored,
 )
 from broker.model.raft_messages import Append, Message, PreVote, PreVoteReply, Vote, VoteReply
+from simkit.raft_groups import CORES
 
 A, B, C = NAMES = tuple(NodeId(name) for name in "abc")
 GRACE_MS = 5000
@@ -78,11 +81,11 @@ def test_who_is_silent_is_left_out_only_beside_a_majority() -> None:
 class _Restarted:
     """A member with entries 1 to 3 of term 1, told of a log that ends at 5 of term 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_core: NewConsensus) -> None:
         entries = tuple(Entry(index, 1, EntryKind.NOOP, 0, 0, b"") for index in (1, 2, 3))
         stored = Stored(HardState(2, A), None, LogImage(0, 0, entries), bar=Floor(2, 5))
         config = RaftConfig(members=NAMES, restart_grace_ms=GRACE_MS)
-        self.core = RaftCore(config, A, stored, random=lambda low, _: low)
+        self.core = new_core(config, A, stored, random=lambda low, _: low)
         self.now_ms = 0
         self.said: list[Message] = []
         self._take(self.core.start(0))
@@ -110,24 +113,30 @@ class _Restarted:
                 self._step(Saved(effect.number))
 
 
-def test_below_the_bar_it_votes_for_those_who_reach_it() -> None:
+@pytest.fixture(params=CORES)
+def new_core(request: pytest.FixtureRequest) -> NewConsensus:
+    """Each implementation of a Raft member."""
+    return CORES[request.param]
+
+
+def test_below_the_bar_it_votes_for_those_who_reach_it(new_core: NewConsensus) -> None:
     """A log like its own is not enough, the log that it was told of is."""
     for last, granted in ((Floor(1, 3), False), (Floor(2, 4), False), (Floor(2, 5), True)):
-        one = _Restarted()
+        one = _Restarted(new_core)
         assert one.hears(PreVote(3, last.index, last.term)) == [PreVoteReply(2, 3, granted)]
         assert one.hears(Vote(3, last.index, last.term, False, 7)) == [VoteReply(3, granted, 7)]
 
 
-def test_below_the_bar_it_does_not_stand() -> None:
+def test_below_the_bar_it_does_not_stand(new_core: NewConsensus) -> None:
     """Not by itself, until nobody has led for a whole grace: then who has more does not come."""
-    one = _Restarted()
+    one = _Restarted(new_core)
     assert one.waits(GRACE_MS - 50) == []
     assert PreVote(3, 3, 1) in one.waits(GRACE_MS + 2000)
 
 
-def test_a_leader_brings_it_to_the_bar() -> None:
+def test_a_leader_brings_it_to_the_bar(new_core: NewConsensus) -> None:
     """What a leader sends counts as ever; at the bar it may stand again."""
-    one = _Restarted()
+    one = _Restarted(new_core)
     entries = tuple(Entry(index, 2, EntryKind.NOOP, 0, 0, b"") for index in (4, 5))
     one.hears(Append(2, 3, 1, 3, 1, 0, 0, entries))
     assert PreVote(3, 5, 2) in one.waits(3000)
