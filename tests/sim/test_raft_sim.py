@@ -18,7 +18,7 @@ from simkit.raft_scenarios import SCRIPTS
 from simkit.raft_sim import run_seed
 from simkit.seed_hunt import is_caught, never_seen
 
-SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 280)  # seed 300 does not come back: open
+SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
 

@@ -82,8 +82,13 @@ class Compare:
         return self._judge([one.standing for one in now.values()])
 
     def leave_out_silent(self) -> None:
-        """Ask those only who have answered since the last call, if they are a majority with us."""
-        answered = tuple(one for one in self._others if one in self._heard)
+        """Ask those only who have answered lately, if they are a majority with us.
+
+        Lately is since the last call; or in this round, for who has answered in it is not asked
+        again before it ends, and it cannot end as long as it waits for somebody silent.
+        """
+        lately = self._heard | self._told.keys()
+        answered = tuple(one for one in self._others if one in lately)
         self._heard.clear()
         wanted = answered if len(answered) + 1 >= self._quorum else self._others
         if wanted != self._wanted:

@@ -21,15 +21,16 @@ from broker.model.raft import (
 from broker.model.raft_messages import Append, Message, PreVote, PreVoteReply, Vote, VoteReply
 from simkit.raft_groups import CORES
 
-A, B, C = NAMES = tuple(NodeId(name) for name in "abc")
+A, B, C, D, E = FIVE = tuple(NodeId(name) for name in "abcde")
+NAMES = FIVE[:3]
 GRACE_MS = 5000
 
 
 OWN = HardState(3, B, 2)
 
 
-def _compare(hard: HardState = OWN) -> Compare:
-    return Compare(RaftConfig(members=NAMES), A, hard, random=lambda low, _: low)
+def _compare(hard: HardState = OWN, *, members: tuple[NodeId, ...] = NAMES) -> Compare:
+    return Compare(RaftConfig(members=members), A, hard, random=lambda low, _: low)
 
 
 def _round(compare: Compare, told: dict[NodeId, Standing], *, lives: int = 1) -> GoOn | None:
@@ -76,6 +77,32 @@ def test_who_is_silent_is_left_out_only_beside_a_majority() -> None:
     _round(compare, {B: Standing(term=4, last=Floor(4, 7))})
     found = _round(compare, {B: Standing(term=4, last=Floor(4, 7))})
     assert found == GoOn(HardState(4, A, 2), Floor(4, 7), silent=(C,))
+
+
+def test_who_answers_and_ends_is_left_out() -> None:
+    """The other has answered in that round, so is not asked in it again: it counts as there."""
+    compare, told = _compare(), Standing(term=4, last=Floor(4, 7))
+    _round(compare, {B: told, C: told})
+    _round(compare, {B: told})
+    compare.leave_out_silent()
+    assert compare.unanswered == (C,)
+    compare.leave_out_silent()
+    assert compare.unanswered == (B,)
+    _round(compare, {B: told})
+    assert _round(compare, {B: told}) == GoOn(HardState(4, A, 2), Floor(4, 7), silent=(C,))
+
+
+def test_two_of_five_are_left_out_whenever_the_others_answer() -> None:
+    """Those who are there need not answer between the same two looks."""
+    compare, told = _compare(members=FIVE), Standing(term=4, last=Floor(4, 7))
+    _round(compare, {B: told})
+    compare.leave_out_silent()
+    _round(compare, {D: told})
+    compare.leave_out_silent()
+    assert compare.unanswered == (B, D)
+    _round(compare, {B: told, D: told})
+    found = _round(compare, {B: told, D: told})
+    assert found == GoOn(HardState(4, A, 2), Floor(4, 7), silent=(C, E))
 
 
 class _Restarted:
