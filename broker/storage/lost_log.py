@@ -51,6 +51,17 @@ def nothing_left(
     return RecoveredLog([], promised.start, promised.end, epochs, None, report)
 
 
+def missing_segment(folder: LogFolder, start: Offset, end: Offset) -> DamagedRange:
+    """Return the range of a segment whose file is not there."""
+    return DamagedRange(
+        path=folder.segment_file(start, "log"),
+        position=0,
+        offsets=OffsetRange(start, end),
+        reason="the segment is missing",
+        proof=RotProof.MISSING,
+    )
+
+
 def below_promise(path: str, promised: Promised, end: Offset) -> DamagedRange | None:
     """Return what is missing of a log that ends at ``end``, below what was promised, if so."""
     if end >= promised.end:

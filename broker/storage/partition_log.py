@@ -368,19 +368,15 @@ class PartitionLog:
             raise LogFailedError(self._failure)
         # First, while nothing is changed: it is the only step that may need room on the disk.
         self._write_epochs(epochs)
-        self._promise.lower(end, epochs)
         with self._errors("truncate", fatal=True):
+            self._promise.lower(end, epochs)
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
             self._state.log_end = end  # readers of what goes look again, and find it gone
             self._state.generation += 1
             assert self._point is not None, "there is something to cut"
             truncate_files(
-                self._folder,
-                self._point,
-                self._state.segments,
-                log_start=self.log_start,
-                end=end,
+                self._folder, self._point, self._state.segments, log_start=self.log_start, end=end
             )
             self._reload()
 
@@ -492,11 +488,8 @@ class PartitionLog:
 
     def _note_synced(self, end: Offset) -> None:
         """Promise what is synced, before anybody hears of it."""
-        try:
+        with self._errors("a promise"):
             self._promise.synced(self.log_start, end, self._epochs)
-        except LogFailedError as failed:
-            self._failure = failed.message
-            raise
         self._synced_end = end
 
     @contextmanager
@@ -504,6 +497,9 @@ class PartitionLog:
         """Translate what the disk says; everything but a full disk ends the log."""
         try:
             yield
+        except LogFailedError as failed:  # of the promises: nothing more may be told
+            self._failure = failed.message
+            raise
         except OSError as cause:
             path = self._folder.path
             if is_full(cause) and not fatal:
@@ -598,3 +594,5 @@ class PartitionLog:
         self._active = self._open_active(found.segments[-1]) if healthy else None
         with suppress(DiskFullError):
             self._begin_promise()
+        if not state.damaged:  # cutting made durable what was only written, and says so
+            self._note_synced(found.log_end)

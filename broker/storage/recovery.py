@@ -57,6 +57,7 @@ from broker.storage.lost_log import (
     another_log,
     below_promise,
     epochs_of,
+    missing_segment,
     nothing_left,
 )
 from broker.storage.promises import Promised
@@ -277,15 +278,7 @@ class _Recovery:
         return point.log_start
 
     def _add_missing(self, start: Offset, end: Offset) -> None:
-        self._report.damaged_ranges.append(
-            DamagedRange(
-                path=self._folder.segment_file(start, "log"),
-                position=0,
-                offsets=OffsetRange(start, end),
-                reason="the segment is missing",
-                proof=RotProof.MISSING,
-            )
-        )
+        self._report.damaged_ranges.append(missing_segment(self._folder, start, end))
 
     def _create_segment(self, base: Offset) -> Offset:
         if not self._files.exists(self._folder.segment_file(base, "log")):
@@ -309,7 +302,7 @@ class _Recovery:
             )
             if trusted and index is not None:
                 segment = self._from_index(index, load_entries=False)
-                self._check_header(file, segment, durable=True)
+                self._check_header(file, segment, sealed_end=following)
             else:
                 segment = Segment(base, SegmentIndex(self._interval_bytes))
                 self._rebuild_sealed(file, segment, size, following)
@@ -321,7 +314,7 @@ class _Recovery:
     def _rebuild_sealed(self, file: File, segment: Segment, size: int, following: Offset) -> None:
         """Scan a segment whose index cannot be used."""
         window = Window(file, size)
-        self._check_header(file, segment, durable=True)
+        self._check_header(file, segment, sealed_end=following)
         before = len(self._report.damaged_ranges)
         found = list(scan(window, position=SEGMENT_HEADER_SIZE, offset=segment.base_offset))
         self._report.scanned_bytes += window.bytes_read
@@ -366,8 +359,18 @@ class _Recovery:
         segment.end_offset = summary.end_offset
         return segment
 
-    def _check_header(self, file: File, segment: Segment, *, durable: bool) -> bool:
-        """Check the segment's own header; False when it was never written (or torn)."""
+    def _check_header(
+        self,
+        file: File,
+        segment: Segment,
+        *,
+        sealed_end: Offset | None = None,
+        durable: bool = True,
+    ) -> bool:
+        """Check the segment's own header; False when it was never written (or torn).
+
+        A sealed segment whose header is damaged is not read at all: it may be another log's.
+        """
         data = file.read_at(0, SEGMENT_HEADER_SIZE)
         try:
             header = decode_segment_header(data)
@@ -388,7 +391,7 @@ class _Recovery:
                 DamagedRange(
                     path=self._folder.segment_file(segment.base_offset, "log"),
                     position=0,
-                    offsets=OffsetRange(segment.base_offset, segment.base_offset),
+                    offsets=OffsetRange(segment.base_offset, sealed_end or segment.base_offset),
                     reason=f"segment header: {error}",
                     proof=RotProof.NO_SECTOR_MISSING if not durable else RotProof.SEALED,
                 )
@@ -408,7 +411,7 @@ class _Recovery:
             segment, durable = self._start_of_last(base, size, point)
             self._segments.append(segment)
             if segment.sealed:
-                self._check_header(file, segment, durable=True)
+                self._check_header(file, segment, sealed_end=segment.end_offset)
                 return
             found = self._scan_last(file, segment, size, durable)
             self._settle(file, path, segment, found, durable)

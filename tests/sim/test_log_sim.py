@@ -30,6 +30,7 @@ SOMETIMES = (
     "damage met by name",
     "damaged log refused writes",
     "flipped in log",
+    "flipped in header",
     "flipped in index",
     "flipped in epochs",
     "flipped in recovery",
@@ -89,7 +90,7 @@ def test_promised_records_survive_or_are_named(group: int) -> None:
         seen += run_seed(seed)
     if len(_seeds(group)) >= SEEDS // GROUPS >= 250:
         rare = [what for what in SOMETIMES if not seen[what]]
-        assert len(rare) <= 6, f"these seeds are blind for {rare}"
+        assert len(rare) <= len(SOMETIMES) // 5, f"these seeds are blind for {rare}"
 
 
 def test_every_situation_is_reached() -> None:

@@ -52,6 +52,7 @@ class LogRot:
         bit = self.disk.rng.randrange(8)
         kind = path.rpartition("/")[2].rpartition(".")[2]
         self.disk.seen[f"flipped in {kind}"] += 1
+        self.disk.seen["flipped in header"] += kind == "log" and position < SEGMENT_HEADER_SIZE
         self.disk.flip_bit(path, position, bit)
         if kind == "log":
             return lambda: self._unflip(path, position, bit)

@@ -93,16 +93,12 @@ class LogSim:
                 return  # a torn sector ended this log: it was reported, and takes no writes
             self.now_us += self.rng.randrange(4000)
         self._end_process()
-        if self._last_end == "power":
+        last = {"lost": self._lose_files, "unreadable": self._meet_bad_sector, "rot": self._rot}
+        drawn = [last[name] for name in last if name in self.faults]
+        if self._last_end == "power" or not drawn:
             self.log = self._reopened()
-        elif "lost" in self.faults:
-            self._lose_files()
-        elif "unreadable" in self.faults:
-            self._meet_bad_sector()
-        elif "rot" in self.faults:
-            self._rot()
         else:
-            self.log = self._reopened()
+            self.rng.choice(drawn)()
 
     # ------------------------------------------------------------------ steps
 
@@ -408,6 +404,7 @@ class LogSim:
         except LogFailedError:
             self.seen["unreadable: the log cannot be opened"] += 1
         else:
+            self._count(log)
             self._check_lost(log, read_errors=True)
         self.disk.kill()
         self.disk.bad_sectors = set()
@@ -510,7 +507,8 @@ class LogSim:
             self.log = self._reopened()
             return
         log = self._open()
-        self._check_named(log, unreadable_max=1 if self.seen["bit flipped"] else len(self.history))
+        one_batch = self.seen["bit flipped"] and not self.seen["flipped in header"]
+        self._check_named(log, unreadable_max=1 if one_batch else len(self.history))
         if self.seen["sector torn"]:
             return
         self.disk.kill()

@@ -19,8 +19,10 @@ from broker.errors import LogFailedError, MetadataCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.storage.partition_log import PartitionLog
 from broker.storage.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
 from simkit.disk import SimDisk
+from simkit.log_batches import FOLDER, PARTITION, SMALL, raw_batch
 
 UUID = "6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"
 
@@ -95,6 +97,21 @@ def test_a_lowered_promise_is_durable_before_it_returns() -> None:
     disk.lose_power()
     again = Promises(disk.files()).replica(_id(0))
     assert again.promised == Promised(Offset(0), Offset(20), LeaderEpoch(2))
+
+
+def test_records_that_a_cut_made_durable_are_promised() -> None:
+    """Cutting syncs what stays, so the log tells its leader of it: a lost tail has to be named."""
+    disk = SimDisk(random.Random(1))
+    files = disk.files()
+    promises = Promises(files)
+    log = PartitionLog.open(files, FOLDER, PARTITION, SMALL, promise=promises.replica(PARTITION))
+    batches = [raw_batch(), raw_batch(), raw_batch()]
+    offsets = log.append(batches, leader_epoch=LeaderEpoch(1), now_us=1)
+    log.truncate(offsets[2])
+    assert log.synced_end == offsets[2]
+    disk.kill()
+    promised = Promises(disk.files()).replica(PARTITION).promised
+    assert promised == Promised(Offset(0), offsets[2], LeaderEpoch(1))
 
 
 def test_a_removed_replica_is_not_held_any_more_and_its_slot_is_used_again() -> None:
