@@ -35,6 +35,7 @@ from broker.ports import File, Files
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
 SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening believes no index
+CUT_NAME: Final = "cut"  # bytes behind the recovery point are going; see truncation.py
 TEMPORARY_SUFFIX: Final = ".tmp"
 PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # say nothing of the disk
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger

@@ -71,6 +71,7 @@ from broker.storage.scan import (
 )
 from broker.storage.segment import Segment, read_index, write_index
 from broker.storage.segment_file import UnreadableError, opened
+from broker.storage.truncation import finish_cut
 
 
 def recover(
@@ -117,6 +118,7 @@ class _Recovery:
         return found
 
     def _run(self, point_file: RecoveryPointFile, point: RecoveryPoint | None) -> RecoveredLog:
+        finish_cut(self._folder, point)
         bases = self._tidy_names(point_file, point)
         log_start = self._log_start(bases, point)
         if not bases and not self._report.damaged_ranges:
@@ -126,7 +128,7 @@ class _Recovery:
             else:
                 bases = [self._create_segment(log_start)]
         for base, following in itertools.pairwise(bases):
-            with self._noting_unreadable(base, following):
+            with self._naming_unread(base, following):
                 self._load_sealed(base, following)
         if bases:
             known = max(
@@ -134,7 +136,7 @@ class _Recovery:
                 self._promised.end if self._promised is not None else 0,
                 bases[-1],
             )
-            with self._noting_unreadable(bases[-1], Offset(known), last=True):
+            with self._naming_unread(bases[-1], Offset(known), last=True):
                 self._load_last(bases[-1], point)
         log_end = self._check_end(point, log_start)
         epochs = self._load_epochs(log_end)
@@ -155,9 +157,7 @@ class _Recovery:
         return RecoveredLog(self._segments, log_start, log_end, epochs, point_file, self._report)
 
     @contextmanager
-    def _noting_unreadable(
-        self, base: Offset, end: Offset, *, last: bool = False
-    ) -> Iterator[None]:
+    def _naming_unread(self, base: Offset, end: Offset, *, last: bool = False) -> Iterator[None]:
         """Name a segment that the disk does not give; the others are served."""
         before = len(self._segments)
         try:
@@ -267,8 +267,7 @@ class _Recovery:
                 return first if bases or promised is None else promised.start
             self._add_missing(promised.start, first)
             return promised.start
-        point_damaged = self._folder.file(RECOVERY_NAME) in self._report.rebuilt
-        if point_damaged and bases:
+        if bases and self._folder.file(RECOVERY_NAME) in self._report.rebuilt:
             # The newest point was lost, and with it perhaps the freeing of the first segments.
             return max(point.log_start, bases[0])
         if not bases:  # the first segment's name is durable before any point is written

@@ -2,17 +2,20 @@
 
 First the recovery point goes down, in both slots, so that what is about to vanish is nowhere said
 to be durable; then segments go, newest first and each durably, so that no hole can appear; then
-the index of the cut segment, which covers too much; the bytes themselves go last.
+the index of the cut segment, which covers too much; the bytes themselves go last. A power cut may
+leave some sectors of those bytes and lose others, which looks like rot. So while they go, a file
+named ``cut`` says that whatever lies beyond the recovery point is to go, and opening finishes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker.codec.log_state_format import RecoveryPoint
 from broker.codec.segment_format import SEGMENT_HEADER_SIZE
 from broker.model.offsets import Offset
 from broker.ports import File
-from broker.storage.log_folder import LogFolder, RecoveryPointFile
+from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile, ignoring_full_disk
 from broker.storage.producer_state import remove_producer_state_above
 from broker.storage.scan import ValidBatch, Window, scan
 from broker.storage.segment import Segment
@@ -46,11 +49,33 @@ def truncate_files(
                 folder.remove_if_there(folder.segment_file(segment.base_offset, kind))
             folder.sync()
         folder.remove_if_there(folder.segment_file(last.base_offset, "index"))
+        with ignoring_full_disk():  # it spares a false alarm, no more
+            folder.files.open(folder.file(CUT_NAME), create=True).close()
         folder.sync()
         file.truncate(position)
         file.datasync()
+        folder.remove_if_there(folder.file(CUT_NAME))
+        folder.sync()  # before anything is written behind the point again
     finally:
         file.close()
+
+
+def finish_cut(folder: LogFolder, point: RecoveryPoint | None) -> None:
+    """Drop what a cut that was interrupted had not dropped yet: all behind the recovery point."""
+    if not folder.files.exists(folder.file(CUT_NAME)):
+        return
+    if point is not None:
+        path = folder.segment_file(point.segment_base, "log")
+        if folder.files.exists(path):
+            file = folder.files.open(path)
+            try:
+                if file.size() > point.position:
+                    file.truncate(point.position)
+                file.datasync()
+            finally:
+                file.close()
+    folder.files.remove(folder.file(CUT_NAME))
+    folder.sync()
 
 
 def _position_of(file: File, base: Offset, end: Offset) -> int:

@@ -59,6 +59,7 @@ SOMETIMES = (
     "active sector zeroed",
     "freed",
     "truncated",
+    "cut interrupted",
     "rolled by age",
     "lost: folder",
     "lost: older",

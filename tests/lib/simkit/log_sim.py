@@ -28,6 +28,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.storage.damage import RotProof
+from broker.storage.log_folder import CUT_NAME
 from broker.storage.partition_log import LogConfig, PartitionLog
 from broker.storage.promises import Promises
 from simkit.disk import ROOMY, SECTOR, PowerLostError, SimDisk, SimFiles
@@ -298,6 +299,7 @@ class LogSim:
         while True:
             files = self.disk.files()
             self._count_torn_roll()
+            self.seen["cut interrupted"] += files.exists(f"{FOLDER}/{CUT_NAME}")
             if self.rng.random() < self.stop_chance:
                 self.disk.stop_after = self.rng.randrange(10)
             try:
