@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from broker.core.isr import LagLimits
 from broker.core.raft.config import RaftConfig
 from broker.core.replication.follower import FollowerTiming
 from broker.errors import HeadwaterError, InvalidConfigError
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, StreamUuid
 from broker.model.raft import NodeId
 from broker.ports import Clock, Files
 from broker.runtime.broker import LeadListener
@@ -180,27 +179,42 @@ class ClusterNode:
 
 
 class LateListener:
-    """Tells a listener on a thread of its own: what follows the metadata must not wait for NATS."""
+    """Tells a listener on a thread of its own: what follows the metadata must not wait for NATS.
+
+    Of a stream whose news wait, only the newest is told: each says all that is led of it.
+    """
 
     def __init__(self, listener: LeadListener, on_crash: Callable[[BaseException], None]) -> None:
         """Start the thread."""
         self._listener = listener
         self._on_crash = on_crash
-        self._queue: queue.SimpleQueue[LedPartitions | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._waiting: dict[StreamUuid, LedPartitions] = {}  # oldest first
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
         self._thread.start()
 
     def led_changed(self, led: LedPartitions) -> None:
         """Tell the listener, soon."""
-        self._queue.put(led)
+        with self._changed:
+            self._waiting.pop(led.stream.uuid, None)
+            self._waiting[led.stream.uuid] = led
+            self._changed.notify()
 
     def stop(self) -> None:
         """End; blocks until everything is told."""
-        self._queue.put(None)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
         self._thread.join()
 
+    def _next(self) -> LedPartitions | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+
     def _run(self) -> None:
-        while (led := self._queue.get()) is not None:
+        while (led := self._next()) is not None:
             try:
                 self._listener.led_changed(led)
             except HeadwaterError as error:

@@ -112,8 +112,9 @@ class _Daemon:
         self._stopping = asyncio.Event()
         self._stop_asked = threading.Event()  # the same, for threads that wait for other brokers
         self._exit_code = EXIT_OK
-        self._not_ready: str | None = "recovering"
+        self._not_ready: str | None = "recovering, or waiting for the other controllers"
         self._metrics: BrokerMetrics | None = None
+        self._samples: BrokerSamples | None = None
         self._undo: list[Callable[[], object]] = []  # blocking, last first
 
     async def run(self) -> int:
@@ -138,6 +139,7 @@ class _Daemon:
     async def _start(self) -> None:
         config = self._config
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
+        health = self._start_health()
         clock = SystemClock()
         node = await self._start_cluster(files, clock, promises)
         metadata: LocalMetadataLog | RaftMetadataLog
@@ -165,8 +167,8 @@ class _Daemon:
         )
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
-        samples = BrokerSamples(broker, tiering)
-        health = self._start_health(samples)
+        self._samples = samples = BrokerSamples(broker, tiering)
+        self._metrics = BrokerMetrics(samples, broker_id=config.node.id, version=VERSION)
         if node is not None:
             me = BrokerId(config.node.id)
             samples.cluster = ClusterSamples(broker, node, me=me, clock=clock)
@@ -256,19 +258,24 @@ class _Daemon:
         broker.attach_remote(tiering)
         return tiering
 
-    def _start_health(self, samples: BrokerSamples) -> HealthServer:
-        metrics = BrokerMetrics(samples, broker_id=self._config.node.id, version=VERSION)
-        self._metrics = metrics
+    def _start_health(self) -> HealthServer:
+        """Answer probes from the first moment: a controller may have to wait for the others."""
         health = HealthServer(
             host=self._config.http.host,
             port=self._config.http.port,
-            metrics=metrics.render,
+            metrics=lambda: b"" if self._metrics is None else self._metrics.render(),
             metrics_content_type=CONTENT_TYPE,
-            not_ready_reason=lambda: self._not_ready or samples.failure(),
+            not_ready_reason=self._reason,
         )
         health.start()
         self._undo.append(health.stop)
         return health
+
+    def _reason(self) -> str | None:
+        """Return why no work should be sent here now."""
+        if self._not_ready is not None or self._samples is None:
+            return self._not_ready
+        return self._samples.failure()
 
     async def _start_ingest(
         self, broker: Broker, samples: BrokerSamples, *, in_cluster: bool

@@ -10,7 +10,7 @@ import pytest
 
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
-from headwater.embedded import start_nats
+from headwater.embedded import http_status, start_nats
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +66,9 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
             lambda number=number: cluster.said(number, "waiting_for_members") != [],  # type: ignore[misc]
             "it waits for the one that is not there",
         )
+        http = cluster.plan.ports[cluster.name(number)].http
+        answers = [http_status(http, "GET", path) for path in ("/healthz", "/readyz", "/metrics")]
+        assert answers == [200, 503, 200], "a probe must not take it for dead"
     cluster.start_all((holder,))
     cluster.start_all()
     names = [{one.name for one in cluster.client(cluster.url_of(at)).streams()} for at in range(3)]
