@@ -21,6 +21,7 @@ class Anomaly(Enum):
     MOVED = "moved"  # a record stands elsewhere than its ack says, or in another partition
     DAMAGED = "damaged"  # the row at an acknowledged offset holds what nobody sent
     FOREIGN = "foreign"  # a row holds what nobody sent
+    OTHER_TIME = "other_time"  # a row has another timestamp than the one its record was sent with
     ABORTED = "aborted"  # a record is visible all of whose attempts surely failed (G1a)
     SENT_ORDER = "sent_order"  # two records of an ordered producer stand the other way round
     REAL_TIME_ORDER = "real_time_order"  # at or below a record acked before this one was sent
@@ -32,8 +33,8 @@ class Anomaly(Enum):
     UNSORTED = "unsorted"  # a reader that promises offset order breaks it
     # Full reads against each other.
     END_WENT_BACK = "end_went_back"  # a later read of the same ends or starts lower
-    REWRITTEN = "rewritten"  # an offset holds other content than in an earlier read
-    DIVERGED = "diverged"  # two replicas differ: bytes, leader epoch, or where they end
+    REWRITTEN = "rewritten"  # an offset holds other content, or a time, than in an earlier read
+    DIVERGED = "diverged"  # two replicas differ: bytes, time, leader epoch, or where they end
     TABLE_DIFFERS = "table_differs"  # the table is not the log's beginning
     UNIFIED_DIFFERS = "unified_differs"  # a read of both tiers is not what the replicas hold
     # Answers to publishers taken for themselves.
@@ -47,7 +48,7 @@ class Anomaly(Enum):
     # Consumers.
     POLL_SKIP = "poll_skip"  # a consumer was led past offsets that hold records
     POLL_BACK = "poll_back"  # a consumer was given an offset again, or an older one
-    INCONSISTENT = "inconsistent"  # two observers saw two contents at one offset
+    INCONSISTENT = "inconsistent"  # two observers saw two contents, or times, at one offset
     WITHDRAWN = "withdrawn"  # what was shown as committed is not in the log in the end
     HIDDEN_TRUNCATION = "hidden_truncation"  # read past a truncation without being told
     UNSEEN = "unseen"  # a consumer that follows to the end never got an acknowledged record

@@ -10,12 +10,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkkit.content import Headers, fingerprint
 from checkkit.facts import groups
-from checkkit.readings import PartReading, Reading, Row, RowColumns, Source
+from checkkit.readings import Ints, PartReading, Reading, Row, RowColumns, Source
 
-COLUMNS: Final = ("partition", "offset", "key", "value", "headers", "subject", "leader_epoch")
+_SENT: Final = ("key", "value", "headers", "subject", "reply_subject", "correlation_id")
+COLUMNS: Final = ("partition", "offset", "leader_epoch", "timestamp", *_SENT)
 _NO_ROWS: Final = RowColumns.of(())
 
 
@@ -116,16 +118,19 @@ def columns_by_partition(table: pa.Table) -> dict[int, RowColumns]:
         table.column(name).to_numpy().astype(np.int64, copy=False)
         for name in ("offset", "leader_epoch", "partition")
     )
-    rows = RowColumns(offsets, _fingerprints(table), epochs)
+    rows = RowColumns(offsets, _fingerprints(table), epochs, _times_us(table))
     return {number: _take(rows, places.tolist()) for number, places in groups(partitions)}
 
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[int, Row]]:
     """Return (partition, row) of every row of a batch with these columns."""
     columns = (batch.column(name).to_pylist() for name in ("partition", "offset", "leader_epoch"))
+    contents, times_us = _fingerprints(batch), _times_us(batch).tolist()
     return [
-        (partition, Row(offset, content, epoch))
-        for partition, offset, epoch, content in zip(*columns, _fingerprints(batch), strict=True)
+        (partition, Row(offset, content, epoch, time_us))
+        for partition, offset, epoch, content, time_us in zip(
+            *columns, contents, times_us, strict=True
+        )
     ]
 
 
@@ -140,15 +145,34 @@ def by_partition(batches: Iterable[pa.RecordBatch]) -> dict[int, list[Row]]:
 
 def _take(rows: RowColumns, places: Sequence[int]) -> RowColumns:
     return RowColumns(
-        rows.offsets[places], [rows.fingerprints[one] for one in places], rows.leader_epochs[places]
+        rows.offsets[places],
+        [rows.fingerprints[one] for one in places],
+        rows.leader_epochs[places],
+        rows.timestamps_us[places],
     )
 
 
+def _times_us(table: pa.Table | pa.RecordBatch) -> Ints:
+    """Return the times as integers, whatever unit and zone a reader gives them."""
+    stamps = pc.cast(table.column("timestamp"), pa.timestamp("us", tz="UTC"), safe=True)
+    times_us: Ints = pc.cast(stamps, pa.int64()).to_numpy(zero_copy_only=False)
+    return times_us
+
+
 def _fingerprints(table: pa.Table | pa.RecordBatch) -> list[bytes]:
-    columns = (table.column(name).to_pylist() for name in ("key", "value", "headers", "subject"))
+    columns = (table.column(name).to_pylist() for name in _SENT)
     return [
-        fingerprint(key=key, value=value, headers=_headers(headers), subject=subject)
-        for key, value, headers, subject in zip(*columns, strict=True)
+        fingerprint(
+            key=key,
+            value=value,
+            headers=_headers(headers),
+            subject=subject,
+            reply_subject=reply_subject,
+            correlation_id=correlation_id,
+        )
+        for key, value, headers, subject, reply_subject, correlation_id in zip(
+            *columns, strict=True
+        )
     ]
 
 

@@ -86,8 +86,11 @@ def _compare(
     rows = np.flatnonzero(here)
     values = truth.values[rows] != log.values[place[rows]]
     epochs = truth.epochs[rows] != log.epochs[place[rows]]
-    for row in np.flatnonzero(values | epochs):
-        what = "other content" if values[row] else f"epoch {log.epochs[place[rows[row]]]}"
+    times = truth.times_us[rows] != log.times_us[place[rows]]
+    for row in np.flatnonzero(values | epochs | times):
+        found = place[rows[row]]
+        what = f"epoch {log.epochs[found]}" if epochs[row] else f"time {log.times_us[found]}"
+        what = "other content" if values[row] else what
         yield Violation(kind, partition, int(truth.offsets[rows[row]]), f"{name} has {what}")
     known, _ = truth.find(log.offsets)
     for offset in log.offsets[~known]:
@@ -114,5 +117,6 @@ def as_rows(rows: Rows) -> Sequence[Row]:
     """Return columns as rows."""
     if isinstance(rows, Sequence):
         return rows
-    columns = (rows.offsets.tolist(), rows.fingerprints, rows.leader_epochs.tolist())
-    return [Row(*one) for one in zip(*columns, strict=True)]
+    numbers = (rows.leader_epochs.tolist(), rows.timestamps_us.tolist())
+    columns = zip(rows.offsets.tolist(), rows.fingerprints, *numbers, strict=True)
+    return [Row(*one) for one in columns]

@@ -89,6 +89,11 @@ def check_rows(facts: Facts, partition: int, log: Log) -> Iterator[Violation]:
     for place in np.flatnonzero(records == NOBODY):
         detail = "nobody sent this content"
         yield Violation(Anomaly.FOREIGN, partition, int(log.offsets[place]), detail)
+    for place in np.flatnonzero(facts.other_time(log.values, log.times_us)):
+        record = int(records[place])
+        sent_us = facts.record["timestamp_us"][record]
+        detail = f"{facts.name(record)} was sent with {sent_us}, its row has {log.times_us[place]}"
+        yield Violation(Anomaly.OTHER_TIME, partition, int(log.offsets[place]), detail)
     known = np.flatnonzero(records != NOBODY)
     _, first, inverse = np.unique(records[known], return_index=True, return_inverse=True)
     again = known != known[first][inverse]

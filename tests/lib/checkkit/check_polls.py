@@ -21,6 +21,7 @@ class Polls:
         self.offsets = ints(history.poll_rows["offset"])
         self.values = ints(history.poll_rows["value"])
         self.epochs = ints(history.poll_rows["epoch"])
+        self.times_us = ints(history.poll_rows["timestamp_us"])
         poll = ints(history.poll_rows["poll"])
         self.sessions = ints(history.polls["session"])[poll]
         self.committed: Flags = ints(history.polls["committed"])[poll] != 0
@@ -84,6 +85,9 @@ def _check_contents(facts: Facts, polls: Polls) -> Iterator[Violation]:
     for row in np.flatnonzero(~known).tolist():
         detail = f"{polls.who(facts, row)} read what nobody sent"
         yield _violation(Anomaly.FOREIGN, polls, row, detail)
+    for row in np.flatnonzero(facts.other_time(polls.values, polls.times_us)).tolist():
+        detail = f"{polls.who(facts, row)} read {facts.name(records[row])} with another time"
+        yield _violation(Anomaly.OTHER_TIME, polls, row, detail)
     rows = np.flatnonzero(known)
     for row in rows[facts.failed[records[rows]]].tolist():
         detail = f"{polls.who(facts, row)} read {facts.name(records[row])}, which was refused"
@@ -112,6 +116,10 @@ def _check_consistent(facts: Facts, polls: Polls) -> Iterator[Violation]:
         np.concatenate([polls.partitions[rows], ack["partition"][kept]]),
         np.concatenate([polls.offsets[rows], ack["offset"][kept]]),
     )
+    for chosen, epochs in ((rows, ()), (np.ones(len(rows), np.bool_), (polls.epochs,))):
+        keys = (polls.partitions, polls.offsets, *epochs)
+        times = polls.times_us[chosen]
+        yield from _conflicts(len(times), times, *(one[chosen] for one in keys), what="times")
     # A duplicate's ack names the epoch that answers, not the one that stored: leave it out.
     fresh = (ack["epoch"] >= 0) & (ack["duplicate"] == 0) & (ack["attempts"] == 1)
     fresh &= not facts.rules.transport_doubles
@@ -124,7 +132,9 @@ def _check_consistent(facts: Facts, polls: Polls) -> Iterator[Violation]:
     )
 
 
-def _conflicts(polled_count: int, values: Ints, *keys: Ints) -> Iterator[Violation]:
+def _conflicts(
+    polled_count: int, values: Ints, *keys: Ints, what: str = "contents"
+) -> Iterator[Violation]:
     """Yield where one key (partition, offset, perhaps epoch) has two values, one of them polled."""
     order = np.lexsort((values, *reversed(keys)))
     before, after = order[:-1], order[1:]
@@ -133,7 +143,7 @@ def _conflicts(polled_count: int, values: Ints, *keys: Ints) -> Iterator[Violati
         wrong &= column[after] == column[before]
     for row in after[wrong].tolist():
         where = f" of epoch {keys[2][row]}" if len(keys) > 2 else ""
-        detail = f"two contents were seen at this offset{where}"
+        detail = f"two {what} were seen at this offset{where}"
         yield Violation(Anomaly.INCONSISTENT, int(keys[0][row]), int(keys[1][row]), detail)
 
 
@@ -148,6 +158,7 @@ def _check_kept(facts: Facts, polls: Polls, truths: Truths) -> Iterator[Violatio
         if len(log):
             kept &= log.values[place] == polls.values[rows]
             kept &= log.epochs[place] == polls.epochs[rows]
+            kept &= log.times_us[place] == polls.times_us[rows]
         judged = ~within(offsets, facts.history.holes.get(partition, ()))
         judged &= ~polls.forgiven[rows]
         if len(log):

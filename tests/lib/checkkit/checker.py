@@ -86,7 +86,8 @@ class Checker:
     def __init__(self, history: History, rules: Rules = USUAL) -> None:
         self._history, self._rules = history, rules
         self._earlier: dict[int, PartReading] = {}
-        self._contents: dict[int, list[int]] = {}  # by offset, as first read; -1 is a gap
+        # By offset, as first read: content and time. A gap is -1.
+        self._contents: dict[int, tuple[list[int], list[int]]] = {}
         self._counted: set[Violation] = set()
         self.verdict = Verdict()
 
@@ -123,14 +124,18 @@ class Checker:
                 if now < before:
                     detail = f"{word} was {before} in an earlier read, now {now}"
                     yield Violation(Anomaly.END_WENT_BACK, number, now, detail)
-        known = self._contents.setdefault(number, [])
+        known, times = self._contents.setdefault(number, ([], []))
         log = rows_of(facts, part)
-        for offset, value in zip(log.offsets.tolist(), log.values.tolist(), strict=True):
-            if offset < len(known):
-                if known[offset] not in {value, -1}:
-                    detail = "an earlier read found other content"
-                    yield Violation(Anomaly.REWRITTEN, number, offset, detail)
-            else:
-                known.extend([-1] * (offset - len(known)))  # a gap, reported as such
-                known.append(value)
+        columns = zip(log.offsets.tolist(), log.values.tolist(), log.times_us.tolist(), strict=True)
+        for offset, value, time_us in columns:
+            if offset >= len(known):
+                gap = [-1] * (offset - len(known))  # reported as such
+                known += [*gap, value]
+                times += [*gap, time_us]
+            elif known[offset] not in {value, -1}:
+                detail = "an earlier read found other content"
+                yield Violation(Anomaly.REWRITTEN, number, offset, detail)
+            elif known[offset] != -1 and times[offset] != time_us:
+                detail = f"an earlier read found the time {times[offset]}, this one {time_us}"
+                yield Violation(Anomaly.REWRITTEN, number, offset, detail)
         self._earlier[number] = part

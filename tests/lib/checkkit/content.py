@@ -1,4 +1,8 @@
-"""What a record is known by: 16 bytes over everything in it that must come back unchanged."""
+"""What a record is known by: 16 bytes over everything that its publisher sent, but its time.
+
+The time is apart: a record that is sent without one gets it from the broker, so that nobody can
+know the fingerprint before. It is a column of its own in every reading.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,25 @@ from collections.abc import Sequence
 Headers = Sequence[tuple[str, bytes | None]] | None
 
 
-def fingerprint(*, key: bytes | None, value: bytes | None, headers: Headers, subject: str) -> bytes:
+def fingerprint(
+    *,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    subject: str,
+    reply_subject: str | None = None,
+    correlation_id: str | None = None,
+) -> bytes:
     """Return 16 bytes that differ when any byte differs, or null stands for empty."""
     digest = hashlib.blake2b(digest_size=16)
     _absorb(digest, key)
     _absorb(digest, value)
-    _absorb(digest, subject.encode())
+    for text in (subject, reply_subject, correlation_id):
+        _absorb(digest, None if text is None else text.encode())
     digest.update(b"-" if headers is None else b"%d" % len(headers))
-    for name, text in headers or ():
+    for name, entry in headers or ():
         _absorb(digest, name.encode())
-        _absorb(digest, text)
+        _absorb(digest, entry)
     return digest.digest()
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from broker.model.records import AckPolicy
 from checkkit.history import NEVER, NOBODY, POLICIES, Columns, History
-from checkkit.readings import Ints, PartReading, Range, RowColumns, Rows
+from checkkit.readings import NO_TIME, Ints, PartReading, Range, RowColumns, Rows
 
 Flags = npt.NDArray[np.bool_]
 _ALL: Final = POLICIES.index(AckPolicy.ALL)
@@ -91,9 +91,17 @@ class Facts:
         if known is None:
             columns = rows if isinstance(rows, RowColumns) else RowColumns.of(rows)
             values = np.array(self.history.values_of(columns.fingerprints), np.int64)
-            known = rows, Log(columns.offsets, values, columns.leader_epochs)
+            known = rows, Log(columns.offsets, values, columns.leader_epochs, columns.timestamps_us)
             self._logs[id(rows)] = known  # with the rows, so that their identity stays theirs
         return known[1]
+
+    def other_time(self, values: Ints, times_us: Ints) -> Flags:
+        """Tell which rows have another time than the one that their record was sent with."""
+        records = self.records_of(values)
+        sent_us = np.full(len(values), NO_TIME, np.int64)
+        sent_us[records != NOBODY] = self.record["timestamp_us"][records[records != NOBODY]]
+        flags: Flags = (sent_us != NO_TIME) & (sent_us != times_us)
+        return flags
 
     def holes(self, part: PartReading) -> list[Range]:
         """Return the ranges in which a read of this partition needs no rows."""
@@ -102,11 +110,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Rows of one partition as three columns."""
+    """Rows of one partition as four columns."""
 
     offsets: Ints
     values: Ints
     epochs: Ints
+    times_us: Ints
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -116,11 +125,14 @@ class Log:
             np.concatenate([self.offsets, other.offsets]),
             np.concatenate([self.values, other.values]),
             np.concatenate([self.epochs, other.epochs]),
+            np.concatenate([self.times_us, other.times_us]),
         )
 
     def take(self, chosen: Ints | Flags) -> Log:
         """Return some rows, by flag or by number."""
-        return Log(self.offsets[chosen], self.values[chosen], self.epochs[chosen])
+        return Log(
+            self.offsets[chosen], self.values[chosen], self.epochs[chosen], self.times_us[chosen]
+        )
 
     def sorted(self) -> Log:
         """Return the rows by offset."""
@@ -148,10 +160,11 @@ class Log:
             np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.values, other.values)
             and np.array_equal(self.epochs, other.epochs)
+            and np.array_equal(self.times_us, other.times_us)
         )
 
 
-EMPTY: Final = Log(*(np.zeros(0, np.int64) for _ in range(3)))
+EMPTY: Final = Log(*(np.zeros(0, np.int64) for _ in range(4)))
 
 
 def ints(column: array[int] | Sequence[int]) -> Ints:

@@ -15,7 +15,7 @@ from typing import Final
 from broker.model.records import AckPolicy
 from checkkit.anomalies import Anomaly
 from checkkit.history import History
-from checkkit.readings import PartReading, Reading, Row, Source, of_log
+from checkkit.readings import NO_TIME, PartReading, Reading, Row, Source, of_log
 from checkkit.story import content
 
 POLICIES: Final = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
@@ -69,11 +69,13 @@ class Generator:
 
     def _send(self, policy: AckPolicy, producer: str = "any") -> tuple[int, Row]:
         name, self._count = f"r{self._count}", self._count + 1
+        sent_us = self._rng.choice([NO_TIME, self._rng.randrange(1 << 40)])
         record = self._history.publish(
             content(name), partition=0, at_ns=self._tick(), producer=producer,
-            sequence=self._count, policy=policy, name=name,
+            sequence=self._count, policy=policy, name=name, timestamp_us=sent_us,
         )  # fmt: skip
-        return record, Row(len(self._rows), content(name), self._epoch)
+        time_us = self._now_ns if sent_us == NO_TIME else sent_us
+        return record, Row(len(self._rows), content(name), self._epoch, time_us)
 
     def _publish(self) -> None:
         """Send a record; it is stored or not, answered or not, and perhaps retried."""
@@ -210,8 +212,8 @@ def swap_two_rows(run: Run, rng: random.Random) -> set[Anomaly]:
     offset = rng.choice([one for one in run.kept if one + 1 < len(run.rows)] or [0])
     one, two = run.rows[offset], run.rows[offset + 1]
     swapped = {
-        one.offset: one._replace(fingerprint=two.fingerprint),
-        two.offset: two._replace(fingerprint=one.fingerprint),
+        one.offset: two._replace(offset=one.offset, leader_epoch=one.leader_epoch),
+        two.offset: one._replace(offset=two.offset, leader_epoch=two.leader_epoch),
     }
     _replace_rows(run, lambda rows: [swapped.get(row.offset, row) for row in rows])
     return {Anomaly.DIVERGED, Anomaly.MOVED}
@@ -240,6 +242,26 @@ def change_an_epoch(run: Run, rng: random.Random) -> set[Anomaly]:
         ],
     )
     return {Anomaly.DIVERGED, Anomaly.TABLE_DIFFERS, Anomaly.UNIFIED_DIFFERS}
+
+
+def change_a_time(run: Run, rng: random.Random) -> set[Anomaly]:
+    """One row of one replica has another time."""
+    bad = rng.randrange(len(run.rows))
+    _replace_rows(
+        run,
+        lambda rows: [
+            row._replace(timestamp_us=row.timestamp_us + 1) if row.offset == bad else row
+            for row in rows
+        ],
+    )
+    return {Anomaly.DIVERGED, Anomaly.TABLE_DIFFERS, Anomaly.UNIFIED_DIFFERS}
+
+
+def change_a_polled_time(run: Run, rng: random.Random) -> set[Anomaly]:
+    """A consumer was given one record with another time."""
+    times = run.history.poll_rows["timestamp_us"]
+    times[rng.randrange(len(times))] += 1
+    return {Anomaly.INCONSISTENT, Anomaly.OTHER_TIME, Anomaly.WITHDRAWN}
 
 
 def double_a_row(run: Run, rng: random.Random) -> set[Anomaly]:
@@ -331,6 +353,8 @@ SPOILERS: Final[tuple[Spoiler, ...]] = (
     swap_two_rows,
     flip_a_bit,
     change_an_epoch,
+    change_a_time,
+    change_a_polled_time,
     double_a_row,
     skip_in_the_table,
     bend_unified,

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 from broker.model.records import AckPolicy
 from checkkit.anomalies import Anomaly, Violation
-from checkkit.readings import Range, RowColumns, Rows
+from checkkit.readings import NO_TIME, Range, RowColumns, Rows
 
 NEVER: Final = (1 << 63) - 1
 NOBODY: Final = -1
@@ -75,14 +75,14 @@ class History:
         self.record_of_value: array[int] = array("q")  # NOBODY: read, but sent by nobody
         self.records = Columns(
             "value", "producer", "client", "sequence", "partition", "policy", "identified",
-            "first_ns", "attempts", "fails",
+            "first_ns", "attempts", "fails", "timestamp_us",
         )  # fmt: skip
         self.acks = Columns(
             "record", "at_ns", "partition", "offset", "epoch", "node", "duplicate", "attempts"
         )
         self.sessions = Columns("consumer", "partition", "position", "to_the_end")
         self.polls = Columns("session", "committed", "at_ns", "first_row", "rows_count")
-        self.poll_rows = Columns("poll", "offset", "value", "epoch")
+        self.poll_rows = Columns("poll", "offset", "value", "epoch", "timestamp_us")
         self.high_watermarks = Columns("partition", "node", "epoch", "end", "began_ns", "at_ns")
         self.leaders: dict[tuple[int, int], list[int]] = {}  # (partition, epoch) -> nodes
         self.producers, self.clients, self.nodes, self.consumers = (Names() for _ in range(4))
@@ -128,6 +128,7 @@ class History:
         identified: bool = True,
         client: str = "",
         name: str = "",
+        timestamp_us: int = NO_TIME,
     ) -> int:
         """Note a first attempt and return the record's number.
 
@@ -140,6 +141,7 @@ class History:
             policy: what an ack of it means.
             identified: has a message id or a sequence, so that all attempts are stored once.
             client: whose ears hear the answers; one client never believes an older epoch.
+            timestamp_us: that it is sent with; without one the broker gives one, once.
             name: for messages; made of producer and sequence when not given.
         """
         value = self.value_of(fingerprint)
@@ -147,6 +149,7 @@ class History:
         record = self.records.add(
             value, self.producers.number(producer), self.clients.number(client), sequence,
             partition, POLICIES.index(policy), identified, at_ns, 1, 0,
+            timestamp_us,
         )  # fmt: skip
         self.record_of_value[value] = record
         self.names.append(name)
@@ -246,6 +249,7 @@ class History:
         self.poll_rows["offset"].extend(columns.offsets.tolist())
         self.poll_rows["value"].extend(self.values_of(columns.fingerprints))
         self.poll_rows["epoch"].extend(columns.leader_epochs.tolist())
+        self.poll_rows["timestamp_us"].extend(columns.timestamps_us.tolist())
         if high_watermark != NOBODY:
             self.saw_high_watermark(
                 partition, high_watermark,

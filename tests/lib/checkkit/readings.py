@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Range = tuple[int, int]  # half-open
+NO_TIME: Final = -1  # of a record: sent without a timestamp; of a row: of a log without times
 
 
 class Row(NamedTuple):
@@ -25,15 +26,17 @@ class Row(NamedTuple):
     offset: int
     fingerprint: bytes
     leader_epoch: int
+    timestamp_us: int = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """Many rows: three columns of one length, in the order in which they were read."""
+    """Many rows: four columns of one length, in the order in which they were read."""
 
     offsets: Ints
     fingerprints: Sequence[bytes]
     leader_epochs: Ints
+    timestamps_us: Ints
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -46,6 +49,7 @@ class RowColumns:
             np.array([row.offset for row in known], np.int64),
             [row.fingerprint for row in known],
             np.array([row.leader_epoch for row in known], np.int64),
+            np.array([row.timestamp_us for row in known], np.int64),
         )
 
 

@@ -15,7 +15,7 @@ from checkkit.checker import Checker, judge
 from checkkit.content import fingerprint
 from checkkit.facts import Rules
 from checkkit.history import History
-from checkkit.readings import PartReading, Reading, Row, Source, of_log
+from checkkit.readings import NO_TIME, PartReading, Reading, Row, Source, of_log
 
 REPLICAS = ("a", "b", "c")
 
@@ -54,12 +54,14 @@ class World:
         policy: AckPolicy = AckPolicy.ALL,
         identified: bool = True,
         client: str = "",
+        timestamp_us: int = NO_TIME,
     ) -> None:
         """Send a record for the first time."""
         sequence = self._sequences[by] = self._sequences.get(by, -1) + 1
         self.numbers[name] = self.history.publish(
             content(name), partition=to, at_ns=self.tick(), producer=by, sequence=sequence,
             policy=policy, identified=identified, client=client, name=name,
+            timestamp_us=timestamp_us,
         )  # fmt: skip
 
     def retry(self, name: str) -> None:
@@ -72,9 +74,10 @@ class World:
         self.tick()
         self.history.fail(self.numbers[name], "refused")
 
-    def store(self, name: str, *, to: int = 0) -> int:
-        """Append a record to a log and return its offset."""
-        self.rows[to].append(Row(len(self.rows[to]), content(name), self.epoch))
+    def store(self, name: str, *, to: int = 0, timestamp_us: int = NO_TIME) -> int:
+        """Append a record to a log and return its offset; without a time it gets one."""
+        given_us = 1_000 + len(self.rows[to]) if timestamp_us == NO_TIME else timestamp_us
+        self.rows[to].append(Row(len(self.rows[to]), content(name), self.epoch, given_us))
         return len(self.rows[to]) - 1
 
     def ack(

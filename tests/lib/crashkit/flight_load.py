@@ -27,6 +27,9 @@ _SCHEMA = pa.schema(
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
         pa.field("headers", HEADERS_TYPE),
+        pa.field("reply_subject", pa.string()),
+        pa.field("correlation_id", pa.string()),
+        pa.field("timestamp", pa.int64()),
     ]
 )
 _RETRY_MS_MAX = 300_000  # longer than a campaign waits for an answer
@@ -222,6 +225,9 @@ def to_arrow(records: list[TestRecord]) -> pa.RecordBatch:
             pa.array([record.key for record in records], pa.binary()),
             pa.array([record.value for record in records], pa.binary()),
             pa.array(headers, HEADERS_TYPE),
+            pa.array([record.reply_subject for record in records], pa.string()),
+            pa.array([record.correlation_id for record in records], pa.string()),
+            pa.array([record.timestamp_us for record in records], pa.int64()),
         ],
         schema=_SCHEMA,
     )

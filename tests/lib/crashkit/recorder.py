@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from broker.model.records import AckPolicy
 from checkkit.history import History
+from checkkit.readings import NO_TIME
 from crashkit.records import TestRecord
 
 
@@ -69,6 +70,7 @@ class Recorder:
                     sequence=record.sequence,
                     policy=policy,
                     name=record.name,
+                    timestamp_us=NO_TIME if record.timestamp_us is None else record.timestamp_us,
                 )
 
     def retry(self, name: str) -> None:

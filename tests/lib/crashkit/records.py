@@ -13,6 +13,8 @@ from checkkit.content import fingerprint
 
 KEY_HEADER = "Headwater-Key"
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
+_FIRST_US = 1_600_000_000_000_000
+_SPAN_US = 100_000_000_000_000  # about three years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,20 @@ class TestRecord:
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] | None
     subject: str
+    reply_subject: str | None = None
+    correlation_id: str | None = None
+    timestamp_us: int | None = None  # None: the broker gives one
 
     @property
     def fingerprint(self) -> bytes:
         """Return what a read must find, bit for bit."""
         return fingerprint(
-            key=self.key, value=self.value, headers=self.headers, subject=self.subject
+            key=self.key,
+            value=self.value,
+            headers=self.headers,
+            subject=self.subject,
+            reply_subject=self.reply_subject,
+            correlation_id=self.correlation_id,
         )
 
 
@@ -65,7 +75,11 @@ class RecordMaker:
         )
 
     def for_flight(self) -> TestRecord:
-        """Return a record of any shape: null and empty parts, binary and null header values."""
+        """Return a record of any shape: null and empty parts, binary and null header values.
+
+        Half of them bring their own time, in no order; all lie before today, so that no segment
+        is kept for its youth.
+        """
         sequence, name = self._name()
         key: bytes | None = self._random.choice([None, b"", self._random.randbytes(8)])
         value: bytes | None = self._payload()
@@ -89,6 +103,9 @@ class RecordMaker:
             value=value,
             headers=headers,
             subject=self._subject,
+            reply_subject=self._random.choice([None, "", f"reply.{sequence % 7}"]),
+            correlation_id=self._random.choice([None, "", f"c\u00e9-{name}"]),
+            timestamp_us=self._random.choice([None, _FIRST_US + self._random.randrange(_SPAN_US)]),
         )
 
     def _name(self) -> tuple[int, str]:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-COLUMNS = "partition,offset,timestamp,key,value,headers,subject,leader_epoch"
+COLUMNS = (
+    "partition,offset,timestamp,key,value,headers,subject,leader_epoch,reply_subject,correlation_id"
+)
 MASTER = "local[2,4]"  # four attempts a task: a worker that is killed is Spark's to replace
 _AGAIN_S = (0.3, 15.0)  # until a failed query starts again: at first, at most
 _MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing"

@@ -13,7 +13,9 @@ from crashkit.stream_driver import MASTER, jvm_options, lean_settings
 from crashkit.tier_watch import Checkpoint
 from spark_jobs.jobs.job import EXIT_TRY_LATER
 
-_ROW_COLUMNS: Final = "partition,offset,timestamp,key,headers,subject,leader_epoch"
+_ROW_COLUMNS: Final = (
+    "partition,offset,timestamp,key,headers,subject,leader_epoch,reply_subject,correlation_id"
+)
 
 
 class StreamQuery:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ _BATCH_RECORDS: Final = 4
 _SEND_S: Final = 10.0
 _RETRY_MS: Final = 1_500
 _FLUSH_MS: Final = 6_000
+_BEGAN: Final = datetime(2025, 1, 1, tzinfo=UTC)
 
 Truths = Mapping[str, Mapping[int, Truth]]  # stream -> partition -> what it holds
 
@@ -138,12 +140,10 @@ class Site:
         with client.producer(stream, number, retry_ms_max=_RETRY_MS) as producer:
             for batch in range(_BATCHES):
                 place = f"{self.name}/{self._writes}/{stream}/{number}/{batch}"
-                rows: list[Row] = [
-                    {"key": b"new", "value": f"{place}/{one}".encode()}
-                    for one in range(_BATCH_RECORDS)
-                ]
+                rows = [_record(f"{place}/{one}", one) for one in range(_BATCH_RECORDS)]
                 try:
-                    result = producer.send(rows).result(timeout=_SEND_S)
+                    sent = [_sendable(row) for row in rows]
+                    result = producer.send(sent).result(timeout=_SEND_S)
                 except CommitTimeoutError:
                     truth.unsure += [row["value"] for row in rows]
                     raise
@@ -182,6 +182,24 @@ class Site:
                 detail=detail,
             )
         )
+
+
+def _record(name: str, number: int) -> Row:
+    """Return a record whose every other one brings a time of its own."""
+    sent = {
+        "key": b"new",
+        "value": name.encode(),
+        "reply_subject": f"reply.{number}" if number % 3 else None,
+        "correlation_id": f"c {name}" if number % 2 else None,
+    }
+    return {**sent, "timestamp": _BEGAN + timedelta(seconds=number)} if number % 2 else sent
+
+
+def _sendable(row: Row) -> dict[str, Any]:
+    """Return a row as the client takes it: a time in microseconds."""
+    if "timestamp" not in row:
+        return dict(row)
+    return {**row, "timestamp": int(row["timestamp"].timestamp() * 1_000_000)}
 
 
 def truths_of(world: World) -> Truths:

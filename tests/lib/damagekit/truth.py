@@ -18,6 +18,7 @@ class Truth:
     golden: pa.Table
     acked: dict[int, Row] = field(default_factory=dict)  # offset -> the fields that were sent
     unsure: list[bytes] = field(default_factory=list)  # values sent, and not refused for certain
+    seen: dict[int, Row] = field(default_factory=dict)  # offset -> all fields, as first read
     twice: list[str] = field(default_factory=list)  # acks of offsets that were given out before
 
     @property
@@ -70,6 +71,9 @@ class Truth:
             for name, value in (sent or {}).items():
                 if row[name] != value:
                     return f"offset {offset}: {name} is {row[name]!r}, {value!r} was sent"
+            for name, value in self.seen.setdefault(offset, row).items():
+                if row[name] != value:  # what the broker gave: time, epoch
+                    return f"offset {offset}: {name} is {row[name]!r}, {value!r} was read before"
             offset += 1
         return "" if offset >= self.end else f"it ends at {offset}, acknowledged is {self.end}"
 

@@ -403,7 +403,8 @@ class SimBroker:
     def _append(self, publish: Publish, epoch: LeaderEpoch) -> Offset | None:
         before = self.log.last_epoch(self.log.facts().log_end)
         try:
-            batch = prepared(publish.value, publish.producer, publish.sequence)
+            now_us = self.clock_ms() * 1000
+            batch = prepared(publish.value, publish.producer, publish.sequence, now_us=now_us)
             base = self.log.append(batch, epoch)
         except DiskFullError as error:
             self.world.note("D8 disk full, refused")

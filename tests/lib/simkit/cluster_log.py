@@ -28,6 +28,7 @@ from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 from broker.ports import StoredBatch
 from broker.storage.partition_log import PartitionLog
+from checkkit.readings import NO_TIME
 from simkit.disk import ROOMY, SimDisk
 from simkit.log_batches import FOLDER, PARTITION, SMALL
 
@@ -88,15 +89,23 @@ class ReplicaLog(Protocol):
         """Let the next fsync fail."""
 
 
-def prepared(value: bytes, producer: int, sequence: int) -> PreparedBatch:
+def sent_time_us(value: bytes) -> int:
+    """Return the time that a record is sent with; half have none: the leader gives it."""
+    drawn = crc32c(value)
+    return drawn if drawn % 2 else NO_TIME
+
+
+def prepared(value: bytes, producer: int, sequence: int, *, now_us: int) -> PreparedBatch:
     """Return a batch of one record whose body says what it is."""
+    sent_us = sent_time_us(value)
+    time_us = now_us if sent_us == NO_TIME else sent_us
     body = value.ljust(-(-len(value) // 8) * 8, b".")
     return PreparedBatch(
         body=body,
         body_crc=crc32c(body),
         records_count=1,
-        first_timestamp_us=1,
-        max_timestamp_us=1,
+        first_timestamp_us=time_us,
+        max_timestamp_us=time_us,
         columns=0,
         producer_id=ProducerId(producer),
         base_sequence=sequence,
@@ -148,8 +157,9 @@ class ModelLog:
         base = Offset(len(self._batches))
         header = BatchHeader(
             base_offset=base, leader_epoch=leader_epoch, synced_end=Offset(self._synced),
-            first_timestamp_us=1, max_timestamp_us=1, producer_id=batch.producer_id,
-            base_sequence=batch.base_sequence, records_count=1, offset_span=1,
+            first_timestamp_us=batch.first_timestamp_us, max_timestamp_us=batch.max_timestamp_us,
+            producer_id=batch.producer_id, base_sequence=batch.base_sequence, records_count=1,
+            offset_span=1,
             body_size=len(batch.body), body_crc=batch.body_crc, columns=0, codec="none",
             sparse=False,
         )  # fmt: skip

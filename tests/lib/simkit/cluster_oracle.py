@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from simkit.cluster_broker import SimBroker
 
 
+_Written = tuple[bytes, int, int]  # body, time, epoch of the record before
+
+
 class Oracle:
     """Raises AssertionError as soon as a promise is broken."""
 
@@ -35,7 +38,7 @@ class Oracle:
         self._brokers: Mapping[str, SimBroker] = {}
         self.committed: list[StoredBatch] = []  # by offset: every batch is one record
         self._by_source: dict[tuple[int, int], int] = {}  # (producer, sequence) -> offset
-        self._written: dict[tuple[int, int], tuple[bytes, int]] = {}  # (epoch, offset) -> content
+        self._written: dict[tuple[int, int], _Written] = {}  # by epoch and offset
         self._leaders: dict[int, str] = {}  # leader epoch -> the process that led it
         self._checked: tuple[int, int, int] = (-1, -1, -1)
         # By leader epoch and follower: its process, what that told, what a former one had told.
@@ -53,10 +56,9 @@ class Oracle:
         """The same offset and epoch hold the same bytes everywhere, after the same record."""
         for batch in batches:
             header = batch.header
-            known = self._written.setdefault(
-                (header.leader_epoch, header.base_offset), (bytes(batch.body), before)
-            )
-            assert known == (bytes(batch.body), before), (
+            found = bytes(batch.body), header.first_timestamp_us, before
+            known = self._written.setdefault((header.leader_epoch, header.base_offset), found)
+            assert known == found, (
                 f"two contents at offset {header.base_offset} of epoch {header.leader_epoch}"
             )
             before = header.leader_epoch

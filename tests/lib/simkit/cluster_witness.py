@@ -19,7 +19,7 @@ from checkkit.checker import judge
 from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Reading, Row, Source, of_log
-from simkit.cluster_log import ReplicaLog
+from simkit.cluster_log import ReplicaLog, sent_time_us
 from simkit.cluster_publish import PublishAnswer
 from simkit.cluster_world import World
 
@@ -53,6 +53,7 @@ class Witness:
             policy=policy,
             identified=identified,
             client=client,
+            timestamp_us=sent_time_us(value),
         )
 
     def sent_again(self, record: int) -> None:
@@ -122,4 +123,5 @@ class Witness:
 def _row(batch: StoredBatch) -> Row:
     """Every batch is one record; what pads its body is not its content."""
     header = batch.header
-    return Row(header.base_offset, bytes(batch.body).rstrip(b"."), header.leader_epoch)
+    content = bytes(batch.body).rstrip(b".")
+    return Row(header.base_offset, content, header.leader_epoch, header.first_timestamp_us)

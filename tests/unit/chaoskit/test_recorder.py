@@ -29,11 +29,16 @@ def _replicas(rows: list[Row]) -> list[Reading]:
     return [Reading.of(name, now_ns, [part], Source.REPLICA) for name in "ab"]
 
 
+def _row(offset: int, record: TestRecord, epoch: int = 1) -> Row:
+    given_us = 1_000 + offset if record.timestamp_us is None else record.timestamp_us
+    return Row(offset, record.fingerprint, epoch, given_us)
+
+
 def test_a_run_that_went_well_is_clean() -> None:
     """Sent, acked, followed to the end."""
     recorder = ChaosRecorder()
     records = _sent(recorder, 3)
-    rows = [Row(place, one.fingerprint, 1) for place, one in enumerate(records)]
+    rows = [_row(place, one) for place, one in enumerate(records)]
     for offset, record in enumerate(records):
         _ack(recorder, record, offset, 1, "a/1")
     recorder.seek("reader", 0, 0)
@@ -49,14 +54,14 @@ def test_what_consumers_and_operators_say_is_kept() -> None:
     """Truncations, leaders and accepted losses reach the judge."""
     recorder = ChaosRecorder()
     records = _sent(recorder, 3)
-    rows = [Row(place, one.fingerprint, 1) for place, one in enumerate(records[:2])]
+    rows = [_row(place, one) for place, one in enumerate(records[:2])]
     for offset, record in enumerate(records[:2]):
         _ack(recorder, record, offset, 1, "a/1")
     recorder.polled("eager", 0, rows, began_ns=1, committed=False)
     recorder.forgive(0, 1)
     recorder.truncated("eager", 0, 1)
     _ack(recorder, records[2], 1, 2, "b/1")
-    rows[1] = Row(1, records[2].fingerprint, 2)
+    rows[1] = _row(1, records[2], 2)
     recorder.polled("eager", 0, rows[1:], began_ns=1, committed=False)
     verdict = recorder.judge(_replicas(rows))
     assert verdict.ok, str(verdict)
@@ -68,7 +73,7 @@ def test_a_consumer_that_is_led_past_a_record_is_noticed() -> None:
     """A follower that asked for 0 and got 1 has been skipped over."""
     recorder = ChaosRecorder()
     records = _sent(recorder, 2)
-    rows = [Row(place, one.fingerprint, 1) for place, one in enumerate(records)]
+    rows = [_row(place, one) for place, one in enumerate(records)]
     recorder.seek("reader", 0, 0)
     recorder.polled("reader", 0, rows[1:], began_ns=1)
     assert recorder.judge(_replicas(rows)).counts == {Anomaly.POLL_SKIP: 1}

@@ -21,7 +21,7 @@ from checkkit.arrow import (
 from checkkit.checker import judge
 from checkkit.content import fingerprint
 from checkkit.history import History
-from checkkit.readings import Reading, RowColumns, Source, of_log
+from checkkit.readings import NO_TIME, Reading, RowColumns, Source, of_log
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -33,14 +33,19 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
         ("subject", pa.string()),
         ("leader_epoch", pa.int32()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("reply_subject", pa.string()),
+        ("correlation_id", pa.string()),
     ]
 )
 RECORDS: list[dict[str, Any]] = [
-    {"key": None, "value": b"a", "headers": None},
-    {"key": b"", "value": None, "headers": []},
+    {"key": None, "value": b"a", "headers": None, "reply_subject": "r"},
+    {"key": b"", "value": None, "headers": [], "reply_subject": "", "correlation_id": "c\u00e9"},
     {"key": b"k", "value": b"", "headers": [{"key": "h", "value": None}]},
     {"key": b"k", "value": b"d", "headers": [{"key": "h", "value": b"1"}]},
 ]
+
+TIMES_US = [1_000_001, 2, 1_700_000_000_000_003, 4]
 
 
 class Part(NamedTuple):
@@ -75,6 +80,7 @@ def _table(order: list[int]) -> pa.Table:
             "offset": offset % 4,
             "subject": f"s.{offset // 4}",
             "leader_epoch": 3,
+            "timestamp": TIMES_US[offset % 4],
         }
         for offset in order
     ]
@@ -91,8 +97,13 @@ def _history() -> History:
                 value=one["value"],
                 headers=None if pairs is None else [(x["key"], x["value"]) for x in pairs],
                 subject=f"s.{partition}",
+                reply_subject=one.get("reply_subject"),
+                correlation_id=one.get("correlation_id"),
             )
-            record = history.publish(content, partition=partition, at_ns=8 * partition + offset)
+            sent_us = TIMES_US[offset] if offset % 2 else NO_TIME
+            record = history.publish(
+                content, partition=partition, at_ns=8 * partition + offset, timestamp_us=sent_us
+            )
             history.ok(record, at_ns=100, offset=offset, leader_epoch=3)
     return history
 
@@ -144,6 +155,7 @@ def test_rows_and_columns_say_the_same() -> None:
         again = RowColumns.of(rows[number])
         assert again.offsets.tolist() == columns.offsets.tolist()
         assert again.leader_epochs.tolist() == columns.leader_epochs.tolist()
+        assert again.timestamps_us.tolist() == columns.timestamps_us.tolist() == TIMES_US
         assert list(again.fingerprints) == list(columns.fingerprints)
     assert len(rows_of(table.to_batches()[0])) == 8
     assert set(COLUMNS) == set(table.column_names)
@@ -153,3 +165,33 @@ def test_a_partition_outside_the_cut_is_refused() -> None:
     """Rows of a partition that the cut does not have are no part of the read."""
     with pytest.raises(AssertionError, match="cut has not"):
         reading_of_table(_table(list(range(8))), {0: ENDS[0]}, name="unified", began_ns=1)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Zurich"])
+@pytest.mark.parametrize("unit", ["us", "ns"])
+def test_a_time_is_the_same_in_any_zone_and_unit(zone: str, unit: str) -> None:
+    """Delta and Spark say it in their own way; it is one instant, to the microsecond."""
+    table = _table(list(range(4)))
+    place = table.schema.get_field_index("timestamp")
+    theirs = table.column(place).cast(pa.timestamp(unit, tz=zone))
+    found = columns_by_partition(table.set_column(place, "timestamp", theirs))
+    assert found[0].timestamps_us.tolist() == TIMES_US
+
+
+@pytest.mark.parametrize(
+    ("column", "kinds"),
+    [
+        ("reply_subject", {Anomaly.FOREIGN, Anomaly.DAMAGED}),
+        ("correlation_id", {Anomaly.FOREIGN, Anomaly.DAMAGED}),
+        ("timestamp", {Anomaly.OTHER_TIME}),
+    ],
+)
+def test_a_field_that_comes_back_changed_is_found(column: str, kinds: set[Anomaly]) -> None:
+    """Reply subject and correlation id are content; a time that was sent is the row's."""
+    table = _table(list(range(8)))
+    place = table.schema.get_field_index(column)
+    values = table.column(place).to_pylist()
+    values[1] = 7 if column == "timestamp" else "other"
+    changed = table.set_column(place, column, pa.array(values, table.schema.field(place).type))
+    reading = reading_of_table(changed, ENDS, name="unified", began_ns=200)
+    assert judge(_history(), [reading]).counts.keys() == kinds

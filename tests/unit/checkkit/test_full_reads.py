@@ -63,6 +63,25 @@ def one_bit_differs() -> Verdict:
     return world.judge()
 
 
+def sent_time_is_another() -> Verdict:
+    """A record that brought its time comes back with another."""
+    world = world_of("a")
+    world.send("b", timestamp_us=5)
+    world.ack("b", world.store("b", timestamp_us=6))
+    return world.judge()
+
+
+def time_is_rewritten() -> Verdict:
+    """A record without a time of its own has one in the log and another in the table."""
+    world = world_of("a", "b", cold_end=0)
+    checker = Checker(world.history, world.rules)
+    checker.check(world.read())
+    world.cold_ends[0] = 2
+    world.rows[0][1] = world.rows[0][1]._replace(timestamp_us=9)
+    checker.check(world.read())
+    return checker.verdict
+
+
 def retry_was_stored_again() -> Verdict:
     """A retried record lies in the log twice."""
     world = world_of("a")
@@ -316,6 +335,8 @@ BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     high_watermark_is_withdrawn: {Anomaly.END_WENT_BACK},
     cold_end_is_withdrawn: {Anomaly.END_WENT_BACK},
     history_is_rewritten: {Anomaly.REWRITTEN},
+    time_is_rewritten: {Anomaly.REWRITTEN},
+    sent_time_is_another: {Anomaly.OTHER_TIME},
 }
 
 
@@ -475,8 +496,9 @@ def test_a_good_history_passes(story: Callable[[], Verdict]) -> None:
         lambda rows: [*rows, rows[0]],
         lambda rows: [*rows, Row(7, content("z"), 1)],
         lambda rows: [rows[0], rows[1]._replace(leader_epoch=9)],
+        lambda rows: [rows[0], rows[1]._replace(timestamp_us=9)],
     ],
-    ids=["fewer", "twice", "more", "other"],
+    ids=["fewer", "twice", "more", "other", "time"],
 )
 def test_a_table_that_differs_is_named(change: Callable[[list[Row]], list[Row]]) -> None:
     """Rows of a foreign reader are compared both ways with ours below the cold end."""
@@ -499,9 +521,14 @@ def test_a_verdict_counts_everything_and_shows_a_few() -> None:
 def test_a_fingerprint_separates_its_parts() -> None:
     """No two different contents can be spelled the same way."""
     contents = [
-        fingerprint(key=key, value=value, headers=headers, subject="s")
+        fingerprint(
+            key=key, value=value, headers=headers, subject="s", reply_subject=reply,
+            correlation_id=correlation,
+        )
+        for reply in (None, "", "s", "a")
+        for correlation in (None, "", "s", "a")
         for key in (None, b"", b"ab")
         for value in (None, b"", b"a", b"b")
         for headers in (None, (), (("ab", b""),), (("a", b"b"),), (("a", None), ("", b"b")))
-    ]
+    ]  # fmt: skip
     assert len(set(contents)) == len(contents)

@@ -42,6 +42,44 @@ def replica_has_another_epoch() -> Verdict:
     return world.judge_all([world.replica("a"), world.replica("b", rows)])
 
 
+def replica_has_another_time() -> Verdict:
+    """One replica holds the same record with another time."""
+    world = world_of("a", "b")
+    rows = [world.rows[0][0], world.rows[0][1]._replace(timestamp_us=9)]
+    return world.judge_all([world.replica("a"), world.replica("b", rows)])
+
+
+def table_has_another_time() -> Verdict:
+    """What was shipped was stamped anew."""
+    world = world_of("a", "b")
+    rows = [world.rows[0][0], world.rows[0][1]._replace(timestamp_us=9)]
+    return world.judge_all([world.replica("a"), world.table(rows)])
+
+
+def consumers_see_two_times() -> Verdict:
+    """Two consumers were given one record with two times; no final read is there to say which."""
+    world = world_of("a")
+    world.give("left", world.rows[0])
+    world.give("right", [world.rows[0][0]._replace(timestamp_us=9)])
+    return world.judge_all([])
+
+
+def consumer_saw_another_time() -> Verdict:
+    """A consumer was given a time that no copy has in the end."""
+    world = world_of("a")
+    world.give("reader", [world.rows[0][0]._replace(timestamp_us=9)])
+    return world.judge_all()
+
+
+def consumer_saw_another_time_than_was_sent() -> Verdict:
+    """A record that brought its time was shown with another."""
+    world = world_of("a")
+    world.send("b", timestamp_us=5)
+    world.store("b", timestamp_us=6)
+    world.give("reader", world.rows[0], committed=False)
+    return world.judge_all([])
+
+
 def replica_ends_early_and_a_consumer_reads_it() -> Verdict:
     """A healed replica never got the newest record; it was acknowledged."""
     world = world_of("a", "b", "c")
@@ -361,6 +399,11 @@ BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     shown_and_withdrawn: {Anomaly.WITHDRAWN},
     shown_and_replaced: {Anomaly.WITHDRAWN, Anomaly.INCONSISTENT},
     consumers_see_two_logs: {Anomaly.INCONSISTENT},
+    replica_has_another_time: {Anomaly.DIVERGED},
+    table_has_another_time: {Anomaly.TABLE_DIFFERS},
+    consumers_see_two_times: {Anomaly.INCONSISTENT},
+    consumer_saw_another_time: {Anomaly.WITHDRAWN},
+    consumer_saw_another_time_than_was_sent: {Anomaly.OTHER_TIME},
     ack_and_poll_disagree: {Anomaly.INCONSISTENT},
     refused_record_is_polled: {Anomaly.ABORTED},
     nonsense_is_polled: {Anomaly.FOREIGN},

@@ -19,7 +19,8 @@ def test_half_a_million_operations_are_judged() -> None:
     for number, one in enumerate(contents):
         history.publish(one, partition=0, at_ns=2 * number, producer="p", sequence=number)
         history.ok(number, at_ns=2 * number + 1, offset=number, leader_epoch=1, node="broker 1")
-    rows = RowColumns(np.arange(RECORDS), contents, np.ones(RECORDS, np.int64))
+    ones = np.ones(RECORDS, np.int64)
+    rows = RowColumns(np.arange(RECORDS), contents, ones, ones)
     history.poll("reader", 0, rows, at_ns=2 * RECORDS)
     finals = [
         Reading.of(f"replica {number}", 3 * RECORDS, [of_log(0, rows)], Source.REPLICA)
@@ -27,6 +28,6 @@ def test_half_a_million_operations_are_judged() -> None:
     ]
     assert judge(history, finals).ok
     end = RECORDS - 2
-    short = RowColumns(rows.offsets[:end], contents[:end], rows.leader_epochs[:end])
+    short = RowColumns(rows.offsets[:end], contents[:end], ones[:end], ones[:end])
     finals[1] = Reading.of("short", 3 * RECORDS, [of_log(0, short)], Source.REPLICA)
     assert judge(history, finals).counts == {Anomaly.LOST: 2, Anomaly.DIVERGED: 3}

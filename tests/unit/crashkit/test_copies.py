@@ -31,6 +31,9 @@ def record(partition: int, offset: int) -> dict[str, object]:
         "headers": None,
         "subject": "s",
         "leader_epoch": 1,
+        "timestamp": 1_700_000_000_000_000 + offset,
+        "reply_subject": None,
+        "correlation_id": f"c{offset}",
     }
 
 
@@ -38,11 +41,15 @@ def told(rows: Rows) -> History:
     """Return the history in which exactly these records were sent and acknowledged."""
     history = History()
     for at, row in enumerate(rows):
-        content = fingerprint(key=None, value=bytes(row["value"]), headers=None, subject="s")  # type: ignore[call-overload]
+        value, correlation_id = bytes(row["value"]), str(row["correlation_id"])  # type: ignore[call-overload]
+        content = fingerprint(
+            key=None, value=value, headers=None, subject="s", correlation_id=correlation_id
+        )
         partition, offset = int(str(row["partition"])), int(str(row["offset"]))
         number = history.publish(
-            content, partition=partition, at_ns=2 * at, producer=f"p{partition}", sequence=offset
-        )
+            content, partition=partition, at_ns=2 * at, producer=f"p{partition}", sequence=offset,
+            timestamp_us=int(str(row["timestamp"])),
+        )  # fmt: skip
         history.ok(
             number, at_ns=2 * at + 1, offset=offset, leader_epoch=1, partition=partition,
             duplicate=False,
@@ -138,6 +145,16 @@ def changed(rows: Rows) -> Rows:
     return [*rows[:5], {**rows[5], "value": b"1-2!"}, *rows[6:]]
 
 
+def of_another_time(rows: Rows) -> Rows:
+    """One record was copied with another time."""
+    return [*rows[:5], {**rows[5], "timestamp": 7}, *rows[6:]]
+
+
+def without_its_correlation_id(rows: Rows) -> Rows:
+    """One record lost what correlates it."""
+    return [*rows[:5], {**rows[5], "correlation_id": None}, *rows[6:]]
+
+
 def in_the_other_partition(rows: Rows) -> Rows:
     """A record is said to be of the other partition."""
     return [*rows[:5], {**rows[5], "partition": 0}, *rows[6:]]
@@ -154,6 +171,8 @@ def in_the_other_partition(rows: Rows) -> Rows:
         (swapped_in_a_file, Anomaly.UNSORTED),
         (swapped_over_batches, Anomaly.UNSORTED),
         (changed, Anomaly.DAMAGED),
+        (of_another_time, Anomaly.OTHER_TIME),
+        (without_its_correlation_id, Anomaly.DAMAGED),
         (in_the_other_partition, Anomaly.MOVED),
     ],
 )

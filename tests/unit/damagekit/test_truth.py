@@ -83,6 +83,16 @@ def test_every_field_of_a_row_is_compared(field: str) -> None:
     assert field in _truth().difference(_table(*GOOD[:2], row, *GOOD[3:]))
 
 
+@pytest.mark.parametrize("field", ["timestamp", "leader_epoch", "correlation_id"])
+def test_what_the_broker_gave_stays(field: str) -> None:
+    """A field of a newer row that nobody sent is, at the second read, what it was at the first."""
+    truth = _truth()
+    assert not truth.difference(_table(*GOOD))
+    changed: dict[str, Any] = {"timestamp": _BEGAN, "leader_epoch": 2, "correlation_id": "x"}
+    row = {**GOOD[4], field: changed[field]}
+    assert f"{field} is" in truth.difference(_table(*GOOD[:4], row))
+
+
 def test_an_offset_that_is_given_out_twice_is_told() -> None:
     """Below the golden end, and among what was acknowledged since."""
     truth = _truth()
