@@ -25,6 +25,7 @@ MINUTES ?= 5
 ROUNDS ?= 20
 CRASH_ARGS ?=
 DAMAGE_ARGS ?=
+PLANT_ARGS ?=
 RACE_ARGS ?= --commits 200
 SIM_ARGS ?=
 SEED ?=
@@ -139,6 +140,11 @@ crash-cluster: $(STAMP) ## kill -9 every broker of a cluster under load, again a
 	@cd $(ROOT)
 	$(PYTHON) tests/chaos/run.py --minutes 0 --brokers 3 --only "kill every broker" \
 		--times $(ROUNDS) $(CHAOS_ARGS)
+
+.PHONY: plant-drills
+plant-drills: $(STAMP) ## plant bugs in the product; crash, crash-stream and chaos have to find each (PLANT_ARGS="--only chaos")
+	@cd $(ROOT)
+	$(PYTHON) tests/plants/run.py $(PLANT_ARGS)
 
 .PHONY: race
 race: $(STAMP) ## Spark drivers and delta-rs append to one table on S3; none may be lost

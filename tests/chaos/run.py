@@ -28,8 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one campaign; return 0 when every promise held and every story was reached."""
     from chaoskit.campaign import ChaosCampaign, ChaosConfig, errors_of_a_run
     from chaoskit.stories import STORIES
+    from plantkit.planting import plant
 
     options = _parse(arguments)
+    plant(options.plant)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     chosen = tuple(one for one in STORIES if not options.only or options.only in one.name)
     if options.plan:
@@ -99,6 +101,8 @@ def _print_plan(options: argparse.Namespace, seed: int, chosen: tuple[Story, ...
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    from plantkit.planting import known_plants
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5, help="each story is told in any case")
     parser.add_argument("--brokers", type=int, choices=[3, 5], default=5)
@@ -108,6 +112,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="TEXT", help="stories with this in their name")
     parser.add_argument("--times", type=int, default=0, help="tell so many stories at least")
     parser.add_argument("--plan", action="store_true", help="print what would be done")
+    parser.add_argument("--plant", choices=known_plants(), help="a bug to be found")
     parser.add_argument("--folder", type=Path, help="keep everything here")
     parser.add_argument("--keep", action="store_true", help="keep the files also when all is good")
     return parser.parse_args(arguments)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from checkkit.anomalies import Anomaly, Verdict
+from plantkit.planting import known_plants, plant
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-PLANTS: Final = ("ack_unwritten", "forget_ids", "skip_a_batch")  # planted_site has them
 _ORDER: Final = (
     Anomaly.UNSORTED,
     Anomaly.SENT_ORDER,
@@ -41,7 +40,7 @@ def options(description: str) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=20, help="how many kills")
     made.add_argument("--seed", type=int, help="repeat the plan of an earlier run")
     made.add_argument("--folder", type=Path, help="keep everything here")
-    made.add_argument("--plant", choices=PLANTS, help="a bug in every broker, to be found")
+    made.add_argument("--plant", choices=known_plants(), help="a bug to be found")
     made.add_argument("--keep", action="store_true", help="keep the files also when all is good")
     return made
 
@@ -61,10 +60,7 @@ class Run:
         """Choose seed and folder, and say so. Children import this very tree."""
         seed = secrets.randbits(32) if given.seed is None else given.seed
         folder = given.folder or Path(tempfile.mkdtemp(prefix=f"headwater-{name}-"))
-        os.environ["PYTHONPATH"] = str(ROOT)
-        if given.plant:
-            os.environ["PLANTED_BUG"] = given.plant
-            os.environ["PYTHONPATH"] = f"{Path(__file__).parent / 'planted_site'}:{ROOT}"
+        plant(given.plant)
         print(f"{name}: seed {seed}, files in {folder}", flush=True)
         return cls(name, seed, folder, keep=given.keep or given.folder is not None)
 
