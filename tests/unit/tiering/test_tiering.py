@@ -159,6 +159,36 @@ def test_an_outage_is_waited_out_without_anybody(rig: Rig) -> None:
     assert rig.tiering.stats()[0].failures_total >= 3
 
 
+def test_a_failing_partition_keeps_its_distance(tmp_path: Path) -> None:
+    """Segments that are sealed meanwhile do not bring it forward; a flush does."""
+    hour_ms = 3_600_000
+    config = TieringConfig(
+        check_interval_ms=hour_ms, object_bytes_max=1, backoff_ms_min=hour_ms,
+        backoff_ms_max=hour_ms, workers_count=1,
+    )  # fmt: skip
+    rig = Rig(tmp_path, config)
+    broken = make_stream(name="broken")
+    whole = make_stream(name="whole", uuid="0b5e0f3e-5a0c-4c7c-9a54-1f1f5a6b7c8e")
+    (bad,), (good,) = rig.catalog.add(broken), rig.catalog.add(whole)
+    bad.fill(1, 20)
+    bad.damage(5)
+
+    def failures() -> int:
+        return sum(name == "tier_failed" for name, _ in rig.events)
+
+    rig.tiering.start()
+    rig.until(lambda: failures() == 1)
+    for stream, source in ((broken, bad), (whole, good)):
+        source.append(10)
+        rig.catalog.seal(stream)
+    rig.until(lambda: good.cold_end == 10)  # the one worker takes who is due longest
+    assert failures() == 1
+    with pytest.raises(BatchCorruptError):
+        rig.tiering.flush(broken, timeout_ms=60_000)
+    assert failures() == 2
+    rig.tiering.stop()
+
+
 def test_flush_reports_damage_at_once(rig: Rig) -> None:
     """A damaged local batch: flush raises what is wrong and does not wait for its timeout."""
     stream = make_stream()
