@@ -170,7 +170,7 @@ class ReplicaShell:
             lease_until_ms=links.lease_until_ms(),
             limits=identity.limits,
             timing=identity.timing,
-            known_high_watermark=known_high_watermark,
+            known_high_watermark=log.log_start,
         )
         self._lease_until_ms = links.lease_until_ms()
         self.high_watermark = known_high_watermark  # as readers see it
@@ -393,10 +393,7 @@ class ReplicaShell:
         _log.warning(
             "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
         )
-        prefix = LogPrefix(
-            epochs=tuple((one.leader_epoch, one.start_offset) for one in log.epochs.starts),
-            producers=self._owner.producers_before(log.log_end),
-        )
+        prefix = LogPrefix(epochs=(), producers=self._owner.producers_before(log.log_end))
         self._log = self._owner.replace_log(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
@@ -423,6 +420,7 @@ class ReplicaShell:
         if follower is None or follower.phase != "truncating":
             return  # somebody else is followed by now, and has aligned from scratch
         log_end = self._log.log_end
+        end = max(end, self._log.log_start)  # some was freed while this waited; aligned once more
         try:
             self._log.truncate(end)
         except DiskFullError as error:

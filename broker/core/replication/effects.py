@@ -77,7 +77,8 @@ class TruncateLog:
 class ResetLog:
     """Begin anew with an empty log at ``start``, durably; then report ``LogTruncated``.
 
-    All that this log holds is below the leader's log start: committed, and in the table.
+    All that this log holds is below the leader's log start: committed, and in the table. At 0 with
+    an empty prefix: nothing that it holds is the leader's, and the leader says where to begin.
     """
 
     start: Offset
@@ -89,8 +90,9 @@ class BeginLogAt:
     """Put an empty log at ``start`` in the place of the present one, durably, before anything else.
 
     Only after an unclean election: the table holds everything below ``start``, this log ends below
-    it, and offsets that the table holds must not be given to other records. What the present log
-    knows of epochs and producers is kept.
+    it, and offsets that the table holds must not be given to other records. No epochs are known of
+    what is below: those of the present log are not the table's, and a follower that agreed with
+    them could keep records there that were never committed. What it knows of producers is kept.
     """
 
     start: Offset

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from broker.core.dedup import ProducerTable
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     AppendStored,
@@ -34,10 +35,12 @@ from broker.model.replica_messages import (
     EpochEndRequest,
     FetchAnswer,
     FetchRequest,
+    LogPrefix,
     NewDataNotice,
 )
 
 _PATIENCE_DOUBLED_MAX: Final = 3
+_NO_PREFIX: Final = LogPrefix(epochs=(), producers=ProducerTable().to_state())
 
 Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
 
@@ -170,7 +173,7 @@ class PartitionFollower:
         return [*self._advance(self._leader_high_watermark), *self._fetch(now_ms)]
 
     def refreshed(self, facts: LogFacts) -> None:
-        """Look at the log again: a sync that an earlier follower had asked for is done."""
+        """Look at the log again: an earlier follower's sync is done, or records were freed."""
         self._facts = facts
 
     def failed_append(self, facts: LogFacts, now_ms: int) -> list[Effect]:
@@ -218,12 +221,18 @@ class PartitionFollower:
         if cut >= facts.log_end and facts.epochs.latest <= answer.known_epoch:
             yield from self._fetch(now_ms)
             return
-        cut = max(cut, facts.log_start)  # what was freed below is in the table: committed
-        if cut < self.high_watermark:
-            yield ReportLostRecords(cut, self.high_watermark)
-            self.high_watermark = cut
+        kept_end = max(cut, facts.log_start)  # what was freed below is in the table: committed
+        if kept_end < self.high_watermark:
+            yield ReportLostRecords(kept_end, self.high_watermark)
+            self.high_watermark = kept_end
         self.phase = "truncating"
-        yield TruncateLog(cut)
+        if cut >= facts.log_start:
+            yield TruncateLog(cut)
+            return
+        # Nothing that is here is the leader's, nor was all that was freed. Cut to nothing at its
+        # start it would continue what the leader does not know, and be refused for ever.
+        self._fetch_after_truncation = True
+        yield ResetLog(Offset(0), _NO_PREFIX)
 
     # ------------------------------------------------------------------ fetching
 

@@ -73,7 +73,11 @@ class PartitionReplica:
         timing: FollowerTiming | None = None,
         known_high_watermark: Offset | None = None,
     ) -> None:
-        """Stand by with an open, healthy log that is synced to its end."""
+        """Stand by with an open, healthy log that is synced to its end.
+
+        ``known_high_watermark`` is known of these very records: that the table reaches further
+        says nothing about them before they are aligned.
+        """
         self._me = me
         self._broker_epoch = broker_epoch
         self._facts = facts
@@ -141,13 +145,15 @@ class PartitionReplica:
                 facts.synced_end,
                 view=view,
                 epochs=facts.epochs,
-                known_high_watermark=self._known,
+                known_high_watermark=max(self._known, view.cold_end),
                 limits=self._limits,
                 lease_until_ms=self._lease_until_ms,
                 now_ms=now_ms,
             )
+            known = self.leader.high_watermark
             return [
                 StartLeading(view.leader_epoch),
+                *([AdvanceHighWatermark(known)] if known > self._known else []),
                 *self._lead(LogSynced(facts.synced_end, now_ms)),
             ]
         if self.role == "candidate":
@@ -235,7 +241,11 @@ class PartitionReplica:
             if self.leader is not None:
                 return self._lead(RequestCame(message, now_ms))
             return [Send(message.follower, not_leader(message))]
-        return [] if self.follower is None else self.follower.message(message, now_ms)
+        if self.follower is None:
+            return []
+        if self.follower.phase == "asking":
+            self.follower.refreshed(self._facts())  # the log start moves by itself
+        return self.follower.message(message, now_ms)
 
     @property
     def due_ms(self) -> int | None:

@@ -1,0 +1,132 @@
+"""Logs that start above 0: what replicas know of records that are in the table alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.core.dedup import ProducerTable
+from broker.core.replication.effects import (
+    AdvanceHighWatermark,
+    Effect,
+    LogFacts,
+    ReportLostRecords,
+    ResetLog,
+    Send,
+    StartLeading,
+    TruncateLog,
+)
+from broker.core.replication.replica import PartitionReplica
+from broker.core.replication.view import PartitionView
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import (
+    EpochEndAnswer,
+    EpochEndRequest,
+    FetchRequest,
+    LogPrefix,
+)
+
+ME, OTHER = BrokerId("a"), BrokerId("b")
+ONE = BrokerEpoch(1)
+
+
+class Log:
+    """What a replica is told of its log; it may change by itself."""
+
+    def __init__(self, start: int, end: int, *epochs: tuple[int, int]) -> None:
+        self.start, self.end = start, end
+        self.epochs = EpochHistory.of([(LeaderEpoch(one), Offset(at)) for one, at in epochs])
+
+    def facts(self) -> LogFacts:
+        """Look."""
+        return LogFacts(
+            log_start=Offset(self.start),
+            log_end=Offset(self.end),
+            synced_end=Offset(self.end),
+            epochs=self.epochs,
+        )
+
+
+def _replica(log: Log) -> PartitionReplica:
+    return PartitionReplica(
+        me=ME,
+        broker_epoch=ONE,
+        facts=log.facts,
+        lease_until_ms=1_000_000,
+        known_high_watermark=log.facts().log_start,
+    )
+
+
+def _view(leader: BrokerId, **changes: Any) -> PartitionView:
+    facts: dict[str, Any] = {
+        "status": "online",
+        "leader": leader,
+        "candidate": None,
+        "leader_epoch": LeaderEpoch(5),
+        "partition_epoch": PartitionEpoch(7),
+        "replicas": (ME, OTHER),
+        "isr": frozenset({leader}),
+        "min_isr": 1,
+        "broker_epochs": {ME: ONE, OTHER: ONE},
+        "joinable": frozenset({ME, OTHER}),
+        "cold_end": Offset(20),
+    }
+    return PartitionView(**{**facts, **changes})
+
+
+def _answered(replica: PartitionReplica, effects: list[Effect], known: int, end: int) -> list[Any]:
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert isinstance(send.message, EpochEndRequest)
+    answer = EpochEndAnswer(
+        leader_epoch=LeaderEpoch(5),
+        request_id=send.message.request_id,
+        epoch=send.message.epoch,
+        known_epoch=LeaderEpoch(known),
+        end=Offset(end),
+    )
+    return replica.message(answer, 1)
+
+
+def test_a_log_without_anything_of_the_leader_s_is_given_up() -> None:
+    """What it freed was never the leader's: cut at its own start, it would be refused for ever.
+
+    Its old leader had written 24 records alone; the table's first 24 are others'.
+    """
+    log = Log(24, 24, (1, 0), (2, 10))
+    replica = _replica(log)
+    effects = _answered(replica, replica.view_changed(_view(OTHER), 0), known=1, end=24)
+    nothing = LogPrefix(epochs=(), producers=ProducerTable().to_state())
+    assert effects == [ResetLog(Offset(0), nothing)]
+    log.__init__(0, 0)  # type: ignore[misc]
+    (send,) = replica.truncated(2)
+    assert isinstance(send, Send)
+    assert isinstance(send.message, FetchRequest)
+    assert (send.message.fetch_from, send.message.last_epoch) == (0, 0)
+
+
+def test_records_that_are_freed_while_the_leader_is_asked_are_not_cut() -> None:
+    """The log start moves by itself; a cut below it would be outside of the log."""
+    log = Log(0, 30, (1, 0), (2, 10))
+    replica = _replica(log)
+    effects = replica.view_changed(_view(OTHER), 0)
+    log.start = 12
+    assert isinstance(_answered(replica, effects, known=1, end=24)[0], ResetLog)
+
+
+def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_followed() -> None:
+    """A leader that others replaced comes back: its own records below the cold end are no loss."""
+    replica = _replica(Log(0, 30, (1, 0)))
+    effects = _answered(replica, replica.view_changed(_view(OTHER), 0), known=1, end=15)
+    assert effects == [TruncateLog(Offset(15))]
+    assert not any(isinstance(one, ReportLostRecords) for one in effects)
+
+
+def test_a_leader_knows_that_what_is_in_the_table_was_committed() -> None:
+    """It was elected with everything committed, so with what the table has."""
+    replica = _replica(Log(5, 30, (1, 0)))
+    effects = replica.view_changed(_view(ME, isr=frozenset({ME, OTHER}), min_isr=2), 0)
+    assert effects == [StartLeading(LeaderEpoch(5)), AdvanceHighWatermark(Offset(20))]
+    assert replica.high_watermark == 20
