@@ -16,13 +16,17 @@ import pytest
 from projectfiles import ROOT
 from simkit.cluster_mutants import BIASED, FIRST_SEEDS, LATE_FAULTS, MUTANTS
 from simkit.cluster_scripts import SCRIPTS
-from simkit.cluster_sightings import SOMETIMES
+from simkit.cluster_sightings import SOMETIMES, SOMETIMES_TIERED
 from simkit.cluster_sim import run_seed
-from simkit.seed_hunt import is_caught, never_seen
+from simkit.cluster_tier_mutants import FIRST_SEEDS as TIER_FIRST_SEEDS
+from simkit.cluster_tier_mutants import TIER_MUTANTS
+from simkit.seed_hunt import broken_seed, is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
+TIERED_SEEDS = max(80, SEEDS // 2)
+TIERED_REAL_SEEDS = max(20, SEEDS // 8)
 WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
@@ -55,12 +59,38 @@ def test_late_copies_of_messages_change_nothing(group: int) -> None:
     assert all(one.seen for one in lives)
 
 
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_table_and_logs_that_start_above_0_lose_nothing(group: int) -> None:
+    """Records are shipped and freed, operators elect who has not everything, logs begin anew."""
+    assert all(run_seed(seed, tiered=True).seen for seed in _seeds(group, TIERED_SEEDS))
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_the_table_s_lives_on_the_product_s_own_log(group: int) -> None:
+    """Segments that are really freed, logs that are really replaced."""
+    lives = (
+        run_seed(seed, tiered=True, real_log=True) for seed in _seeds(group, TIERED_REAL_SEEDS)
+    )
+    assert all(one.seen for one in lives)
+
+
 @pytest.mark.timeout(900)  # it goes on until the rarest row was seen
 def test_every_row_of_the_catalogue_is_reached() -> None:
     """Each known way to lose data had its chance in some seed, or the simulation is blind."""
     found = never_seen(
         SOMETIMES,
         lambda seed: run_seed(seed, late=seed % 4 == 3).seen,
+        range(SOMETIMES_SEEDS_MAX),
+    )
+    assert found == []
+
+
+@pytest.mark.timeout(900)
+def test_every_situation_with_a_table_is_reached() -> None:
+    """What a table, its operator and a schedule of its own are there for happens in some seed."""
+    found = never_seen(
+        SOMETIMES_TIERED,
+        lambda seed: run_seed(seed, tiered=True).seen,
         range(SOMETIMES_SEEDS_MAX),
     )
     assert found == []
@@ -80,6 +110,16 @@ def test_each_mutant_is_caught(mutant: str) -> None:
     seeds = [*range(first, MUTANT_SEEDS_MAX), *range(first)]
     with MUTANTS[mutant]():
         assert is_caught(mutant, SCRIPTS, run, seeds)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutant", TIER_MUTANTS)
+def test_each_mutant_of_the_table_is_caught(mutant: str) -> None:
+    """What replication does with the table, with one known mistake, breaks a promise."""
+    first = 0 if WHOLE_HUNT else TIER_FIRST_SEEDS.get(mutant, 0)
+    seeds = [*range(first, MUTANT_SEEDS_MAX), *range(first)]
+    with TIER_MUTANTS[mutant]():
+        assert broken_seed(lambda seed: run_seed(seed, tiered=True), seeds) is not None
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

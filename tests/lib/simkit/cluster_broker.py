@@ -21,13 +21,15 @@ from broker.errors import (
     HeadwaterError,
     LogFailedError,
     NotLeaderError,
-    SegmentCorruptError,
+    OffsetOutOfRangeError,
     SequenceGapError,
 )
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.model.replica_messages import LogPrefix
 from simkit import cluster_commands as commands
 from simkit import cluster_sightings as sightings
 from simkit.cluster_control import (
@@ -41,15 +43,17 @@ from simkit.cluster_control import (
     ProposalAnswer,
     StatePush,
 )
-from simkit.cluster_log import ReplicaLog, prepared
+from simkit.cluster_log import ReplicaLog, prepared, remember
 from simkit.cluster_oracle import Oracle
+from simkit.cluster_process import SimProcess
 from simkit.cluster_publish import Publish, PublishAnswer, Setting, Waiting
+from simkit.cluster_table import Table, maintain
 from simkit.cluster_world import Network, World
 
 Answered = Callable[[Any, HeadwaterError | None], None]
 
 
-class SimBroker:
+class SimBroker(SimProcess):
     """One broker, through all its lives."""
 
     def __init__(
@@ -61,24 +65,10 @@ class SimBroker:
         log: ReplicaLog,
         setting: Setting,
     ) -> None:
-        self.name = BrokerId(name)
-        self.world = world
+        super().__init__(name, world, log)
         self._network = network
         self.oracle = oracle
         self._setting = setting
-        self.log = log
-        self._rate = 1.0
-        self._clock_set_ms = 0
-        self._clock_base = world.rng.randrange(1_000_000)
-        self.folder: list[str] = []  # sessions, durable
-        self.alive = False
-        self.paused = False
-        self.unproved = False  # its disk is not what the metadata believes it to be
-        self.lost_end = Offset(0)  # what its last disk had synced, until it is in sync again
-        self.rotten = False  # a fault damaged it, and perhaps nobody has noticed yet
-        self.forgot_life: int | None = None  # after which its disk forgot; until it is whole again
-        self._life = 0
-        self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         network.join(name, self.receive)
         self._forget()
 
@@ -96,21 +86,7 @@ class SimBroker:
         self._producers = ProducerTable()
         self._acks: AckQueue[Waiting] = AckQueue()
 
-    def clock_ms(self) -> int:
-        """Return this broker's monotonic clock."""
-        return int(self._clock_base + (self.world.now_ms - self._clock_set_ms) * self._rate)
-
-    def set_rate(self, rate: float) -> None:
-        """Let the clock go faster or slower from now on."""
-        self._clock_base, self._clock_set_ms = self.clock_ms(), self.world.now_ms
-        self._rate = rate
-
     # ------------------------------------------------------------------ lives
-
-    @property
-    def session(self) -> str:
-        """What names this process."""
-        return f"{self.name}.{self._life}"
 
     @property
     def serves(self) -> bool:
@@ -125,6 +101,7 @@ class SimBroker:
         self.alive, self.paused = True, False
         self._life += 1
         self._forget()
+        self._clean = self.take_clean_stop()
         try:
             self.log.reopen()
         except (DiskFullError, LogFailedError):
@@ -140,6 +117,16 @@ class SimBroker:
         self._register()
         self._beat()
         self._tick()
+        if self._setting.table is not None:
+            self._later(50, self._maintain, self._setting.table)
+
+    def _maintain(self, table: Table) -> None:
+        maintain(self, table)
+        self._later(self.world.rng.randrange(40, 160), self._maintain, table)
+
+    def note_cold_end(self, end: Offset) -> None:
+        """Tell the metadata that the table reaches this far; nobody waits for the answer."""
+        self._propose(commands.cold_end(self._setting.partition_id, end), lambda *_: None)
 
     def crash(self, *, power: bool) -> None:
         """End the process, if any; with ``power`` also what the kernel still had to write."""
@@ -150,67 +137,9 @@ class SimBroker:
         self._life += 1
         self._late.clear()
         self.log.end_process(power=power)
+        if power and self.log.interval:
+            self.forgot_life = self._life
         self._forget()
-
-    def wipe(self) -> None:
-        """Replace the disk by an empty one."""
-        self.crash(power=True)
-        self._lose_disk()
-        self.rotten = False
-        self.folder = []
-        self.unproved = True
-        self.world.note("wiped", self.name)
-
-    def put_back(self, copy: Any, folder: list[str] | None) -> None:
-        """Let the disk be as a copy says: of the replica, and with ``folder`` of the sessions too.
-
-        Without a copy, the replica's own folder is lost, and nothing else.
-        """
-        self.crash(power=True)
-        self.world.note("replica lost" if copy is None else "put back", self.name)
-        self._lose_disk()
-        if copy is not None:
-            self.log.put_back(copy)
-        if folder is not None:
-            self.folder = list(folder)
-        self.rotten = False
-        self.forgot_life = self._life
-
-    def _lose_disk(self) -> None:
-        self.lost_end = max(self.lost_end, self.log.facts().synced_end)
-        self.log.wipe()
-
-    def pause(self) -> None:
-        """Stop the process; its clock goes on."""
-        if self.alive:
-            self.paused = True
-            self.world.note("paused", self.name)
-
-    def resume(self) -> None:
-        """Let it go on with everything that has piled up."""
-        if not self.paused:
-            return
-        self.paused = False
-        self.world.note("resumed", self.name)
-        late, self._late, life = self._late, [], self._life
-        for action, args in late:
-            self._run(life, action, *args)  # unless an earlier one has ended this life
-
-    def _later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
-        self.world.at(delay_ms, self._run, self._life, action, *args)
-
-    def _run(self, life: int, action: Callable[..., None], *args: Any) -> None:
-        if life != self._life:
-            return
-        if self.paused:
-            self._late.append((action, args))
-            return
-        try:
-            action(*args)
-        except LogFailedError:
-            self._fail()
-        except SegmentCorruptError:
-            self.found_rot()
 
     def receive(self, sender: str, message: Any) -> None:
         """Take a message, now or after the pause."""
@@ -228,7 +157,7 @@ class SimBroker:
     def _register(self) -> None:
         if self._broker_epoch is not None:
             return
-        command = commands.registration(self.name, self.session, self.folder, clean=False)
+        command = commands.registration(self.name, self.session, self.folder, clean=self._clean)
         self._propose(command, self._registered)
         self._later(300, self._register)
 
@@ -274,7 +203,19 @@ class SimBroker:
             lease_until_ms=self._lease_until_ms,
             limits=self._setting.limits,
             timing=self._setting.timing,
+            known_high_watermark=self.log.facts().log_start,
         )
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether the metadata has changed since this process heard of it."""
+        return self._index < self.oracle.metadata_index
+
+    @property
+    def cold_end(self) -> Offset:
+        """How far the table reaches, by the metadata that this process knows."""
+        rows = self._state.partitions.get(self._setting.partition_id.stream_uuid)
+        return Offset(0) if rows is None else rows[0].cold_end
 
     def _take_state(self) -> None:
         view = view_of(self._state, self._setting.partition_id)
@@ -414,22 +355,20 @@ class SimBroker:
         if leader is not None and leader.refusal(AckPolicy.ALL, self.clock_ms()) is not None:
             self.world.note("A11 record written while the ISR is below its minimum")
         stored = self.log.read(base, 1)
+        self.oracle.led_to(base)
         self.oracle.written(stored, before)
-        self._remember(stored)
+        remember(self._producers, stored)
         assert self.replica is not None
         self._do(self.replica.appended(Offset(base + 1)))
         self._sync_soon()
         return base
 
-    def _remember(self, batches: Any) -> None:
-        for batch in batches:
-            header = batch.header
-            if header.producer_id != NO_PRODUCER:
-                self._producers.add(header.producer_id, header.base_sequence, 1, header.base_offset)
-
     def _rebuild_producers(self) -> None:
-        self._producers = ProducerTable()
-        self._remember(self.log.read(Offset(0), self.log.facts().log_end))
+        facts = self.log.facts()
+        known = ProducerTable.from_state(self.log.producers)
+        self._producers = known.below(facts.log_start, batches_max=64)
+        count = facts.log_end - facts.log_start
+        remember(self._producers, self.log.read(facts.log_start, count))
 
     def _refuse(self, publish: Publish, error: HeadwaterError) -> None:
         answer = PublishAnswer(publish.number, Offset(0), LeaderEpoch(0), False, error)
@@ -511,6 +450,12 @@ class SimBroker:
             case does.AdvanceHighWatermark(end):
                 leads = replica.leader is not None
                 self.oracle.shown(self.log, end, leads=leads, who=self.name)
+            case does.ResetLog(start, prefix):
+                self._reset(replica, start, prefix)
+            case does.BeginLogAt(start):
+                self._begin_at(start)
+            case does.RefuseLeadership(log_end, cold_end):
+                raise AssertionError(f"{self.name} has {log_end} of {cold_end} in the table")
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
@@ -539,7 +484,7 @@ class SimBroker:
         if replica.follower.phase != "truncating":
             return
         try:
-            self.log.truncate(end)
+            self.log.truncate(max(end, self.log.facts().log_start))
         except DiskFullError:
             self.world.note("disk full, truncation waits")
             self._later(100, self._truncate, replica, end)
@@ -547,9 +492,37 @@ class SimBroker:
         self._rebuild_producers()
         self._do(replica.truncated(self.clock_ms()))
 
+    def _reset(self, replica: PartitionReplica, start: Offset, prefix: LogPrefix) -> None:
+        """Begin anew where the leader's log does; a disk without room is asked again."""
+        if replica is not self.replica or replica.follower is None:
+            return
+        if replica.follower.phase != "truncating":
+            return
+        sightings.begins_anew(self, start)
+        try:
+            self.log.replace(start, EpochHistory.of(prefix.epochs))
+        except DiskFullError:
+            self.world.note("disk full, a new log waits")
+            self._later(100, self._reset, replica, start, prefix)
+            return
+        self.log.producers = prefix.producers
+        self._rebuild_producers()
+        self._do(replica.truncated(self.clock_ms()))
+
+    def _begin_at(self, start: Offset) -> None:
+        """Begin anew at the cold end, with all that is known of producers."""
+        self.world.note("T log begins at the cold end", self.name, start)
+        assert self.oracle.gives_up, f"{self.name} begins at {start} and nobody has accepted a loss"
+        known = self._producers.to_state()
+        self.log.replace(start, EpochHistory())
+        self.log.producers = known
+
     def _send_records(self, to: BrokerId, request: Any, high_watermark: Offset) -> None:
         count = self._setting.fetch_count
-        answer = commands.fetched(request, high_watermark, self.log, count)
+        try:
+            answer = commands.fetched(request, high_watermark, self.log, count)
+        except OffsetOutOfRangeError:
+            answer = commands.below_start(request, high_watermark, self.log, self._producers)
         self._network.send(self.name, to, answer)
 
     def _append_stored(self, batches: Any) -> None:
@@ -566,12 +539,12 @@ class SimBroker:
             self._fail()
             return
         self.oracle.written(batches, before)
-        self._remember(batches)
+        remember(self._producers, batches)
         self._sync_soon()
 
     def _propose_isr(self, effect: does.ProposeIsr) -> None:
         assert self._broker_epoch is not None
-        self.oracle.isr_proposed(effect.leader_epoch, effect.isr)
+        self.oracle.isr_proposed(self.name, effect.leader_epoch, effect.isr)
         command = commands.isr_change(
             self.name, self._broker_epoch, self._setting.partition_id, effect
         )

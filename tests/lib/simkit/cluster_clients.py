@@ -11,10 +11,13 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from broker.ports import StoredBatch
 from simkit.cluster_broker import SimBroker
 from simkit.cluster_control import Control
+from simkit.cluster_log import ReplicaLog
 from simkit.cluster_oracle import Oracle
 from simkit.cluster_publish import Publish, PublishAnswer
+from simkit.cluster_table import Table
 from simkit.cluster_witness import Witness
 from simkit.cluster_world import Network, World
 
@@ -161,11 +164,20 @@ class Producer:
         assert self.policy is not AckPolicy.NONE
         if self.policy is AckPolicy.LEADER and self._pending[0].attempts > 3:
             self._world.note("publisher began again after a gap")
-            self._lives += 1
-            for number, one in enumerate(self._pending):
-                one.sequence, one.sent_ms, one.record = number, -1, None
-                one.value = f"{self._producer_id}:{number}".encode()
-            self._sequence = len(self._pending)
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._lives += 1
+        for number, one in enumerate(self._pending):
+            one.sequence, one.sent_ms, one.record = number, -1, None
+            one.value = f"{self._producer_id}:{number}".encode()
+        self._sequence = len(self._pending)
+
+    def told_of_loss(self, epoch: LeaderEpoch) -> None:
+        """Hear of an unclean election: what was answered before it may be gone."""
+        self._epoch = max(self._epoch, epoch)
+        self._target = None
+        self._begin_again()
 
 
 class Reader:
@@ -177,11 +189,13 @@ class Reader:
         oracle: Oracle,
         brokers: Mapping[str, SimBroker],
         witness: Witness,
+        table: Table | None = None,
     ) -> None:
         self._world = world
         self._oracle = oracle
         self._brokers = brokers
         self._witness = witness
+        self._table = table
         self.position = 0
         world.at(60, self._tick)
 
@@ -193,8 +207,17 @@ class Reader:
 
     def truncated(self, end: Offset) -> None:
         """Hear from the epoch in its position that what it read from ``end`` on is no more."""
-        self.position = end
-        self._witness.reader_truncated(end)
+        if self.position > end:
+            self.position = end
+            self._witness.reader_truncated(end)
+
+    def _batches(self, log: ReplicaLog, end: Offset) -> list[StoredBatch]:
+        """Return what follows from the log, or as long as the log starts above it the table."""
+        start = log.facts().log_start
+        if self.position < start:
+            assert self._table is not None
+            return self._table.rows[self.position : min(start, end)]
+        return log.read(Offset(self.position), end - self.position)
 
     def _read(self, broker: SimBroker) -> None:
         assert broker.replica is not None
@@ -207,7 +230,7 @@ class Reader:
             self._world.note("A20 reader above the high watermark")
             return
         try:
-            batches = broker.log.read(Offset(self.position), end - self.position)
+            batches = self._batches(broker.log, end)
         except SegmentCorruptError:
             broker.found_rot()
             return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from broker.core.dedup import ProducerTable
 from broker.core.metadata.commands import (
     ChangeIsr,
     ConfirmLeader,
     LogAnswer,
+    RecordColdEnd,
     RegisterBroker,
     WithdrawReplica,
 )
@@ -13,7 +15,7 @@ from broker.core.replication import effects as does
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
-from broker.model.replica_messages import FetchAnswer, FetchRequest
+from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix
 from simkit.cluster_log import ReplicaLog
 
 
@@ -80,6 +82,35 @@ def log_answer(me: BrokerId, broker_epoch: BrokerEpoch, log: ReplicaLog) -> LogA
     end = log.facts().synced_end
     return LogAnswer(
         broker=me, broker_epoch=broker_epoch, last_epoch=log.last_epoch(end), log_end=end
+    )
+
+
+def cold_end(partition_id: PartitionId, end: Offset) -> RecordColdEnd:
+    """Return the note that the table holds everything below ``end``."""
+    return RecordColdEnd(
+        stream_uuid=partition_id.stream_uuid, partition=partition_id.number, cold_end=end
+    )
+
+
+def below_start(
+    request: FetchRequest, high_watermark: Offset, log: ReplicaLog, producers: ProducerTable
+) -> FetchAnswer:
+    """Return a leader's answer to who asks for what is in the table alone."""
+    facts = log.facts()
+    start = facts.log_start
+    epochs = facts.epochs.truncated(start).starts
+    known = producers.below(start, batches_max=64)
+    return FetchAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        start=start,
+        high_watermark=high_watermark,
+        log_end=facts.log_end,
+        refusal="below_start",
+        prefix=LogPrefix(
+            epochs=tuple((one.leader_epoch, one.start_offset) for one in epochs),
+            producers=known.to_state(),
+        ),
     )
 
 

@@ -14,17 +14,19 @@ from typing import Any, Protocol
 from broker.codec.checksum import crc32c
 from broker.codec.record_batch import HEADER_SIZE, BatchHeader, PreparedBatch
 from broker.codec.segment_format import SEGMENT_HEADER_SIZE
+from broker.core.dedup import ProducerTable
 from broker.core.replication.effects import LogFacts
 from broker.core.replication.runs import append_runs
 from broker.errors import (
     DiskFullError,
     LogFailedError,
+    OffsetOutOfRangeError,
     SegmentCorruptError,
     StaleLeaderEpochError,
 )
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
-from broker.model.ids import ProducerId
+from broker.model.ids import NO_PRODUCER, ProducerId
 from broker.model.offsets import Offset
 from broker.ports import StoredBatch
 from broker.storage.partition_log import PartitionLog
@@ -39,6 +41,8 @@ class ReplicaLog(Protocol):
     damaged: bool
     changes: int
     unreadable: bool  # the device refuses to read records, until it is another one
+    interval: bool  # the stream syncs now and then: what is written counts as kept
+    producers: bytes  # those of all records below the log's start; durable with the log
 
     def facts(self) -> LogFacts:
         """Return ends and epochs."""
@@ -55,8 +59,18 @@ class ReplicaLog(Protocol):
     def truncate(self, end: Offset) -> None:
         """Cut, durably."""
 
+    def free(self, floor: Offset) -> None:
+        """Free whole segments below ``floor``, not necessarily all of them."""
+
+    def replace(self, start: Offset, epochs: EpochHistory) -> None:
+        """Put an empty log at ``start`` in the place of this one; ``epochs`` are before it."""
+
     def read(self, start: Offset, count: int) -> list[StoredBatch]:
-        """Return up to ``count`` batches from ``start`` on."""
+        """Return up to ``count`` batches from ``start`` on.
+
+        Raises:
+            OffsetOutOfRangeError: the log starts above ``start``.
+        """
 
     def last_epoch(self, end: Offset) -> LeaderEpoch:
         """Return the epoch of the record before ``end``."""
@@ -89,6 +103,9 @@ class ReplicaLog(Protocol):
         """Let the next fsync fail."""
 
 
+NO_PRODUCERS = ProducerTable().to_state()
+
+
 def sent_time_us(value: bytes) -> int:
     """Return the time that a record is sent with; half have none: the leader gives it."""
     drawn = crc32c(value)
@@ -118,23 +135,28 @@ class ModelLog:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._full = self._fail_sync = False
-        self.damaged = self.unreadable = False
+        self.damaged = self.unreadable = self.interval = False
         self.changes = 0
         self._clear()
 
     def _clear(self) -> None:
         self._batches: list[StoredBatch] = []
-        self._synced = 0
+        self._start = self._synced = 0
+        self.producers = NO_PRODUCERS
         self._epochs = EpochHistory()
         self.damaged = self.unreadable = False
         self.changes += 1
 
+    @property
+    def _end(self) -> int:
+        return self._start + len(self._batches)  # one record each
+
     def facts(self) -> LogFacts:
         """See ReplicaLog."""
         return LogFacts(
-            log_start=Offset(0),
-            log_end=Offset(len(self._batches)),  # one record each: offsets are indexes
-            synced_end=Offset(self._synced),
+            log_start=Offset(self._start),
+            log_end=Offset(self._end),
+            synced_end=Offset(self._end if self.interval else self._synced),
             epochs=self._epochs,
         )
 
@@ -142,7 +164,7 @@ class ModelLog:
         if leader_epoch < self._epochs.latest:
             raise StaleLeaderEpochError(f"{leader_epoch} is below {self._epochs.latest}")
         if leader_epoch > self._epochs.latest:
-            self._epochs = self._epochs.begun(leader_epoch, Offset(len(self._batches)))
+            self._epochs = self._epochs.begun(leader_epoch, Offset(self._end))
 
     def _check_writable(self) -> None:
         if self.damaged:
@@ -154,7 +176,7 @@ class ModelLog:
         """See ReplicaLog."""
         self._check_writable()
         self._begin(leader_epoch)
-        base = Offset(len(self._batches))
+        base = Offset(self._end)
         header = BatchHeader(
             base_offset=base, leader_epoch=leader_epoch, synced_end=Offset(self._synced),
             first_timestamp_us=batch.first_timestamp_us, max_timestamp_us=batch.max_timestamp_us,
@@ -171,7 +193,7 @@ class ModelLog:
         """See ReplicaLog."""
         self._check_writable()
         for batch in batches:
-            assert batch.header.base_offset == len(self._batches), "a gap was written"
+            assert batch.header.base_offset == self._end, "a gap was written"
             self._begin(batch.header.leader_epoch)
             self._batches.append(batch)
         self.changes += 1
@@ -181,38 +203,61 @@ class ModelLog:
         if self._fail_sync or self.damaged:
             self._fail_sync = False
             raise LogFailedError("fsync failed")
-        self._synced = len(self._batches)
+        self._synced = self._end
         self.changes += 1
 
     def truncate(self, end: Offset) -> None:
         """See ReplicaLog."""
-        del self._batches[end:]
-        self._synced = min(self._synced, end)
+        assert self._start <= end <= self._end, f"{end} is not within the log"
+        del self._batches[end - self._start :]
         self._epochs = self._epochs.truncated(end)
-        self._synced = len(self._batches)
+        self._synced = self._end
+        self.changes += 1
+
+    def free(self, floor: Offset) -> None:
+        """See ReplicaLog. Segments end anywhere."""
+        most = min(floor, self._synced)
+        if most > self._start:
+            start = self._rng.randint(self._start, most)
+            self.producers = _producers(self.producers, self._batches[: start - self._start])
+            del self._batches[: start - self._start]
+            self._start = start
+            self.changes += 1
+
+    def replace(self, start: Offset, epochs: EpochHistory) -> None:
+        """See ReplicaLog."""
+        if self._full:
+            raise DiskFullError("no room")
+        self._batches, self._epochs = [], epochs
+        self._start = self._synced = start
         self.changes += 1
 
     def read(self, start: Offset, count: int) -> list[StoredBatch]:
         """See ReplicaLog."""
         if self.unreadable:
             raise SegmentCorruptError("the device cannot read this")
-        return self._batches[start : start + count]
+        first = start - self._start
+        if first < 0:
+            raise OffsetOutOfRangeError(f"the log starts at {self._start}, above {start}")
+        return self._batches[first : first + count]
 
     def last_epoch(self, end: Offset) -> LeaderEpoch:
         """See ReplicaLog."""
-        return self._batches[end - 1].header.leader_epoch if end else LeaderEpoch(0)
+        if end > self._start:
+            return self._batches[end - 1 - self._start].header.leader_epoch
+        return self._epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)
 
     def end_process(self, *, power: bool) -> None:
         """See ReplicaLog. A torn tail ends at a batch; an fsync that failed lost its pages."""
         if power:
-            kept = self._rng.randint(self._synced, len(self._batches))
-            del self._batches[kept:]
+            kept = self._rng.randint(self._synced, self._end)
+            del self._batches[kept - self._start :]
         self.changes += 1
 
     def reopen(self) -> None:
         """See ReplicaLog. What is found is made durable before it is served."""
         self._fail_sync = False
-        self._synced = len(self._batches)
+        self._synced = self._end
         self._epochs = self._epochs.cut(Offset(self._synced))
         self.changes += 1
 
@@ -223,14 +268,14 @@ class ModelLog:
 
     def copy(self) -> Any:
         """See ReplicaLog."""
-        return list(self._batches), self._epochs
+        return list(self._batches), self._epochs, self._start, self.producers
 
     def put_back(self, copy: Any) -> None:
         """See ReplicaLog."""
         self.wipe()
-        batches, epochs = copy
+        batches, epochs, self._start, self.producers = copy
         self._batches = list(batches)
-        self._synced = len(self._batches)
+        self._synced = self._end
         self._epochs = epochs.cut(Offset(self._synced))
 
     def mark_suspect(self) -> None:
@@ -239,7 +284,7 @@ class ModelLog:
 
     def rot(self) -> bool:
         """See ReplicaLog."""
-        if not self._synced:
+        if self._synced <= self._start:
             return False
         self.damaged = True
         self.changes += 1
@@ -261,7 +306,8 @@ class RealLog:
         self._disk = SimDisk(rng)
         self._disk.tear_sectors = False
         self.changes = 0
-        self.damaged = self.unreadable = self._suspect = False
+        self.damaged = self.unreadable = self._suspect = self.interval = False
+        self.producers = NO_PRODUCERS
         self._open()
 
     def _open(self) -> None:
@@ -277,7 +323,7 @@ class RealLog:
         return LogFacts(
             log_start=log.log_start,
             log_end=log.log_end,
-            synced_end=log.synced_end,
+            synced_end=log.log_end if self.interval else log.synced_end,
             epochs=log.epochs,
         )
 
@@ -306,10 +352,29 @@ class RealLog:
         self._log.truncate(end)
         self.changes += 1
 
+    def free(self, floor: Offset) -> None:
+        """See ReplicaLog."""
+        ends = [one.end_offset for one in self._log.segments() if one.sealed]
+        start = max((one for one in ends if one <= floor), default=self._log.log_start)
+        if start > self._log.log_start:
+            freed = self.read(self._log.log_start, start - self._log.log_start)
+            bases = [one.base_offset for one in self._log.segments() if one.base_offset < start]
+            self.producers = _producers(self.producers, freed)  # a disk may refuse the rest
+            self._log.free(bases)
+            self.changes += 1
+
+    def replace(self, start: Offset, epochs: EpochHistory) -> None:
+        """See ReplicaLog."""
+        self._log.close()
+        PartitionLog.replace(self._disk.files(), FOLDER, PARTITION, start=start, epochs=epochs)
+        self._open()
+
     def read(self, start: Offset, count: int) -> list[StoredBatch]:
         """See ReplicaLog."""
         if self.unreadable:
             raise SegmentCorruptError("the device cannot read this")
+        if start < self._log.log_start:
+            raise OffsetOutOfRangeError(f"the log starts at {self._log.log_start}")
         end = Offset(min(start + count, self._log.log_end))
         return self._log.read(start, end, bytes_max=1 << 20) if start < end else []
 
@@ -334,19 +399,21 @@ class RealLog:
         """See ReplicaLog. The new disk is a good one."""
         self._disk.capacity_bytes, self._disk.datasync_failures = ROOMY, 0
         self.unreadable = False
+        self.producers = NO_PRODUCERS
         self._disk.files().remove_folder(FOLDER)
         self._open()
 
     def copy(self) -> Any:
         """See ReplicaLog."""
-        return self._disk.copy_of(FOLDER)
+        return self._disk.copy_of(FOLDER), self.producers
 
     def put_back(self, copy: Any) -> None:
         """See ReplicaLog."""
         self._disk.capacity_bytes, self._disk.datasync_failures = ROOMY, 0
         self.unreadable = False
         self._disk.files().remove_folder(FOLDER)
-        self._disk.put_back(copy)
+        files, self.producers = copy
+        self._disk.put_back(files)
         self._open()
 
     def mark_suspect(self) -> None:
@@ -371,3 +438,17 @@ class RealLog:
     def fail_next_sync(self) -> None:
         """See ReplicaLog."""
         self._disk.datasync_failures = 1
+
+
+def _producers(state: bytes, batches: Sequence[StoredBatch]) -> bytes:
+    """Return what is known of producers after these batches."""
+    table = ProducerTable.from_state(state)
+    remember(table, batches)
+    return table.to_state()
+
+
+def remember(table: ProducerTable, batches: Sequence[StoredBatch]) -> None:
+    """Note whose batches these are."""
+    for header in (batch.header for batch in batches):
+        if header.producer_id != NO_PRODUCER:
+            table.add(header.producer_id, header.base_sequence, 1, header.base_offset)

@@ -7,7 +7,7 @@ showed them first; from then on they are facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.core.metadata.state import PartitionState
@@ -23,6 +23,7 @@ from simkit.cluster_witness import Witness
 
 if TYPE_CHECKING:
     from simkit.cluster_broker import SimBroker
+    from simkit.cluster_table import Table
 
 
 _Written = tuple[bytes, int, int]  # body, time, epoch of the record before
@@ -45,12 +46,39 @@ class Oracle:
         self._counted: dict[tuple[int, str], tuple[int, int, int]] = {}
         self.acked_count = 0
         self.gives_up = False  # an operator has accepted a loss
+        self.given_up_epoch = LeaderEpoch(0)  # of the newest such election
+        self.table: Table | None = None
+        self.on_joining: Callable[[BrokerId, BrokerId], None] | None = None  # hears of one
+
+    @property
+    def metadata_index(self) -> int:
+        """The index of the newest state."""
+        return self._control.index
+
+    @property
+    def _partition(self) -> PartitionState:
+        return self._control.state.partitions[self._partition_id.stream_uuid][0]
 
     def watch(self, brokers: Mapping[str, SimBroker]) -> None:
         """Look at these brokers from now on."""
         self._brokers = brokers
 
     # ------------------------------------------------------------------ what happens
+
+    def led_to(self, base: Offset) -> None:
+        """A leader gives an offset out; none that the table holds is given to another record."""
+        held = Offset(0) if self.table is None else self.table.end
+        assert base >= held, f"offset {base} is given out again; the table holds {held}"
+
+    def common_end(self, log: ReplicaLog) -> Offset:
+        """Return how much of what is committed a log has, with what the table has below it."""
+        facts = log.facts()
+        end = facts.log_start
+        for batch in log.read(end, facts.synced_end - end):
+            if end >= len(self.committed) or not _same(batch, self.committed[end]):
+                break
+            end = batch.header.end_offset
+        return end
 
     def written(self, batches: Sequence[StoredBatch], before: LeaderEpoch) -> None:
         """The same offset and epoch hold the same bytes everywhere, after the same record."""
@@ -66,6 +94,7 @@ class Oracle:
     def give_up(self, end: Offset) -> None:
         """An operator accepts that everything from ``end`` on is lost, and nothing else."""
         self.gives_up = True
+        self.given_up_epoch = self._partition.leader_epoch
         self._witness.gave_up(end)
         del self.committed[end:]
         self._by_source = {source: at for source, at in self._by_source.items() if at < end}
@@ -105,7 +134,7 @@ class Oracle:
             assert end <= log.facts().synced_end, f"{end} is acknowledged and not on disk"
 
     def client_heard(self, producer: int, sequence: int, base: Offset) -> None:
-        """An ALL-acked record is where its ack says."""
+        """An ALL-acked record is where its ack says; acks from before a loss are not heard."""
         found = self._by_source.get((producer, sequence))
         assert found == base, f"({producer}, {sequence}) was acked at {base} and is at {found}"
 
@@ -119,8 +148,14 @@ class Oracle:
             owed = 0
         self._counted[key] = (process, max(told, fetch.synced_end), owed)
 
-    def isr_proposed(self, leader_epoch: LeaderEpoch, isr: Iterable[BrokerId]) -> None:
+    def isr_proposed(
+        self, leader: BrokerId, leader_epoch: LeaderEpoch, isr: Collection[BrokerId]
+    ) -> None:
         """No leader keeps a replica that it has seen to end below what it had counted from it."""
+        joining = sorted(set(isr) - set(self._partition.isr))
+        if joining and self.on_joining is not None:
+            told, self.on_joining = self.on_joining, None
+            told(leader, joining[0])
         for member in isr:
             owed = self._counted.get((leader_epoch, member), (0, 0, 0))[2]
             assert not owed, f"{member} has forgotten some of {owed} and is proposed for the ISR"
@@ -128,6 +163,8 @@ class Oracle:
     def _same_record(self, log: ReplicaLog, end: Offset, who: str) -> None:
         """The record before ``end`` decides: same epoch there, same log below (log matching)."""
         expected = self.committed[end - 1].header.leader_epoch
+        if end == log.facts().log_start and not log.last_epoch(end):
+            return  # an unclean leader's log began here; who wrote what is before is not known
         assert log.last_epoch(end) == expected, (
             f"{who} has epoch {log.last_epoch(end)} at {end - 1}; {expected} was committed there"
         )
@@ -138,7 +175,7 @@ class Oracle:
         A disk that was lost after it had acknowledged counts: its loss is the one that the fault
         model allows, whether it comes just before the commit or just after.
         """
-        one = self._control.state.partitions[self._partition_id.stream_uuid][0]
+        one = self._partition
         copies = sum(
             broker.unproved
             or broker.lost_end >= end
@@ -200,10 +237,22 @@ class Oracle:
         """Read every replica separately, whole: all are the same log, the committed one."""
         for member in members:
             log = self._brokers[member].log
-            found = log.read(Offset(0), log.facts().log_end)
-            assert len(found) == len(self.committed), (
-                f"{member} ends with {len(found)} records of {len(self.committed)}"
+            facts = log.facts()
+            held = Offset(0) if self.table is None else self.table.end
+            assert facts.log_start <= held, f"{member} has freed what is in no table"
+            found = log.read(facts.log_start, facts.log_end - facts.log_start)
+            expected = self.committed[facts.log_start :]
+            assert len(found) == len(expected), (
+                f"{member} ends with {len(found)} records of {len(expected)}"
             )
-            for batch, expected in zip(found, self.committed, strict=True):
-                assert batch.header.leader_epoch == expected.header.leader_epoch
-                assert bytes(batch.body) == bytes(expected.body), "a replica has other content"
+            assert all(map(_same, found, expected)), f"{member} has other content"
+        if self.table is not None:
+            rows = self.table.rows
+            assert all(map(_same, rows, self.committed[: len(rows)])), "the table has other rows"
+            assert len(rows) <= len(self.committed), "the table has more than is committed"
+
+
+def _same(batch: StoredBatch, expected: StoredBatch) -> bool:
+    mine, theirs = batch.header, expected.header
+    placed = (mine.base_offset, mine.leader_epoch) == (theirs.base_offset, theirs.leader_epoch)
+    return placed and bytes(batch.body) == bytes(expected.body)

@@ -12,6 +12,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
+from simkit.cluster_table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,4 @@ class Setting:
     election: ElectionTiming
     sync_ms_max: int
     fetch_count: int
+    table: Table | None = None

@@ -26,7 +26,6 @@ from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.errors import HeadwaterError, SegmentCorruptError
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
-from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from checkkit.readings import Reading
@@ -34,8 +33,10 @@ from simkit.cluster_broker import SimBroker
 from simkit.cluster_clients import Producer, Reader
 from simkit.cluster_control import CONTROL, Control
 from simkit.cluster_log import ModelLog, RealLog
+from simkit.cluster_operator import Operator
 from simkit.cluster_oracle import Oracle
 from simkit.cluster_publish import Setting
+from simkit.cluster_table import Table
 from simkit.cluster_witness import Witness
 from simkit.cluster_world import Network, World, both_ways
 
@@ -47,6 +48,7 @@ FAULTS = (
     "fsync", "office", "controller", "balance", "reassign", "skew", "stop", "all",
     "restore", "read",
 )  # fmt: skip
+TIERED_FAULTS = ("unclean", "rejoin")  # beside those, where there is a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +76,21 @@ class ClusterSim:
         faults: frozenset[str] | None = None,
         policies: tuple[AckPolicy, ...] | None = None,
         late: bool = False,
+        tiered: bool = False,
     ) -> None:
-        """Draw what is not given. ``late``: many messages come a second time, much later."""
+        """Draw what is not given.
+
+        ``late``: many messages come a second time, much later. ``tiered``: there is a table, local
+        records are freed, and an operator elects who has not everything.
+        """
         self.world = world = World(seed)
         rng = world.rng
         self.real_log = real_log
         if faults is None:
             faults = frozenset(one for one in FAULTS if rng.random() < 0.35)
+            if tiered:
+                faults |= {one for one in TIERED_FAULTS if rng.random() < 0.6}
+        self.table = Table() if tiered else None
         self.faults = faults
         self.network = Network(
             world,
@@ -108,6 +118,8 @@ class ClusterSim:
         self.control.brokers = list(self.names)
         self.witness = Witness(world)
         self.oracle = Oracle(PARTITION, self.control, self.witness)
+        self.oracle.table = self.table
+        self.operator = Operator(self)
         self.brokers: dict[str, SimBroker] = {}
         for name in self.names:
             log = RealLog(rng) if real_log else ModelLog(rng)
@@ -142,6 +154,7 @@ class ClusterSim:
             election=self.election,
             sync_ms_max=rng.choice((15, 40) if late else (0, 3, 15)),
             fetch_count=rng.choice((1, 2, 10)),
+            table=self.table,
         )
 
     # ------------------------------------------------------------------ the story
@@ -150,7 +163,8 @@ class ClusterSim:
         """Begin, trouble, heal, look."""
         self.begin()
         self._trouble = True
-        self.run_for(self.world.rng.choice((1500, 3000, 4500)))
+        trouble_ms = (1500, 3000, 4500) if self.table is None else (3000, 6000)
+        self.run_for(self.world.rng.choice(trouble_ms))
         self.heal()
         self.look()
         return self.result()
@@ -171,7 +185,7 @@ class ClusterSim:
                     pause_ms=self.world.rng.choice((10, 40, 150)),
                 )
             )  # fmt: skip
-        self.reader = Reader(self.world, self.oracle, self.brokers, self.witness)
+        self.reader = Reader(self.world, self.oracle, self.brokers, self.witness, self.table)
         self.world.at(100, self._strike)
 
     def create(self, replicas: tuple[BrokerId, ...]) -> None:
@@ -200,6 +214,7 @@ class ClusterSim:
     def heal(self) -> None:
         """End all trouble; within a bounded time everything has to be well again."""
         self._trouble = False
+        self.oracle.on_joining = None
         self.network.heal_all()
         self.world.note("healing")
         for name in sorted(self.brokers):
@@ -216,6 +231,8 @@ class ClusterSim:
         while not self.healthy():
             assert self.world.now_ms < deadline_ms, f"not healed: {self.describe()}"
             self.run_for(100)
+            if self.one.status == "offline":
+                self.operator.look_again()
 
     def healthy(self) -> bool:
         """Tell whether everybody has everything and nobody waits."""
@@ -237,7 +254,8 @@ class ClusterSim:
     def _is_readable(self, broker: SimBroker) -> bool:
         """Read all of a replica, as a scrubber would; rot that nobody had met is found here."""
         try:
-            broker.log.read(Offset(0), broker.log.facts().log_end)
+            facts = broker.log.facts()
+            broker.log.read(facts.log_start, facts.log_end - facts.log_start)
         except SegmentCorruptError:
             broker.found_rot()
             return False
@@ -264,7 +282,7 @@ class ClusterSim:
     def final_reads(self) -> list[Reading]:
         """Read every replica apart, as the judge of real clusters wants it."""
         logs = {name: broker.log for name, broker in self.brokers.items()}
-        return self.witness.final_reads(logs, self.one.replicas)
+        return self.witness.final_reads(logs, self.one.replicas, self.table)
 
     def _check_metadata(self) -> None:
         """Every node that applies the log, or jumps by a snapshot, gets the same state."""
@@ -315,9 +333,12 @@ class ClusterSim:
         if not broker.alive:
             broker.start()
 
+    def _end_process(self, broker: SimBroker) -> None:
+        broker.crash(power=False)
+
     def _fault_crash(self) -> None:
         broker = self._some()
-        broker.crash(power=False)
+        self._end_process(broker)
         self._back(broker)
 
     def _fault_power(self) -> None:
@@ -425,6 +446,20 @@ class ClusterSim:
             broker.wipe()
             self._back(broker)
 
+    def _fault_unclean(self) -> None:
+        """Let one replica fall behind, all others end, and an operator make do with that one."""
+        self.operator.strand()
+
+    def _fault_rejoin(self) -> None:
+        """End the next replica that is about to join, while the proposal is under way (A8)."""
+        self.oracle.on_joining = self._end_joining if self._trouble else None
+
+    def _end_joining(self, leader: BrokerId, joining: BrokerId) -> None:
+        self.network.clog(leader, CONTROL, 400)
+        self.world.at(700, self.network.heal, leader, CONTROL)
+        self.world.at(0, self._end_process, self.brokers[joining])
+        self.world.at(1, self._restart, self.brokers[joining])
+
     def _fault_rot(self) -> None:
         broker = self._some()
         if self._may_lose_a_disk() and self.world.chance(0.5):
@@ -517,15 +552,20 @@ class ClusterSim:
                 self.world.at(600, self._end_gracefully, broker)
 
     def _end_gracefully(self, broker: SimBroker) -> None:
-        broker.crash(power=False)
+        broker.stop()
         self._restart(broker)
 
 
 def run_seed(
-    seed: int, *, real_log: bool = False, late: bool = False, faults: frozenset[str] | None = None
+    seed: int,
+    *,
+    real_log: bool = False,
+    late: bool = False,
+    tiered: bool = False,
+    faults: frozenset[str] | None = None,
 ) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
-    sim = ClusterSim(seed, real_log=real_log, late=late, faults=faults)
+    sim = ClusterSim(seed, real_log=real_log, late=late, tiered=tiered, faults=faults)
     try:
         return sim.run()
     except (AssertionError, HeadwaterError, OSError, LookupError, TypeError) as error:

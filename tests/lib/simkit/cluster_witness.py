@@ -18,9 +18,10 @@ from checkkit.anomalies import Verdict
 from checkkit.checker import judge
 from checkkit.facts import Rules
 from checkkit.history import History
-from checkkit.readings import Reading, Row, Source, of_log
+from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.cluster_log import ReplicaLog, sent_time_us
 from simkit.cluster_publish import PublishAnswer
+from simkit.cluster_table import Table
 from simkit.cluster_world import World
 
 RULES: Final = Rules(transport_doubles=True)
@@ -104,15 +105,23 @@ class Witness:
     # ------------------------------------------------------------------ the end
 
     def final_reads(
-        self, logs: Mapping[str, ReplicaLog], members: Sequence[BrokerId]
+        self,
+        logs: Mapping[str, ReplicaLog],
+        members: Sequence[BrokerId],
+        table: Table | None = None,
     ) -> list[Reading]:
-        """Read every replica apart, whole."""
-        return [self._read(name, logs[name]) for name in members]
+        """Read every replica apart, whole: what it has freed from the table."""
+        return [self._read(name, logs[name], table) for name in members]
 
-    def _read(self, name: str, log: ReplicaLog) -> Reading:
+    def _read(self, name: str, log: ReplicaLog, table: Table | None) -> Reading:
         facts = log.facts()
-        rows = [_row(batch) for batch in log.read(facts.log_start, facts.log_end)]
-        part = of_log(0, rows, start=facts.log_start, end=facts.log_end)
+        start = facts.log_start
+        rows = [_row(batch) for batch in log.read(start, facts.log_end - start)]
+        cold = [] if table is None else [_row(batch) for batch in table.rows[:start]]
+        part = PartReading(
+            partition=0, start=0, cold_end=start, hot_end=facts.log_end,
+            cold_rows=cold, hot_rows=rows,
+        )  # fmt: skip
         return Reading.of(name, self._world.steps, [part], Source.REPLICA)
 
     def judge(self, finals: Sequence[Reading]) -> Verdict:
