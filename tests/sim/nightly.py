@@ -1,7 +1,8 @@
 """``make nightly MINUTES=120 SEEDS=200000``: the simulations of ``make sim``, for hours.
 
-Every seed is lived seven times: a log on a failing disk, a cluster, the same with late copies of
-messages, with a table and with the product's own log, and a Raft group with each implementation.
+Every seed is lived eight times: a log on a failing disk, a cluster, the same with late copies of
+messages, with a table, with a stream that syncs now and then and with the product's own log, and a
+Raft group with each implementation.
 Ends at the last seed or when the minutes are over, whichever is first. Prints a line a minute,
 every violation as it is found with the command that repeats it, what was met how often, and one
 line of counts at the end. Exits with 1 on any violation. Ctrl-C ends it early, with the counts.
@@ -102,6 +103,9 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
         ).seen.elements(),
         "cluster, with a table": lambda seed: cluster_sim.run_seed(
             seed, tiered=True, real_log=seed % 4 == 3
+        ).seen.elements(),
+        "cluster, synced now and then": lambda seed: cluster_sim.run_seed(
+            seed, interval=True, real_log=seed % 4 == 3
         ).seen.elements(),
         "cluster, own log": lambda seed: cluster_sim.run_seed(seed, real_log=True).seen.elements(),
         "raft": lambda seed: raft_sim.run_seed(seed)[0].elements(),

@@ -175,6 +175,36 @@ def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -
     assert (loss.leader, loss.log_end, set(loss.given_up)) == (last, log.log_end, set(others))
 
 
+def test_a_polite_stop_of_everybody_is_believed_once() -> None:
+    """A stream that syncs now and then goes on by itself; after the next end nobody vouches."""
+    sim = ClusterSim(
+        4, brokers=3, factor=3, faults=frozenset(), policies=(AckPolicy.ALL,), interval=True
+    )
+    sim.begin()
+    sim.run_for(200)
+    brokers = list(sim.brokers.values())
+    for broker in brokers:
+        broker.stop()
+    for broker in brokers:
+        broker.start()
+    until_ms = sim.world.now_ms + 5_000
+    while sim.one.leader is None or not sim.brokers[sim.one.leader].serves:
+        sim.run_for(10)
+        assert sim.world.now_ms < until_ms, sim.describe()
+    assert sim.one.losses == ()
+    for broker in brokers:
+        broker.crash(power=True)
+    for broker in brokers:
+        broker.start()
+    while sim.one.status != "offline":
+        sim.run_for(10)
+        assert sim.world.now_ms < until_ms + 10_000, sim.describe()
+    assert (sim.one.isr, sim.one.eligible) == ((), ())
+    sim.heal()
+    sim.look()
+    assert sim.one.losses
+
+
 def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
     """A replica that had shown them reports the loss before it cuts them off."""
     sim = ClusterSim(

@@ -16,16 +16,17 @@ import pytest
 from projectfiles import ROOT
 from simkit.cluster_mutants import BIASED, FIRST_SEEDS, LATE_FAULTS, MUTANTS
 from simkit.cluster_scripts import SCRIPTS
-from simkit.cluster_sightings import SOMETIMES, SOMETIMES_TIERED
+from simkit.cluster_sightings import SOMETIMES, SOMETIMES_INTERVAL, SOMETIMES_TIERED
 from simkit.cluster_sim import run_seed
 from simkit.cluster_tier_mutants import FIRST_SEEDS as TIER_FIRST_SEEDS
-from simkit.cluster_tier_mutants import TIER_MUTANTS
+from simkit.cluster_tier_mutants import INTERVAL_MUTANTS, TIER_MUTANTS
 from simkit.seed_hunt import broken_seed, is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
 TIERED_SEEDS = max(80, SEEDS // 2)
+INTERVAL_SEEDS = max(40, SEEDS // 4)
 TIERED_REAL_SEEDS = max(20, SEEDS // 8)
 WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 GROUPS = 4  # so that workers share them
@@ -74,6 +75,13 @@ def test_the_table_s_lives_on_the_product_s_own_log(group: int) -> None:
     assert all(one.seen for one in lives)
 
 
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_streams_that_sync_now_and_then_lose_only_what_is_recorded(group: int) -> None:
+    """A polite stop is believed once; after any other end an operator decides."""
+    lives = (run_seed(seed, interval=True) for seed in _seeds(group, INTERVAL_SEEDS))
+    assert all(one.seen for one in lives)
+
+
 @pytest.mark.timeout(900)  # it goes on until the rarest row was seen
 def test_every_row_of_the_catalogue_is_reached() -> None:
     """Each known way to lose data had its chance in some seed, or the simulation is blind."""
@@ -110,6 +118,24 @@ def test_each_mutant_is_caught(mutant: str) -> None:
     seeds = [*range(first, MUTANT_SEEDS_MAX), *range(first)]
     with MUTANTS[mutant]():
         assert is_caught(mutant, SCRIPTS, run, seeds)
+
+
+def test_every_situation_of_a_polite_stop_is_reached() -> None:
+    """Notes are written and believed, places given up, losses recorded."""
+    found = never_seen(
+        SOMETIMES_INTERVAL,
+        lambda seed: run_seed(seed, interval=True).seen,
+        range(SOMETIMES_SEEDS_MAX),
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize("mutant", INTERVAL_MUTANTS)
+def test_each_mutant_of_a_polite_stop_is_caught(mutant: str) -> None:
+    """What a process says of the one before it, with one known mistake, costs a record."""
+    seeds = range(MUTANT_SEEDS_MAX)
+    with INTERVAL_MUTANTS[mutant]():
+        assert broken_seed(lambda seed: run_seed(seed, interval=True), seeds) is not None
 
 
 @pytest.mark.timeout(900)

@@ -360,7 +360,10 @@ class SimBroker(SimProcess):
         remember(self._producers, stored)
         assert self.replica is not None
         self._do(self.replica.appended(Offset(base + 1)))
-        self._sync_soon()
+        if self.log.interval:
+            self._do(self.replica.synced(self.clock_ms()))
+        if not self.log.interval or self.world.chance(0.2):
+            self._sync_soon()
         return base
 
     def _rebuild_producers(self) -> None:

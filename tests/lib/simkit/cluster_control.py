@@ -210,6 +210,12 @@ class Control:
             return
         if isinstance(command, RegisterBroker) and command.broker in {*rows[0].isr} - {*now[0].isr}:
             self._world.note("A8 wiped replica registered while in the ISR")
+        if isinstance(command, RegisterBroker) and command.broker in sightings.places(rows[0]):
+            kept = command.broker in sightings.places(now[0])
+            if command.clean and kept:
+                self._world.note("I clean stop believed, a place is kept")
+            elif not kept:
+                self._world.note("I place given up by a new process")
         if isinstance(command, RegisterBroker) and rows[0].leader == command.broker:
             self._world.note("A25 leader restarted, and an election was opened")
         if isinstance(command, NameCandidate) and now[0].candidate in rows[0].restarted:

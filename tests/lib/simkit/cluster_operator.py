@@ -69,9 +69,14 @@ class Operator:
         self._sim.world.at(100, self._attempt, last, left - 1)
 
     def look_again(self) -> None:
-        """Name somebody else, if the one that was named has ended before it led."""
-        one = self._sim.one
-        if self._sim.oracle.gives_up and not one.isr and not one.eligible:
+        """Name a replica when nobody is left who has everything.
+
+        The one that was named before has ended before it led; or all have ended, and what their
+        streams had not synced may be gone.
+        """
+        sim, one = self._sim, self._sim.one
+        known = sim.oracle.gives_up or sim.interval
+        if known and one.status == "offline" and not one.isr and not one.eligible:
             any(self.elect(name) for name in one.replicas)
 
     # ------------------------------------------------------------------ the deed
@@ -81,7 +86,8 @@ class Operator:
         sim = self._sim
         broker, registered = sim.brokers[name], sim.control.state.brokers[name]
         ready = broker.alive and not broker.paused and broker.replica is not None
-        whole = not broker.unproved and not broker.log.damaged and broker.forgot_life is None
+        whole = not broker.unproved and not broker.log.damaged
+        whole = whole and (sim.interval or broker.forgot_life is None)
         if not ready or not whole or registered.fenced or registered.session != broker.session:
             return False
         if sim.one.status not in ("election", "offline") or sim.control.paused:

@@ -70,6 +70,21 @@ SOMETIMES_TIERED = (
 )
 
 
+# Of streams that sync now and then: lives with ``interval``.
+SOMETIMES_INTERVAL = (
+    "clean stop noted",
+    "I clean stop believed, a place is kept",
+    "I place given up by a new process",
+    "T unclean election above the cold end",
+    "T committed records recorded as lost",
+)
+
+
+def places(partition: PartitionState) -> tuple[str, ...]:
+    """Return who is known to have everything."""
+    return (*partition.isr, *partition.eligible)
+
+
 def before_message(broker: SimBroker, message: Any) -> None:
     """Look at what a replica is about to take."""
     replica = broker.replica

@@ -48,6 +48,7 @@ FAULTS = (
     "fsync", "office", "controller", "balance", "reassign", "skew", "stop", "all",
     "restore", "read",
 )  # fmt: skip
+INTERVAL_FAULTS = ("stop", "power", "crash", "all", "pause", "balance", "office", "one-way")
 TIERED_FAULTS = ("unclean", "rejoin")  # beside those, where there is a table
 
 
@@ -77,17 +78,21 @@ class ClusterSim:
         policies: tuple[AckPolicy, ...] | None = None,
         late: bool = False,
         tiered: bool = False,
+        interval: bool = False,
     ) -> None:
         """Draw what is not given.
 
         ``late``: many messages come a second time, much later. ``tiered``: there is a table, local
-        records are freed, and an operator elects who has not everything.
+        records are freed, and an operator elects who has not everything. ``interval``: the stream
+        syncs now and then, so a process that did not stop politely may have lost what it had.
         """
         self.world = world = World(seed)
         rng = world.rng
         self.real_log = real_log
         if faults is None:
             faults = frozenset(one for one in FAULTS if rng.random() < 0.35)
+            if interval:
+                faults = frozenset(one for one in INTERVAL_FAULTS if rng.random() < 0.6)
             if tiered:
                 faults |= {one for one in TIERED_FAULTS if rng.random() < 0.6}
         self.table = Table() if tiered else None
@@ -100,6 +105,9 @@ class ClusterSim:
         )
         count = brokers or rng.choice((3, 3, 3, 4, 5))
         self.names = [BrokerId("abcdefg"[one]) for one in range(count)]
+        self.interval = interval
+        if interval:
+            factor, min_isr = factor or rng.choice((1, 1, 2, 3)), 1
         self.factor = factor or min(count, rng.choice((1, 2, 3, 3, 3, 3, 5)))
         self.min_isr = min_isr or (
             1 if self.factor == 1 else rng.choice((1, 2, 2, 2, max(2, self.factor - 1)))
@@ -123,6 +131,7 @@ class ClusterSim:
         self.brokers: dict[str, SimBroker] = {}
         for name in self.names:
             log = RealLog(rng) if real_log else ModelLog(rng)
+            log.interval = interval
             self.brokers[name] = SimBroker(
                 name, world, self.network, self.oracle, log, self.setting
             )
@@ -163,7 +172,8 @@ class ClusterSim:
         """Begin, trouble, heal, look."""
         self.begin()
         self._trouble = True
-        trouble_ms = (1500, 3000, 4500) if self.table is None else (3000, 6000)
+        long = self.interval or self.table is not None
+        trouble_ms = (3000, 6000) if long else (1500, 3000, 4500)
         self.run_for(self.world.rng.choice(trouble_ms))
         self.heal()
         self.look()
@@ -187,10 +197,18 @@ class ClusterSim:
             )  # fmt: skip
         self.reader = Reader(self.world, self.oracle, self.brokers, self.witness, self.table)
         self.world.at(100, self._strike)
+        if self.interval:
+            self.world.at(300, self._operate)
+
+    def _operate(self) -> None:
+        """Let an operator accept what a crash of everybody has cost; now and then it is late."""
+        if self.world.chance(0.4):
+            self.operator.look_again()
+        self.world.at(300, self._operate)
 
     def create(self, replicas: tuple[BrokerId, ...]) -> None:
         """Create the stream on these brokers."""
-        config = StreamConfig(subject="s")
+        config = StreamConfig(subject="s", flush="interval" if self.interval else "always")
         stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
         error = self.control.propose(
             CreateStream(
@@ -562,10 +580,13 @@ def run_seed(
     real_log: bool = False,
     late: bool = False,
     tiered: bool = False,
+    interval: bool = False,
     faults: frozenset[str] | None = None,
 ) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
-    sim = ClusterSim(seed, real_log=real_log, late=late, tiered=tiered, faults=faults)
+    sim = ClusterSim(
+        seed, real_log=real_log, late=late, tiered=tiered, interval=interval, faults=faults
+    )
     try:
         return sim.run()
     except (AssertionError, HeadwaterError, OSError, LookupError, TypeError) as error:

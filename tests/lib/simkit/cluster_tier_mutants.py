@@ -1,7 +1,7 @@
 """Known ways to get wrong what replication has to do with the table; see ``cluster_mutants``.
 
-They run in lives with a table (``tiered``). Cold ends, log starts above 0, logs that begin anew,
-and elections of replicas that have not everything.
+They run in lives with a table (``tiered``): cold ends, log starts above 0, logs that begin anew,
+and elections of replicas that have not everything. Two are of streams that sync now and then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from simkit.cluster_broker import SimBroker
 from simkit.cluster_log import NO_PRODUCERS, ModelLog
 from simkit.cluster_mutants import Mutant, replaced
 from simkit.cluster_operator import Operator
+from simkit.cluster_process import SimProcess
 
 
 def leader_begins_below_the_table() -> Any:
@@ -123,6 +124,20 @@ def cold_end_vouches_for_the_own_log() -> Any:
     original: Any = SimBroker._open
     return replaced((SimBroker, "_open", opened))
 
+
+def clean_stop_believed_twice() -> Any:
+    """Leave the note of a clean stop where it is, and ask no session of it."""
+    return replaced((SimProcess, "take_clean_stop", lambda self: self.clean_stop is not None))
+
+
+def every_end_is_a_clean_stop() -> Any:
+    """Believe that a process which was killed had synced what it had written."""
+    return replaced((SimProcess, "take_clean_stop", lambda _: True))
+
+
+INTERVAL_MUTANTS: Final[dict[str, Mutant]] = {
+    mutant.__name__: mutant for mutant in (clean_stop_believed_twice, every_end_is_a_clean_stop)
+}
 
 # Where the hunt for each begins, so that it takes seconds; `make mutants` begins at 0.
 FIRST_SEEDS: Final = {
