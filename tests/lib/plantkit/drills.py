@@ -66,9 +66,9 @@ DRILLS: Final = (
     _stream("slices_end_early", "gap", "lost"),
     _stream("begin_behind_the_checkpoint", "overlap"),
     _stream("ship_milliseconds", "other_time"),
-    _chaos("commit_alone", "restart storm", "lost", times=2),
+    _chaos("commit_alone", "restart storm", "lost", times=3),
     _chaos("show_uncommitted", "cut the leader off", "withdrawn", times=2),
-    _chaos("lead_on_after_a_restart", "restored disk", "lost", times=2),
+    _chaos("lead_on_after_a_restart", "restored disk", "lost", "SequenceGapError", times=2),
     _chaos("forget_ids", "kill the leader", "doubled", times=4),
     _chaos("ship_milliseconds", "restart nats-server", "table_differs", "other_time"),
 )

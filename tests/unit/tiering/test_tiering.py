@@ -178,10 +178,12 @@ def test_a_failing_partition_keeps_its_distance(tmp_path: Path) -> None:
 
     rig.tiering.start()
     rig.until(lambda: failures() == 1)
-    for stream, source in ((broken, bad), (whole, good)):
-        source.append(10)
-        rig.catalog.seal(stream)
-    rig.until(lambda: good.cold_end == 10)  # the one worker takes who is due longest
+    bad.append(10)
+    rig.catalog.seal(broken)
+    for end in (10, 20):  # the one worker takes who is due longest
+        good.append(10)
+        rig.catalog.seal(whole)
+        rig.until(lambda due=end: good.cold_end == due)  # type: ignore[misc]
     assert failures() == 1
     with pytest.raises(BatchCorruptError):
         rig.tiering.flush(broken, timeout_ms=60_000)

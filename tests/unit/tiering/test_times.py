@@ -80,3 +80,17 @@ def test_files_in_any_order_give_the_smallest_offset(table: Table) -> None:
         wanted = OffsetRange(Offset(0), Offset(12))
         for stamp in (0, 1_000, 5_001, 9_001, 30_000):
             assert first_reaching(bent, store, 0, wanted, BASE_US + stamp) == slow(stamp, 0, 12)
+
+
+def test_statistics_in_milliseconds_hide_no_record(table: Table) -> None:
+    """OPTIMIZE by others rounds them down: a file may hold a record above its greatest time."""
+    snapshot, store = table
+    files = tuple(
+        replace(file, max_timestamp_us=BASE_US + max(STAMPS[at : at + 3]) // 1000 * 1000)
+        for at, file in zip(range(0, 12, 3), snapshot.files, strict=True)
+    )
+    bent = replace(snapshot, files=files)
+    wanted = OffsetRange(Offset(0), Offset(12))
+    for stamp in STAMPS:
+        found = first_reaching(bent, store, 0, wanted, BASE_US + stamp)
+        assert found == slow(stamp, 0, 12), stamp

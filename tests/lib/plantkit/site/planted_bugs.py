@@ -121,11 +121,15 @@ def commit_alone() -> None:
 
 
 def show_uncommitted() -> None:
-    """A leader shows readers what is in its log, committed or not."""
-    from broker.runtime.partition_driver import PartitionDriver
+    """Readers are shown what is in the log, committed or not."""
+    from broker.adapters import flight_reads
+    from broker.codec.flight_protocol import RowsMark
 
-    shown = property(lambda self: self._log.log_end)
-    PartitionDriver.high_watermark = shown  # type: ignore[method-assign, assignment]
+    def mark(base: Any, end: Any, high_watermark: Any, epoch: Any) -> Any:
+        return RowsMark(base, end, max(high_watermark, end), epoch)
+
+    vars(flight_reads)["_readable"] = lambda wanted: wanted.handle.log_end
+    vars(flight_reads)["RowsMark"] = mark
 
 
 def lead_on_after_a_restart() -> None:

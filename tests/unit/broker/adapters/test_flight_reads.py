@@ -285,6 +285,26 @@ def test_a_follower_looks_again_when_the_leadership_changes(broker: MemoryBroker
     assert (caught.value.offset, caught.value.leader_epoch) == (100, 1)
 
 
+def test_what_was_read_before_a_change_of_leaders_is_read_again(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the read and the answer the log may have been cut: those rows are given to nobody."""
+    partition, real, reads = broker.partition("s", 0), MemoryPartition.read, []
+
+    def read_and_change(self: MemoryPartition, *args: Any, **options: Any) -> Any:
+        found = real(self, *args, **options)
+        reads.append(found[0].header.base_offset)
+        if len(reads) == 1:
+            self.rewrite_last(LeaderEpoch(2))
+        return found
+
+    monkeypatch.setattr(MemoryPartition, "read", read_and_change)
+    found = read(broker, start=90, end=Offset(100))
+    assert offsets(found) == list(range(90, 100))
+    assert [mark.leader_epoch for _, mark in found] == [2]
+    assert (reads, partition.leader_epoch) == ([90, 90], 2)
+
+
 def test_only_a_leader_serves_what_is_not_committed(broker: MemoryBroker) -> None:
     """A replica that follows cannot know what its leader will truncate."""
     rows = follow(broker, lambda: False, start=95, uncommitted=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from broker.core.isr import high_watermark
+from broker.core.isr import LagLimits, high_watermark
 from broker.core.leader import (
     AdvanceHighWatermark,
+    LogAppended,
     LogSynced,
     PartitionLeader,
     RequestCame,
@@ -54,7 +57,7 @@ def _fetch(end: int, broker_epoch: BrokerEpoch, *, follower: BrokerId = B) -> Re
     return RequestCame(request, 1)
 
 
-def _proposed(effects: list[object]) -> list[ProposeIsr]:
+def _proposed(effects: Sequence[object]) -> list[ProposeIsr]:
     return [one for one in effects if isinstance(one, ProposeIsr)]
 
 
@@ -119,3 +122,17 @@ def test_syncing_advances_once_and_only_forward() -> None:
     assert leader.step(LogSynced(Offset(8))) == []
     with pytest.raises(AssertionError):
         leader.step(LogSynced(Offset(7)))
+
+
+def test_a_leader_that_was_stopped_holds_it_against_nobody() -> None:
+    """Nobody could fetch meanwhile: the time in which it had no tick is given to all again."""
+    limits = LagLimits(time_ms_max=1_000)
+    leader = PartitionLeader(A, LeaderEpoch(1), Offset(0), view=_view(), limits=limits)
+    leader.step(LogSynced(Offset(10)))
+    for follower in (B, C):
+        leader.step(_fetch(10, ONE, follower=follower))
+    leader.step(LogAppended(Offset(11)))
+    leader.step(TickElapsed(100))
+    assert not _proposed(leader.step(TickElapsed(100_000)))
+    late = [_proposed(leader.step(TickElapsed(100_000 + ms))) for ms in (400, 800, 1_200)]
+    assert [set(one.isr) for found in late for one in found] == [{A}], "then they are late"

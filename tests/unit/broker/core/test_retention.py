@@ -14,6 +14,17 @@ def _segments() -> list[SegmentInfo]:
     ]
 
 
+def test_an_old_segment_waits_for_the_young_one_below_it() -> None:
+    """Times that clients send are in no order; the log stays without gaps all the same."""
+    young, old = (
+        SegmentInfo(Offset(n), Offset(n + 10), 100, max_timestamp_us=stamp_us, sealed=True)
+        for n, stamp_us in ((0, 10), (10, 0))
+    )
+    retention = LocalRetention(keep_bytes=10_000, keep_us=9)
+    plan = plan_local_frees([young, old], floor=Offset(99), now_us=10, retention=retention)
+    assert plan == []
+
+
 def _bases(floor: int, keep_bytes: int, keep_us: int | None = None) -> list[int]:
     plan = plan_local_frees(
         _segments(),

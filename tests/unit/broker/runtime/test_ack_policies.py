@@ -18,11 +18,14 @@ from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.replica_messages import FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
+from broker.ports import TierSource
 from broker.runtime.commit_scheduler import Turn
+from broker.runtime.leadership_gate import SLEPT_MS, Claims
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.replica_shell import ReplicaIdentity
 from broker.storage.partition_log import LogConfig, PartitionLog
@@ -104,7 +107,7 @@ class Links:
 class Scene:
     """The leader of a partition with one follower, which fetches when the test says so."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, claims: Claims | None = None) -> None:
         self.clock, self.links, self.turns = FakeClock(), Links(), Turns()
         self.files = DiskFiles(root)
         number = PartitionNumber(0)
@@ -124,6 +127,7 @@ class Scene:
             record_cold_end=lambda _number, _end: None,
             begin_log=lambda _start, _epochs: self.log,
             on_sealed=lambda _stream: None,
+            claims=claims,
         )
         self.view(VIEW)
         self._request = 0
@@ -268,3 +272,41 @@ def test_a_lease_kept_in_time_keeps_leader_acks_quick(scene: Scene) -> None:
     scene.tick()
     scene.pass_ms(LEASE_MS - 1)
     assert len(scene.put(LEADER)) == 1
+
+
+def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy may lead meanwhile, with a lease of its own: the claim is looked at first."""
+    asked: list[Stream] = []
+
+    def on_leading(stream: Stream, _source: TierSource) -> bool:
+        asked.append(stream)
+        return True
+
+    sync = PartitionLog.sync
+
+    def sync_and_sleep(log: PartitionLog) -> None:
+        sync(log)
+        leader.pass_ms(SLEPT_MS + 1)
+        leader.grant()
+
+    leader = Scene(tmp_path, Claims(on_leading, settle_ms=60_000))
+    leadership = Leadership(leader_epoch=LeaderEpoch(1), lineage_id="a" * 32, start=Offset(0))
+    leader.view(replace(VIEW, lineage=(leadership,), partition_epoch=PartitionEpoch(2)))
+    leader.driver.admit(leadership.lineage_id)
+    leader.turns.run()
+    monkeypatch.setattr(PartitionLog, "sync", sync_and_sleep)
+    leader.fetched(synced=0)
+    heard = leader.put(ALL)
+    monkeypatch.undo()
+    assert (leader.log.synced_end, len(asked)) == (1, 2)
+    leader.fetched(synced=1)
+    assert leader.driver.high_watermark == 1
+    assert heard == [], "nobody has said yet that this leadership still stands"
+    leader.driver.admit(leadership.lineage_id)
+    leader.turns.run()
+    leader.tick()
+    assert [one.base_offset for one in heard] == [0]
+    leader.log.close()
+    leader.files.close()

@@ -8,7 +8,14 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.flight_protocol import ReadRequest, RowsMark
-from broker.errors import EnvelopeError, GapError, HeadwaterError, OverlapError, UnavailableError
+from broker.errors import (
+    EnvelopeError,
+    GapError,
+    HeadwaterError,
+    OverlapError,
+    StaleLeaderEpochError,
+    UnavailableError,
+)
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from headwater.client.fetch import Fetch
@@ -54,10 +61,10 @@ class FakeConnection:
         """Stand by."""
 
 
-def rows(base: int, end: int, *, count: int | None = None) -> Read:
+def rows(base: int, end: int, *, count: int | None = None, epoch: int = 1) -> Read:
     """Return a reply batch for ``[base, end)``."""
     batch = pa.RecordBatch.from_pydict({"n": list(range(end - base if count is None else count))})
-    return batch, RowsMark(Offset(base), Offset(end), Offset(100), LeaderEpoch(1)).to_bytes()
+    return batch, RowsMark(Offset(base), Offset(end), Offset(100), LeaderEpoch(epoch)).to_bytes()
 
 
 def fetch(*answers: Read | HeadwaterError, **request: Any) -> Fetch:
@@ -96,6 +103,14 @@ def test_rows_that_were_not_asked_for_are_an_overlap(answers: list[Read]) -> Non
     """Before the start, twice, or beyond the end."""
     with pytest.raises(OverlapError):
         list(fetch(*answers, start=3, end=Offset(9)))
+
+
+def test_an_older_leader_is_not_believed() -> None:
+    """Leader epochs never fall with the offset: such rows are of a log that was cut."""
+    found = fetch(rows(3, 5, epoch=2), rows(5, 9, epoch=1), start=3, end=Offset(9))
+    assert next(found).leader_epoch == 2
+    with pytest.raises(StaleLeaderEpochError):
+        next(found)
 
 
 def test_a_symbolic_start_is_taken_from_the_first_batch() -> None:

@@ -1,0 +1,44 @@
+"""What one partition knows of its table: the cold end goes forward, and bounds what is freed."""
+
+from __future__ import annotations
+
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import StreamConfig
+from broker.ports import SegmentInfo
+from broker.runtime.tier_view import TierView
+
+PARTITION = PartitionId(StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"), PartitionNumber(0))
+
+
+def _view(cold_end: int) -> TierView:
+    config = StreamConfig(subject="s", local_retention_bytes=0)
+    return TierView(PARTITION, config, Offset(cold_end), lambda _number, _end: None)
+
+
+def test_old_news_do_not_move_the_cold_end_back() -> None:
+    """The metadata may be read after the table was: what this process knows stays."""
+    view = _view(10)
+    assert not view.learn(Offset(10))
+    assert not view.learn(Offset(4))
+    assert view.cold_end == 10
+    assert view.learn(Offset(12))
+    assert view.cold_end == 12
+    view.record(Offset(11))
+    assert view.cold_end == 12
+
+
+def test_nothing_above_the_cold_end_or_a_lease_is_freed() -> None:
+    """Whichever is lower."""
+    view = _view(20)
+    segments = [
+        SegmentInfo(Offset(at), Offset(at + 10), 100, max_timestamp_us=0, sealed=True)
+        for at in (0, 10, 20)
+    ]
+
+    def freed(floor: int) -> list[int]:
+        return [one.base_offset for one in view.plan_frees(lambda: segments, lambda: floor, 1)]  # type: ignore[arg-type, return-value]
+
+    assert freed(OFFSET_MAX) == [0, 10]
+    assert freed(15) == [0]
+    assert freed(0) == []
