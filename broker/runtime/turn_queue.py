@@ -198,9 +198,7 @@ class TurnQueue:
                     break
                 work.calls.append(first)  # at no moment in neither: a crash tells those it finds
                 self._queue.popleft()
-                if first.message_bytes:
-                    self._messages -= 1
-                    self._message_bytes -= first.message_bytes
+                self._count_out_locked(first)
             size = 0
             while self._queue:
                 write = self._queue[0]
@@ -218,6 +216,12 @@ class TurnQueue:
         for one in [one for one in self._queue if isinstance(one, OwnerCall)][:_CALLS_MAX]:
             work.calls.append(one)
             self._queue.remove(one)
+            self._count_out_locked(one)
+
+    def _count_out_locked(self, call: OwnerCall) -> None:
+        if call.message_bytes:
+            self._messages -= 1
+            self._message_bytes -= call.message_bytes
 
     def end_turn(self, *, held: bool = False) -> None:
         """Let the next turn be scheduled; the owner, last thing in its turn."""

@@ -1,0 +1,39 @@
+"""The bounds of what waits for a partition's owner, and that what was taken makes room."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.turn_queue import MESSAGES_MAX, TurnQueue, Work
+
+
+class _Owner:
+    """Takes its turns when the test says so."""
+
+    def run_turn(self) -> None:
+        raise AssertionError("the test takes the turns")
+
+
+def _queue() -> TurnQueue:
+    def crashed(crash: BaseException) -> None:
+        raise crash
+
+    return TurnQueue(_Owner(), CommitScheduler(1, crashed), "s/0")  # no thread is started
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_messages_that_were_taken_make_room_for_others(held: bool) -> None:
+    """Also while writes are held: a leader that waits for its claim goes on to hear its followers."""
+    queue = _queue()
+    for _ in range(3):
+        assert all(queue.offer(lambda: None, 1000) for _ in range(MESSAGES_MAX))
+        assert not queue.offer(lambda: None, 1000), "there is a bound"
+        taken = 0
+        while True:
+            work = Work()
+            queue.take(work, held=held)
+            if not work.calls:
+                break
+            taken += len(work.calls)
+        assert taken == MESSAGES_MAX
