@@ -336,6 +336,10 @@ class PartitionHandle(PartitionReader, Protocol):
     def leads(self) -> bool:
         """Whether this broker leads the partition, as far as it knows."""
 
+    @property
+    def lost_leadership(self) -> HeadwaterError | None:
+        """Why nothing here is known to be the whole history: another process leads it."""
+
     def submit(
         self,
         batches: Sequence[PreparedBatch],

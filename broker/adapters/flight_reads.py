@@ -94,12 +94,16 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         OffsetOutOfRangeError: the start is below the first record or above the high watermark, or
             the end is above the high watermark and the request does not follow.
         TruncatedError: the log does not hold the record that the reader goes on from.
+        HistoryClaimedError, ForeignHistoryError: another process leads this history; what is here
+            can be read as uncommitted only.
     """
     stream = api.stream(request.stream)
     check_incarnation(stream, request.stream_uuid)
     handle = api.partition(request.stream, request.partition)
     if request.uncommitted:
         _check_leads(handle, f"{request.stream}/{request.partition}")
+    else:
+        _check_history(handle)
     first = earliest(api, stream, request.partition, handle.log_start)
     last = _last(api, request, handle)
     start = _start(api, request, stream, handle, first=first, last=last)
@@ -143,6 +147,12 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offs
 def _check_leads(handle: PartitionHandle, name: str) -> None:
     if not handle.leads:
         raise NotLeaderError(f"only the leader of {name} serves what is not committed")
+
+
+def _check_history(handle: PartitionHandle) -> None:
+    """Refuse to tell a part of a history that another process leads for the whole of it."""
+    if handle.lost_leadership is not None:
+        raise handle.lost_leadership
 
 
 def _check_bounds(
@@ -280,6 +290,7 @@ def read_rows(
 def _readable(wanted: RowRange) -> Offset:
     """Return up to where records may be shown."""
     if not wanted.uncommitted:
+        _check_history(wanted.handle)
         return wanted.handle.high_watermark
     _check_leads(wanted.handle, wanted.name)
     return wanted.handle.log_end

@@ -497,8 +497,8 @@ class Broker:
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         driver = self._hosted.find(partition_id)
         if driver is not None and driver.leads:
-            if driver.lost_end is not None:
-                raise driver.lost_end
+            if (unknown := driver.lost_end or driver.lost_leadership) is not None:
+                raise unknown
             newest = driver.high_watermark if driver.failure else driver.newest_committed
             if newest is not None:
                 return PartitionStanding(driver.log_start, newest, driver.leader_epoch)

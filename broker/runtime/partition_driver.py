@@ -170,6 +170,11 @@ class PartitionDriver:
         return self._shell is not None and self._shell.role == "leader"
 
     @property
+    def lost_leadership(self) -> HeadwaterError | None:
+        """See ``PartitionHandle.lost_leadership``."""
+        return self._gate.refusal
+
+    @property
     def leader(self) -> PartitionLeader | None:
         """The leading machine, to be looked at, while this replica leads."""
         return None if self._shell is None else self._shell.leader
@@ -373,10 +378,6 @@ class PartitionDriver:
         if self._gate.refuse(lineage_id, error):
             _log.error("leadership_lost", partition=self._path, reason=error.message)
             self._commits.abandon(error)
-
-    def free_local(self, lease_floor: Callable[[], Offset]) -> int:
-        """Free what retention gives up and no lease or retry needs; return how many segments."""
-        return self.frees.now(lease_floor)
 
     def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
         """See ``FreesOwner``."""

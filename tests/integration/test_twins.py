@@ -26,12 +26,18 @@ from crashkit.reads import verify_fully
 from crashkit.stage import one_value
 from headwater import embedded
 from headwater.client import Client
+from headwater.client.fetch import Fetch
 from headwater.history import History
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 _FLUSH_MS = 60_000
 REFUSED = (HistoryClaimedError, ForeignHistoryError)
+
+
+def values(rows: Fetch) -> list[bytes]:
+    """Return what a read gives."""
+    return [value for one in rows for value in one.batch["value"].to_pylist()]
 
 
 @dataclass
@@ -74,7 +80,10 @@ class Site:
             assert verified.end - verified.start == len(self.acked)
 
     def require_fenced(self) -> None:
-        """It says by name that somebody else leads, soon; it takes no writes and ships nothing."""
+        """It says soon by name that somebody else leads; it takes, ships and serves nothing.
+
+        What it acknowledged before can still be had from it, by who asks for what is not certain.
+        """
         self.broker.wait_unready("histor")
         acked = list(self.acked)
         with pytest.raises((*REFUSED, CommitTimeoutError, OverloadedError)):
@@ -84,6 +93,9 @@ class Site:
             self.flush()
         with Client(self.broker.url) as client:
             told = client.tier_status("s")[0].last_error
+            with pytest.raises(REFUSED):
+                values(client.fetch("s"))
+            assert values(client.fetch("s", isolation="uncommitted")) == acked
         assert told is not None
         assert told.startswith(("HistoryClaimedError", "ForeignHistoryError"))
 

@@ -108,6 +108,7 @@ class MemoryPartition:
         self.subject = stream.config.partition_subject(number)
         self.leader_epoch = _EPOCH
         self.leads = True
+        self.lost_leadership: HeadwaterError | None = None
         self.log_start = Offset(0)
         self.submits_count = 0
         self.policies: list[AckPolicy] = []  # of each submission; all are committed alike

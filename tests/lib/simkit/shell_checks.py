@@ -128,14 +128,14 @@ def leases_hold_local_segments(folder: Path) -> None:
     assert len(sealed) > 3
     rig.driver.record_cold_end(sealed[1].end_offset)
     rig.turns.elsewhere = True
-    assert rig.driver.free_local(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
+    assert rig.driver.frees.now(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
 
     def meanwhile() -> Offset:
         # A shipment and a lease that begins above it, between the two looks.
         rig.driver._tier.cold_end = sealed[3].end_offset
         return sealed[3].end_offset
 
-    rig.driver.free_local(meanwhile)
+    rig.driver.frees.now(meanwhile)
     assert rig.driver.log_start <= sealed[3].end_offset
     view = TierView(rig.driver.partition_id, rig.driver.stream.config, Offset(0), lambda *_: None)
     view.cold_end = sealed[1].end_offset

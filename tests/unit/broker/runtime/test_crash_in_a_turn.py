@@ -184,7 +184,7 @@ def test_calls_of_a_crashed_turn_are_told_and_later_ones_refused() -> None:
     with pytest.raises(LogFailedError, match="a bug ended"):
         rig.put(b"x")
     rig.driver.tick()
-    assert rig.driver.free_local(lambda: pytest.fail("nothing is to be freed")) == 0
+    assert rig.driver.frees.now(lambda: pytest.fail("nothing is to be freed")) == 0
     rig.close()
 
 

@@ -212,9 +212,9 @@ def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None
     partition.seal_active()
     sealed = [one for one in partition.segments() if one.sealed]
     assert len(sealed) > 2
-    assert partition.free_local(lambda: Offset(2**62)) == 0, "nothing is in the table yet"
+    assert partition.frees.now(lambda: Offset(2**62)) == 0, "nothing is in the table yet"
     partition.record_cold_end(sealed[1].end_offset)
-    assert partition.free_local(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
+    assert partition.frees.now(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
     assert partition.log_start == sealed[0].end_offset
     node.restart()
     partition = node.broker.partition("s", 0)

@@ -94,13 +94,13 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
     partition.seal_active()
     assert publish(partition, "second") == (1, False)
     partition.record_cold_end(Offset(1))
-    assert partition.free_local(no_lease) == 0
+    assert partition.frees.now(no_lease) == 0
     node.stop()
 
     node = Node(tmp_path, clock)
     partition = node.broker.partition("s", 0)
     assert publish(partition, "first") == (0, True)
     clock.us += 60_000_001
-    assert partition.free_local(no_lease) == 1
+    assert partition.frees.now(no_lease) == 1
     assert partition.log_start == 1
     node.stop()
