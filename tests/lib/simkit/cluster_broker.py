@@ -246,8 +246,7 @@ class SimBroker(SimProcess):
         if registered is None or registered.epoch != self._broker_epoch or rows is None:
             return
         if self.name in (*rows[0].isr, *rows[0].eligible) or rows[0].leader == self.name:
-            command = commands.withdrawal(self.name, registered.epoch, self._setting.partition_id)
-            self._propose(command, lambda *_: None)
+            self._withdraw()
             return
         self.world.note("D5 damaged log replaced", self.name)
         self._lose_disk()
@@ -255,6 +254,13 @@ class SimBroker(SimProcess):
         # Under a new broker epoch: what this process had told the leader is of another log now.
         self.crash(power=False)
         self.world.at(1, self._start_again, self._life)
+
+    def _withdraw(self) -> None:
+        """Leave ISR and eligible: this log has lost records."""
+        assert self._broker_epoch is not None
+        partition_id = self._setting.partition_id
+        command = commands.withdrawal(self.name, self._broker_epoch, partition_id)
+        self._propose(command, lambda *_: None)
 
     def _beat(self) -> None:
         if self._broker_epoch is not None:
@@ -458,7 +464,8 @@ class SimBroker(SimProcess):
             case does.BeginLogAt(start):
                 self._begin_at(start)
             case does.RefuseLeadership(log_end, cold_end):
-                raise AssertionError(f"{self.name} has {log_end} of {cold_end} in the table")
+                assert not log_end, f"{self.name} has {log_end} of {cold_end} in the table"
+                self._withdraw()
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):

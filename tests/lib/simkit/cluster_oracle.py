@@ -74,6 +74,9 @@ class Oracle:
         """Return how much of what is committed a log has, with what the table has below it."""
         facts = log.facts()
         end = facts.log_start
+        before = log.last_epoch(end)
+        if before and before != self.committed[end - 1].header.leader_epoch:
+            return Offset(0)  # what it freed was not what is in the table
         for batch in log.read(end, facts.synced_end - end):
             if end >= len(self.committed) or not _same(batch, self.committed[end]):
                 break
@@ -215,6 +218,8 @@ class Oracle:
                 continue
             broker.lost_end = Offset(0)
             synced_end = broker.log.facts().synced_end
+            if not synced_end and self.table is not None and end <= self.table.end:
+                continue  # it gave its log up and held nothing that is not in the table
             assert synced_end >= end, (
                 f"{member} is in {one.isr}+{one.eligible} with {synced_end} of {end} committed"
             )
