@@ -75,9 +75,9 @@ def members(partition: PartitionState) -> tuple[BrokerId, ...]:
 def candidates(state: MetadataState, partition: PartitionState) -> tuple[BrokerId, ...]:
     """Return who may lead now without losing anything committed, in order of preference.
 
-    The ISR comes first, then the eligible. When both are empty, for all of them lost their disks,
-    the last leader: nobody has led, so nothing was committed, since. Who has restarted is among
-    them, and has to pass :func:`is_compared` as well.
+    The ISR comes first, then the eligible. When both are empty, for an operator gave them up, who
+    was named then: nobody has led, so nothing was committed, since. Who has restarted is among the
+    members, and has to pass :func:`is_compared` as well.
     """
     living = [
         one
@@ -261,8 +261,13 @@ def without(partition: PartitionState, broker: BrokerId, *, keeps_data: bool) ->
 
 
 def given_up(partition: PartitionState, loss: Loss) -> PartitionState:
-    """Return the partition with the candidate of an unclean election."""
-    named = candidate_named(replace(partition, isr=(), eligible=(), restarted=()), loss.leader)
+    """Return the partition with the candidate of an unclean election.
+
+    It stays the only one until somebody leads or it loses its log: whoever led before was given up,
+    and may have forgotten records that this one has.
+    """
+    alone = replace(partition, isr=(), eligible=(), restarted=(), last_known_leader=loss.leader)
+    named = candidate_named(alone, loss.leader)
     return replace(named, losses=(*named.losses, loss)[-LOSSES_KEPT:])
 
 

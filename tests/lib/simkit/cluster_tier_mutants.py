@@ -58,6 +58,17 @@ def loss_is_not_recorded() -> Any:
     return replaced((partition_rules, "given_up", given_up))
 
 
+def former_leader_leads_for_the_one_that_was_named() -> Any:
+    """Let who led last take over from an unclean election's candidate, given up as it was."""
+
+    def given_up(partition: Any, loss: Any) -> Any:
+        last = partition.leader or partition.last_known_leader
+        return replace(original(partition, loss), last_known_leader=last)
+
+    original: Any = partition_rules.given_up
+    return replaced((partition_rules, "given_up", given_up))
+
+
 def frees_what_is_committed() -> Any:
     """Free what all replicas have, shipped or not."""
 
@@ -144,6 +155,7 @@ FIRST_SEEDS: Final = {
     "leader_begins_below_the_table": 12,
     "cold_end_learned_after_the_election": 29,
     "epochs_of_a_log_without_the_records": 53,
+    "former_leader_leads_for_the_one_that_was_named": 3783,
     "reset_keeps_old_records": 36,
     "reset_to_the_log_end": 3,
     "reset_forgets_producers": 735,
@@ -158,6 +170,7 @@ TIER_MUTANTS: Final[dict[str, Mutant]] = {
         cold_end_learned_after_the_election,
         epochs_of_a_log_without_the_records,
         loss_is_not_recorded,
+        former_leader_leads_for_the_one_that_was_named,
         frees_what_is_committed,
         reset_keeps_old_records,
         reset_to_the_log_end,

@@ -274,6 +274,30 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
     )  # fmt: skip
 
 
+def test_who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named() -> None:
+    """The former leader comes back before it is confirmed, and may have forgotten what C has."""
+    cluster = Cluster()
+    cluster.do(cluster.isr(A, B))
+    cluster.fence(B)
+    cluster.fence(A)
+    force = ElectUnclean(
+        **AT, partition_epoch=cluster.one().partition_epoch, broker=C,
+        broker_epoch=cluster.epoch(C), log_end=Offset(9), known_end=Offset(9),
+        operator="olga", accept_data_loss=True,
+    )  # fmt: skip
+    cluster.do(force)
+    for former in (A, B):
+        cluster.do(UnfenceBroker(broker=former, broker_epoch=cluster.epoch(former)))
+    names = {
+        "leader_epoch": cluster.one().leader_epoch,
+        "partition_epoch": cluster.one().partition_epoch,
+    }
+    cluster.do(TakeOffline(**AT, **names))  # type: ignore[arg-type]
+    assert candidates(cluster.state, cluster.one()) == (C,)
+    cluster.do(WithdrawReplica(**AT, broker=C, broker_epoch=cluster.epoch(C)))
+    assert candidates(cluster.state, cluster.one()) == (), "the operator is asked again"
+
+
 def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
     """A reassignment never drops a replica before its successors hold everything (A23)."""
     cluster = Cluster()
