@@ -113,11 +113,13 @@ class SimNode:
         self.alive = False
         self.broken = False  # refused to start; stays down
         self.rotten = False
+        self.gone = False  # a machine that never comes back
         self.paused_until = 0.0
         self.rate = 1.0
         self.waiting: dict[tuple[int, int], Proposal] = {}
         self.joining: Rejoin | Compare | None = None
-        self.copies: list[tuple[SimDisk, Promises]] = []  # of the disk, made while it was in use
+        # Of the disk, made while it was in use, and whether bits of it had rotted.
+        self.copies: list[tuple[SimDisk, Promises, bool]] = []
         self._saves: deque[Save] = deque()
 
     @property
@@ -244,13 +246,13 @@ class SimNode:
     def copy_disk(self) -> None:
         """Keep a copy of the disk as it is now, as a backup tool would."""
         shared = {id(one): one for one in (self.disk.rng, self.disk.seen)}
-        self.copies.append((deepcopy(self.disk, shared), deepcopy(self.promises)))
+        self.copies.append((deepcopy(self.disk, shared), deepcopy(self.promises), self.rotten))
 
     def put_back(self) -> None:
         """Put back a copy of the disk; the process has ended."""
         truth = self.world.truth
         truth.seen["disk put back"] += 1
-        disk, promises = self.world.rng.choice(self.copies)
+        disk, promises, self.rotten = self.world.rng.choice(self.copies)
         shared = {id(one): one for one in (disk.rng, disk.seen)}
         self.disk, self.promises = deepcopy(disk, shared), deepcopy(promises)
         self.disk.kill()

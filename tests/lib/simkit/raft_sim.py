@@ -1,8 +1,9 @@
 """One seed of a Raft group's life: network, disks, processes and clocks fail; promises are checked.
 
 A seed draws its own group, sizes, delays and subset of faults, so that rare windows are common in
-some seed. After the faults everything heals, and the group has to come back: one leader, equal
-states, every answered command there once. `run_seed` is a whole story: equal seeds, equal traces.
+some seed. After the faults everything heals, but for machines that in some seeds leave for good,
+and the group has to come back: one leader, equal states, every answered command there once.
+`run_seed` is a whole story: equal seeds, equal traces.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HEARTBEAT_MS: Final = 10
 HEAL_MS: Final = 6000
 HEALED_GRACE_MS: Final = 1500
 SLOW_MS: Final = 400
+LEAVE_MS: Final = 300
 FAULTS: Final = (
     "cut", "one-way", "drop", "double", "reorder", "kill", "power", "pause", "skew", "full",
     "fsync", "rot", "stop", "transfer", "slow", "late",
@@ -137,6 +139,12 @@ class RaftSim:
         self.compares = bool(self.faults & {"restore", "lose"})
         self.wipes = "wipe" in self.faults or self.compares
         self.grace = forgets.choice((30.0, 150.0))
+        self._leaves = random.Random(f"leave {seed}")
+        leave_chance = 0.5 if self.compares else 0.15  # comparing waits for who does not answer
+        self._some_leave = may_draw and self._leaves.random() < leave_chance
+        if "leave" in self.faults:
+            self.faults.discard("leave")
+            self._some_leave = True
 
     # ------------------------------------------------------------------ the story
 
@@ -184,8 +192,10 @@ class RaftSim:
                 self._fault()
                 self._at(self.rng.random() * 2 * self.fault_gap, None, "fault", None)
         elif what == "start":
-            if not argument.alive:
+            if not argument.alive and not argument.gone:
                 self._start(argument)
+        elif what == "leave":
+            self._leave()
         elif what == "mend" and not self._healed:
             self._cut -= argument
 
@@ -380,10 +390,8 @@ class RaftSim:
 
     def _wipe(self, node: SimNode) -> None:
         """End a member and empty its disk, unless too many have none, or a bad one, already."""
-        lost = self.truth.lost
-        may_break = {one.name for one in self._voters() if one.may_rot}
-        free = node.observes or node.name in lost
-        if free or len(lost | may_break | {node.name}) < self.config.quorum:
+        free = node.observes or node.name in self.truth.lost
+        if free or len(self._lacking() | {node.name}) < self.config.quorum:
             self._crash(node, power=True)
             was_broken = node.broken
             node.wipe()
@@ -392,9 +400,7 @@ class RaftSim:
 
     def _forget(self, node: SimNode, kind: str) -> None:
         """End a member and put back or lose what it has, unless too many have forgotten already."""
-        lost = self.truth.lost
-        may_break = {one.name for one in self._voters() if one.may_rot}
-        few = len(lost | may_break | {node.name}) < self.config.quorum
+        few = len(self._lacking() | {node.name}) < self.config.quorum
         if node.observes or node.broken or not few or (kind == "restore" and not node.copies):
             return
         self._crash(node, power=True)
@@ -402,6 +408,10 @@ class RaftSim:
             node.put_back()
         elif "member" in node.disk.files().list(raft_node.FOLDER):
             node.lose_files()
+
+    def _lacking(self) -> set[NodeId]:
+        """Return which voters lack what they promised, or may lack it once their disk rots."""
+        return self.truth.lost | {one.name for one in self._voters() if one.may_rot}
 
     def _can_win(self, candidate: NodeId, candidacy: int) -> bool:
         node = self.nodes[candidate]
@@ -435,16 +445,34 @@ class RaftSim:
             for node in self.nodes.values():
                 if node.broken:
                     self._wipe(node)
+        if self._some_leave:  # one story: no power anywhere, and not everybody comes back
+            for node in self.nodes.values():
+                self._crash(node, power=True)
+            self._at(self._leaves.random() * LEAVE_MS, None, "leave", None)
         self._advance(max(self.now, *(node.paused_until for node in self.nodes.values())))
+
+    def _leave(self) -> None:
+        """Let as many machines be gone for good as the group survives with what it has lost."""
+        self._some_leave = False
+        lacking = self._lacking() | {one.name for one in self._voters() if one.broken}
+        there = [one for one in self._voters() if one.name not in lacking]
+        count = self._leaves.randint(0, max(0, self.config.quorum - 1 - len(lacking)))
+        for node in self._leaves.sample(there, count):
+            node.gone = True
+            if node.alive:
+                node.crash(power=True)
+            self.seen["left for good"] += 1
 
     # ------------------------------------------------------------------ the end
 
     def _converged(self) -> bool:
         """Tell whether every machine that can live is up, and all of them are at the same place."""
-        nodes = [one for one in self.nodes.values() if not one.broken]
+        nodes = self._present()
         if any(not one.alive for one in nodes) or any(
             one.proposal or one.left > 0 for one in self.callers
         ):
+            return False
+        if self._some_leave:
             return False
         leaders = [one for one in nodes if one.member.role is Role.LEADER]
         if len(leaders) != 1:
@@ -453,9 +481,11 @@ class RaftSim:
         return all(one.applier.index == last for one in nodes)
 
     def _last_check(self) -> None:
-        nodes = [one for one in self.nodes.values() if not one.broken]
-        voters = [one for one in self._voters() if not one.broken]
+        nodes = self._present()
+        voters = [one for one in nodes if not one.observes]
         assert len(voters) >= self.config.quorum, "more than a minority broke"
+        if self.wipes:
+            assert not any(one.broken for one in self.nodes.values()), "an empty disk did not help"
         assert len({one.applier.index for one in nodes}) == 1, "not all at the same place"
         assert len({one.machine.hash for one in nodes}) == 1, "the states differ"
         assert nodes[0].applier.index >= self._complete, "an answered command is lost"
@@ -494,7 +524,7 @@ class RaftSim:
 
     def _undisturbed(self, leader: SimNode, what: str) -> None:
         term = leader.member.term
-        alive = sum(not one.broken for one in self._voters())
+        alive = sum(not one.observes for one in self._present())
         if alive - 1 < self.config.quorum:
             return  # the one that is cut off is needed
         self._advance(self.now + 8 * self.config.election_ms_max)
@@ -507,8 +537,23 @@ class RaftSim:
     def _voters(self) -> list[SimNode]:
         return [one for one in self.nodes.values() if not one.observes]
 
+    def _present(self) -> list[SimNode]:
+        """Return who takes part: not damaged, not gone, and not waiting for who is gone.
+
+        Whoever lacks what it promised waits for all others, by decisions 0010 and 0019.
+        """
+        gone = {one.name for one in self.nodes.values() if one.gone}
+        found = []
+        for node in self.nodes.values():
+            asked = node.joining.unanswered if node.joining is not None else ()
+            if node.name in self.truth.lost and gone & set(asked):
+                self.seen["waits for who is gone"] += 1
+            elif not (node.broken or node.gone):
+                found.append(node)
+        return found
+
     def _roles(self) -> tuple[SimNode, list[SimNode]]:
-        nodes = [one for one in self.nodes.values() if not one.broken]
+        nodes = self._present()
         leader = next(one for one in nodes if one.member.role is Role.LEADER)
         return leader, [one for one in nodes if one is not leader]
 
@@ -519,7 +564,7 @@ class RaftSim:
                 f"{one.member.role.value} t{one.member.term} log {one.member.log.last_index} "
                 f"commit {one.member.commit} durable {one.member.durable}"
                 if one.alive
-                else f"down broken={one.broken}"
+                else f"down broken={one.broken} gone={one.gone}"
             )
             for one in self.nodes.values()
         )
