@@ -1,6 +1,7 @@
 """Seeds of a Raft group's life among failing networks, disks and processes, and proof of sight.
 
 HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
+HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from simkit.raft_mutants import HINTS, MUTANTS
+from simkit.raft_mutants import FIRST_SEEDS, HINTS, MUTANTS, REASONS
 from simkit.raft_scenarios import SCRIPTS
 from simkit.raft_sim import run_seed
-from simkit.seed_hunt import is_caught, never_seen
+from simkit.seed_hunt import hunting_order, is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
 GROUPS = 4  # so that workers share them
@@ -47,6 +48,7 @@ SOMETIMES = (
     "group converged",
     "killed",
     "leader elected",
+    "left for good",
     "lonely follower came back",
     "meta slot damaged",
     "name lost",
@@ -67,6 +69,7 @@ SOMETIMES = (
     "stopped by a failed sync",
     "stopped in the middle",
     "torn journal cut",
+    "waits for who is gone",
     "went on",
     "went on without some",
     "transfer asked",
@@ -106,7 +109,8 @@ def test_each_mutant_is_caught(mutant: str) -> None:
             mutant,
             SCRIPTS,
             lambda seed: run_seed(seed, faults=faults, size=size),
-            range(MUTANT_SEEDS_MAX),
+            hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX),
+            REASONS[mutant],
         )
 
 
@@ -120,7 +124,8 @@ def test_scripts_pass_without_their_mistake(script: str) -> None:
 def test_without_the_mistake_the_same_seeds_pass(mutant: str) -> None:
     """What catches a mutant is its mistake: the same faults do nothing to the real code."""
     faults, size = HINTS[mutant]
-    lives = [run_seed(seed, faults=faults, size=size)[1] for seed in range(5)]
+    first = FIRST_SEEDS.get(mutant, 0)
+    lives = [run_seed(seed, faults=faults, size=size)[1] for seed in range(first, first + 5)]
     assert len(set(lives)) == len(lives), "they were not the seeds' own lives"
 
 

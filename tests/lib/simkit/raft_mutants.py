@@ -7,6 +7,7 @@ are those of the defects that were found in pysyncobj (docs/decisions/0010-own-r
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -353,10 +354,11 @@ def rejoin_keeps_the_old_term() -> Any:
 
 @contextmanager
 def rejoin_asks_a_majority() -> Iterator[None]:
-    """Believe the first who answer, once they are a majority with the asker."""
+    """Believe the first who answer and know of a group, once they are a majority with the asker."""
 
     def unanswered(self: Rejoin) -> tuple[NodeId, ...]:
-        if len(self._told) >= self._quorum - 1:
+        begun = any(told.standing.knows for told in self._told.values())
+        if begun and len(self._told) >= self._quorum - 1:
             return ()
         return tuple(one for one in self._others if one not in self._told)
 
@@ -460,6 +462,20 @@ def compare_asks_a_majority() -> Any:
     return replaced(Compare, "unanswered", property(unanswered))
 
 
+def who_has_answered_is_silent() -> Any:
+    """Leave out who has answered in a round and is not asked again before it ends."""
+
+    def leave_out(self: Compare) -> None:
+        told, self._told = self._told, {}
+        request_id = self.request_id
+        original(self)
+        if self.request_id == request_id:  # the same round goes on
+            self._told = told
+
+    original = Compare.leave_out_silent
+    return replaced(Compare, "leave_out_silent", leave_out)
+
+
 def leader_keeps_copies_of_a_former_process() -> Any:
     """Count what a member acknowledged before it was restarted with another disk."""
     return replaced(Leader, "forget_copies", lambda *_: None)
@@ -495,7 +511,34 @@ HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "restored_disk_votes_at_once": (("restore", "copy", "cut"), 3),
     "restored_disk_ignores_the_bar": (("restore", "copy", "cut"), 3),
     "compare_asks_a_majority": (("restore", "copy", "cut"), 3),
+    "who_has_answered_is_silent": (("restore", "copy", "cut", "leave"), 5),
 }
+
+# Where a hunt begins, so that `make test` need not run the seeds before; `make mutants` does.
+FIRST_SEEDS: Final[dict[str, int]] = {
+    "s1_cut_what_matches": 6,
+    "s3_commit_from_chunks": 423,
+    "s9_trust_any_chunk": 157,
+    "forget_votes": 169,
+    "read_without_asking": 1211,
+    "read_answered_by_an_old_round": 1291,
+    "one_meta_slot": 127,
+    "rejoin_asks_a_majority": 133,
+    "rejoin_keeps_the_old_term": 7,
+    "restored_disk_votes_at_once": 176,
+    "restored_disk_ignores_the_bar": 102,
+    "compare_asks_a_majority": 144,
+    "who_has_answered_is_silent": 20,
+}
+
+# What a mutant's seed has to say; other seeds count for nothing. Most break a promise of safety.
+_PROMISE: Final = r"AssertionError: (?!no progress)"
+REASONS: Final[defaultdict[str, str]] = defaultdict(
+    lambda: _PROMISE,
+    s9_trust_any_chunk="MetadataCorruptError: a Raft snapshot",
+    rejoin_keeps_the_old_term="no progress after healing",  # the leader hears no refusal
+    who_has_answered_is_silent="no progress after healing",
+)
 
 MUTANTS: Final[dict[str, Mutant]] = {
     mutant.__name__: mutant
@@ -536,6 +579,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         restored_disk_ignores_the_bar,
         restored_disk_votes_again,
         compare_asks_a_majority,
+        who_has_answered_is_silent,
         leader_keeps_copies_of_a_former_process,
         leader_hears_a_former_process,
     )

@@ -6,8 +6,10 @@ Numbers such as S1 are those of docs/raft.md.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from broker.adapters.raft_pysyncobj import corrections as corrections_module
@@ -19,7 +21,7 @@ from broker.adapters.raft_pysyncobj.leading import Leading
 from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.adapters.raft_pysyncobj.outbox import Reads
 from broker.core.raft.events import Barrier, BarrierPassed, Effect, Propose, Save
-from broker.model.raft import EntryKind, Floor, HardState, NodeId, Snapshot
+from broker.model.raft import EntryKind, Floor, HardState, NodeId, Snapshot, Stored
 from broker.model.raft_messages import (
     Append,
     AppendReply,
@@ -211,6 +213,30 @@ def l3_no_check_quorum() -> Any:
     return replaced(corrections_module, "configuration", configuration)
 
 
+def bar_for_a_floor() -> Any:
+    """Abstain below the bar as below a floor."""
+
+    def begin(self: LibraryLog, stored: Stored, **limits: int) -> None:
+        original(self, replace(stored, floor=max(stored.floor, stored.bar)), **limits)
+
+    original = LibraryLog.__init__
+    return replaced(LibraryLog, "__init__", begin)
+
+
+def vote_below_the_bar() -> Any:
+    """Vote for any log as long as the own."""
+
+    def own_end(self: LibraryLog) -> Floor:
+        return Floor(self.entries.last_term, self.entries.last_index)
+
+    return replaced(LibraryLog, "voting_end", property(own_end))
+
+
+def bar_for_ever() -> Any:
+    """Keep the bar although nobody leads."""
+    return replaced(Following, "_lapse_bar", lambda _: None)
+
+
 def vote_below_the_floor() -> Any:
     """After a wiped disk, take part as if nothing had been forgotten."""
     return replaced(LibraryLog, "abstains", property(lambda _: False))
@@ -384,6 +410,9 @@ MUTANTS: Final[dict[str, Callable[[], Any]]] = {
         l2_no_pre_vote,
         l2_no_stickiness,
         l3_no_check_quorum,
+        bar_for_a_floor,
+        bar_for_ever,
+        vote_below_the_bar,
         vote_below_the_floor,
         commit_on_disk_before_its_entries,
         read_without_a_round,
@@ -410,4 +439,24 @@ HINTS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "s1_cut_what_follows": (("double", "reorder", "power", "cut"), 3),
     "s6_forget_votes": (("kill", "slow", "power", "cut"), 3),
     "l3_no_check_quorum": (("one-way",), 3),
+    "bar_for_a_floor": (("restore", "copy", "wipe", "cut"), 3),
+    "bar_for_ever": (("restore", "copy", "wipe", "cut", "power"), 3),
+    "vote_below_the_bar": (("restore", "copy", "cut"), 3),
 }
+
+# Where a hunt begins, so that `make test` need not run the seeds before; `make mutants` does.
+FIRST_SEEDS: Final[dict[str, int]] = {
+    "s6_forget_votes": 135,
+    "bar_for_a_floor": 13,
+    "bar_for_ever": 137,
+    "vote_below_the_bar": 101,
+}
+
+# What a mutant's seed has to say; other seeds count for nothing. Most break a promise of safety.
+_PROMISE: Final = r"AssertionError: (?!no progress)"
+REASONS: Final[defaultdict[str, str]] = defaultdict(
+    lambda: _PROMISE,
+    s1_cut_what_follows="LogFailedError: the leader's log lacks",
+    bar_for_a_floor="no progress after healing",
+    bar_for_ever="no progress after healing",
+)
