@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from broker.errors import (
 from broker.model.ids import LeaseId
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
+from headwater.history import History
 from simkit.brokers import disk_broker
 from simkit.lake_broker import serving
 from simkit.memory_broker import numbered, records
@@ -140,6 +142,36 @@ def test_a_read_goes_over_the_seam(client: Client) -> None:
 
     for start, end in ((0, 60), (29, 31), (30, 31), (29, 30), (15, 45)):
         assert read(client, start, end) == [(n, n) for n in range(start, end)]
+
+
+def test_every_column_comes_back_as_it_was_sent(client: Client) -> None:
+    """From the log and from the table; a time that the broker gave is the same in both."""
+    sent: list[dict[str, Any]] = [
+        {"value": b"1", "timestamp": 7, "reply_subject": "r", "correlation_id": "c\u00e9"},
+        {"value": None, "key": b"", "reply_subject": "", "correlation_id": ""},
+        {"value": b"", "key": b"k", "timestamp": 5, "headers": [("h", None), ("h", b"x")]},
+        {"value": b"4", "key": None, "headers": [], "subject": "elsewhere"},
+    ]
+    with client.producer("s", 0) as producer:
+        producer.send(sent)
+
+    with client.fetch("s", 0, Offset(0), Offset(4)) as fetched:
+        hot = [row for one in fetched for row in one.batch.to_pylist()]
+    client.tier_flush("s")
+    cut = client.cut("s", ttl_ms=TTL_MS)
+    assert cut.partitions[0].cold_end == 4
+    assert [row for one in History(client, cut).batches() for row in one.to_pylist()] == hot
+    for row, record in zip(hot, sent, strict=True):
+        headers = record.get("headers")
+        assert row["headers"] == (
+            headers if headers is None else [{"key": name, "value": text} for name, text in headers]
+        )
+        assert row["subject"] == record.get("subject", "s")
+        for name in ("key", "value", "reply_subject", "correlation_id"):
+            assert row[name] == record.get(name), name
+        given_us = round(row["timestamp"].timestamp() * 1_000_000)
+        assert given_us == record.get("timestamp", given_us)
+        assert ("timestamp" in record) == (given_us < 10), "a time is given where none was sent"
 
 
 def test_what_a_lease_holds_stays_on_the_disk(client: Client) -> None:

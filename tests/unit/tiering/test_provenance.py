@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,13 +20,19 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import CorruptDataError, ObjectCorruptError, TableMismatchError
+from broker.errors import (
+    CorruptDataError,
+    ForeignHistoryError,
+    ObjectCorruptError,
+    TableMismatchError,
+)
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from simkit.tier_lab import TickingClock, TierLab, cut_of
 from simkit.tier_source import MemoryTierCatalog
 from tiering import object_proof
 from tiering.certify import certify_counts, require_sound
+from tiering.delta_log import commit_digest
 from tiering.proofs import CACHE, decode, encode, prove
 from tiering.table import transaction_id
 from tiering.tiering import Tiering
@@ -70,6 +77,16 @@ def certify(lab: TierLab, version: int | None = None) -> list[int]:
     snapshot = table.snapshot(version)
     proofs, _, _ = certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store)
     return [proof.cold_count for proof in proofs]
+
+
+def test_a_cut_is_of_the_commit_that_made_its_version(lab: TierLab) -> None:
+    """A version by that number in a table that was put back and written on is another one."""
+    snapshot, store = lab.table.snapshot(), lab.table.store
+    cut = cut_of(snapshot, lab.stream)
+    digest = commit_digest(store, snapshot.version)
+    certify_counts(snapshot, replace(cut, table_digest=digest), store)
+    with pytest.raises(ForeignHistoryError, match="put back to an older copy"):
+        certify_counts(snapshot, replace(cut, table_digest="0" * 64), store)
 
 
 def rewritten(lab: TierLab, change: Callable[[pa.Table], pa.Table]) -> pa.Table:

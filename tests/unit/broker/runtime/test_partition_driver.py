@@ -16,17 +16,21 @@ from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
+    ForeignHistoryError,
+    InvalidCutError,
     InvalidRequestError,
     OverloadedError,
     RecordTooLargeError,
     SequenceGapError,
     ShuttingDownError,
     StreamExistsError,
+    StreamRecreatedError,
     UnknownLeaseError,
     UnknownPartitionError,
     UnknownStreamError,
 )
-from broker.model.ids import BrokerId, LeaseId, ProducerId
+from broker.model.cut_positions import CutPosition
+from broker.model.ids import BrokerId, LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
@@ -276,3 +280,20 @@ def test_a_cut_without_a_lake_is_all_hot(node: Node) -> None:
         node.broker.renew_lease(LeaseId("never"), ttl_ms=60_000)
     with pytest.raises(InvalidRequestError):
         node.broker.take_lease("s", owner="test", ttl_ms=1)
+
+
+def test_a_cut_of_another_history_is_refused(node: Node) -> None:
+    """Its offsets may all be here: whose they are is asked for each partition, and of which."""
+    partition = _open(node)
+    _put(partition, b"a", b"b")
+    (part,) = node.broker.cut("s", owner="test", ttl_ms=60_000).partitions
+    uuid = node.broker.stream("s").uuid
+    here = CutPosition(part.lineage_id, part.hot_end)
+    node.broker.check_cut("s", stream_uuid=uuid, positions=[here])
+    with pytest.raises(ForeignHistoryError):
+        node.broker.check_cut("s", stream_uuid=uuid, positions=[CutPosition("f" * 32, Offset(2))])
+    with pytest.raises(InvalidCutError):
+        node.broker.check_cut("s", stream_uuid=uuid, positions=[here, here])
+    other = StreamUuid("00000000-0000-0000-0000-000000000001")
+    with pytest.raises(StreamRecreatedError):
+        node.broker.check_cut("s", stream_uuid=other, positions=[here])
