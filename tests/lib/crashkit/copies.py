@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 
 from checkkit.anomalies import Violation
 from checkkit.arrow import COLUMNS, columns_by_partition
-from checkkit.checker import check_reading
+from checkkit.check_copies import Truths, check_copies
+from checkkit.checker import USUAL, check_reading
+from checkkit.facts import Facts
 from checkkit.history import History
 from checkkit.readings import Reading, RowColumns, Source, of_log
 
@@ -62,7 +64,12 @@ def read_copy(files: list[Path]) -> Copied:
 
 
 def judge_copy(
-    history: History, copied: Copied, ends: Mapping[int, int], *, began_ns: int
+    history: History,
+    copied: Copied,
+    ends: Mapping[int, int],
+    *,
+    began_ns: int,
+    stream: Reading | None = None,
 ) -> Iterator[Violation]:
     """Yield whatever keeps a copy from being the acknowledged sequence, once and in order.
 
@@ -71,9 +78,15 @@ def judge_copy(
         copied: the rows, in the order in which the query committed them.
         ends: up to where each partition was to be copied.
         began_ns: a time before ``ends`` were taken.
+        stream: the stream itself, read up to ``ends``. Only that tells whether a time that the
+            broker gave is the one that was copied.
     """
     strange = sorted(copied.keys() - ends.keys())
     assert not strange, f"the copy has partitions that the stream has not: {strange}"
     none = RowColumns.of(())
     parts = [of_log(number, copied.get(number, none), end=end) for number, end in ends.items()]
-    return check_reading(history, Reading.of("copy", began_ns, parts, Source.COPY))
+    copy = Reading.of("copy", began_ns, parts, Source.COPY)
+    yield from check_reading(history, copy)
+    if stream is not None:
+        facts = Facts(history, USUAL)
+        yield from check_copies(facts, Truths(facts, [stream]), [copy])

@@ -22,6 +22,7 @@ from broker.errors import HeadwaterError
 from checkkit.anomalies import Verdict
 from checkkit.checker import check_reading
 from crashkit import copies, stream_faults
+from crashkit.flight_load import FlightLoad, FlightLoadConfig
 from crashkit.moments import FileWatch
 from crashkit.nats_load import NatsLoad, NatsLoadConfig
 from crashkit.processes import BrokerProcess
@@ -94,7 +95,7 @@ class StreamCampaign:
         self._query: StreamQuery | None = None
         self._watch: TierWatch | None = None
         self._upkeep: Upkeep | None = None
-        self._loads: list[NatsLoad] = []
+        self._loads: list[NatsLoad | FlightLoad] = []
         self._missing_in_a_row = 0
 
     @property
@@ -185,7 +186,7 @@ class StreamCampaign:
 
     def _begin_cold(self) -> None:
         """Let the first query find a history that is in the table, not in the log."""
-        self._loads = self._loads_of("early", (512,), 1000)
+        self._loads = [*self._loads_of("early", (512,), 1000)]
         deadline_s = time.monotonic() + 180
         while self.recorder.acked_count < self._config.history_records:
             self._complain(deadline_s, "the history to be acknowledged")
@@ -198,7 +199,18 @@ class StreamCampaign:
         self._upkeep.start()
 
     def _start_load(self) -> None:
-        self._loads = self._loads_of("nats", (1, 64), self._config.records_per_s)
+        self._loads = [*self._loads_of("nats", (1, 64), self._config.records_per_s)]
+        for number in range(PARTITIONS):  # with the columns that NATS cannot carry
+            subject = "crash.in" if number == 0 else f"crash.in.{number}"
+            seed = f"{self._config.seed}/flight{number}"
+            maker = RecordMaker(f"flight{number}", subject, seed=seed, large_bytes_max=8192)
+            config = FlightLoadConfig(
+                url=self.broker.url, stream=STREAM, partition=number, batches_per_s=1,
+                batch_records_max=2 * self._config.records_per_s,
+            )  # fmt: skip
+            load = FlightLoad(config, maker, self.recorder, seed=f"{seed}/l")
+            load.start()
+            self._loads.append(load)
 
     # ------------------------------------------------------------------ one query
 
@@ -362,8 +374,10 @@ class StreamCampaign:
         copied = query.read()
         self._upkeep.pause()
         with self.recorder.history() as history:
-            self.verdict.add(copies.judge_copy(history, copied, ends, began_ns=began_ns))
-            self.verdict.add(check_reading(history, read_through_broker(self.client, STREAM)))
+            stream = read_through_broker(self.client, STREAM)
+            self.verdict.add(check_reading(history, stream))
+            found = copies.judge_copy(history, copied, ends, began_ns=began_ns, stream=stream)
+            self.verdict.add(found)
         self._upkeep.resume()
         for load in self._loads:
             load.resume()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from checkkit.anomalies import Anomaly, Verdict
 from checkkit.arrow import COLUMNS
 from checkkit.content import fingerprint
 from checkkit.history import History
+from checkkit.readings import NO_TIME, Reading, of_log
 from crashkit import copies
 
 Rows = list[dict[str, object]]
@@ -202,3 +204,21 @@ def test_a_compacted_sink_log_keeps_its_order(tmp_path: Path) -> None:
     (log / "1.compact").write_text("\n".join(["v1", *first]))
     (log / "1").unlink()
     assert copies.files_of_sink(tmp_path) == files
+
+
+def test_a_time_that_the_broker_gave_is_compared_with_the_stream(tmp_path: Path) -> None:
+    """Nobody sent it: only another reading of the stream knows it."""
+    rows = whole()
+    history = told(rows)
+    history.records["timestamp_us"][:] = array("q", [NO_TIME] * len(rows))
+    stream = Reading.of(
+        "flight",
+        1_000_000,
+        [of_log(n, one) for n, one in copies.read_copy(write_sink(tmp_path / "a", rows)).items()],
+    )
+    copied = copies.read_copy(write_sink(tmp_path / "b", of_another_time(rows)))
+    ends = {0: 12, 1: 12}
+    found = copies.judge_copy(history, copied, ends, began_ns=1_000_000)
+    assert Verdict.of(found).ok
+    found = copies.judge_copy(history, copied, ends, began_ns=1_000_000, stream=stream)
+    assert Verdict.of(found).counts == {Anomaly.UNIFIED_DIFFERS: 1}
