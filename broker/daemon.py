@@ -198,12 +198,15 @@ class _Daemon:
             nats_url=config.nats.url,
             lake_uri=config.lake.uri,
         )
+        self._say_ready(addresses, directory, streams_count=len(broker.streams()))
+
+    def _say_ready(self, addresses: Addresses, directory: str, *, streams_count: int) -> None:
         _log.info(
             "broker_started",
             directory=directory,
             flight_port=addresses.flight_port,
             http_port=addresses.http_port,
-            streams_count=len(broker.streams()),
+            streams_count=streams_count,
         )
         if self._on_ready is not None:
             self._on_ready(addresses)

@@ -6,6 +6,7 @@ some seed. It has three parts: trouble, healing, and a long look at what is ther
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -89,14 +90,8 @@ class ClusterSim:
         self.world = world = World(seed)
         rng = world.rng
         self.real_log = real_log
-        if faults is None:
-            faults = frozenset(one for one in FAULTS if rng.random() < 0.35)
-            if interval:
-                faults = frozenset(one for one in INTERVAL_FAULTS if rng.random() < 0.6)
-            if tiered:
-                faults |= {one for one in TIERED_FAULTS if rng.random() < 0.6}
+        self.faults = _draw_faults(rng, tiered, interval) if faults is None else faults
         self.table = Table() if tiered else None
-        self.faults = faults
         self.network = Network(
             world,
             delay_ms_max=rng.choice((3, 20, 60)),
@@ -128,13 +123,7 @@ class ClusterSim:
         self.oracle = Oracle(PARTITION, self.control, self.witness)
         self.oracle.table = self.table
         self.operator = Operator(self)
-        self.brokers: dict[str, SimBroker] = {}
-        for name in self.names:
-            log = RealLog(rng) if real_log else ModelLog(rng)
-            log.interval = interval
-            self.brokers[name] = SimBroker(
-                name, world, self.network, self.oracle, log, self.setting
-            )
+        self.brokers: dict[str, SimBroker] = {name: self._make_broker(name) for name in self.names}
         self.oracle.watch(self.brokers)
         self.producers: list[Producer] = []
         wanted = policies or tuple(
@@ -144,6 +133,12 @@ class ClusterSim:
         self._wanted = wanted
         self._trouble = False
         self._copies: list[tuple[str, Any, list[str]]] = []  # of whose disk, what, its sessions
+
+    def _make_broker(self, name: BrokerId) -> SimBroker:
+        rng = self.world.rng
+        log = RealLog(rng) if self.real_log else ModelLog(rng)
+        log.interval = self.interval
+        return SimBroker(name, self.world, self.network, self.oracle, log, self.setting)
 
     def _draw_setting(self, *, late: bool) -> Setting:
         rng = self.world.rng
@@ -572,6 +567,15 @@ class ClusterSim:
     def _end_gracefully(self, broker: SimBroker) -> None:
         broker.stop()
         self._restart(broker)
+
+
+def _draw_faults(rng: random.Random, tiered: bool, interval: bool) -> frozenset[str]:
+    faults = frozenset(one for one in FAULTS if rng.random() < 0.35)
+    if interval:
+        faults = frozenset(one for one in INTERVAL_FAULTS if rng.random() < 0.6)
+    if tiered:
+        faults |= {one for one in TIERED_FAULTS if rng.random() < 0.6}
+    return faults
 
 
 def run_seed(
