@@ -25,9 +25,9 @@ from simkit.seed_hunt import broken_seed, is_caught, never_seen
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
 REAL_SEEDS = max(40, SEEDS // 8)
 LATE_SEEDS = max(60, SEEDS // 4)
-TIERED_SEEDS = max(80, SEEDS // 2)
+TIERED_SEEDS = max(80, SEEDS // 3)
 INTERVAL_SEEDS = max(40, SEEDS // 4)
-TIERED_REAL_SEEDS = max(20, SEEDS // 8)
+TIERED_REAL_SEEDS = max(20, SEEDS // 12)
 WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 GROUPS = 4  # so that workers share them
 MUTANT_SEEDS_MAX = 1500
