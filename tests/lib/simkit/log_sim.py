@@ -384,6 +384,7 @@ class LogSim:
             except (SegmentCorruptError, OffsetOutOfRangeError):
                 missing += 1
             else:
+                assert found, f"the batch at {one.base} is gone, and a read of it names nothing"
                 assert bytes(found[0].body) == one.body, "other bytes were served"
         self.seen["loss named"] += missing > 0
         if missing and not read_errors:  # a reader may be the first to meet a bad sector
