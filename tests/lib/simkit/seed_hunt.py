@@ -44,12 +44,15 @@ def is_caught(
 
 
 def never_seen(
-    wanted: Collection[str], run: Callable[[int], Iterable[str]], seeds: Iterable[int]
+    wanted: Collection[str], run: Callable[[int], Mapping[str, int]], seeds: Iterable[int]
 ) -> list[str]:
-    """Return what happens in none of the seeds; stops when everything has."""
+    """Return what happens in none of the seeds; stops when everything has.
+
+    A life counts what it sees; what it counted zero times did not happen.
+    """
     missing = set(wanted)
     for seed in seeds:
-        missing.difference_update(run(seed))
+        missing.difference_update(what for what, count in run(seed).items() if count)
         if not missing:
             break
     return sorted(missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simkit.seed_hunt import broken_seed, is_caught, never_seen
+from simkit.seed_hunt import broken_seed, hunting_order, is_caught, never_seen
 
 
 def _breaks_at_three(seed: int) -> None:
@@ -19,6 +19,24 @@ def test_the_first_broken_seed_is_named() -> None:
         broken_seed(lambda seed: 1 // seed, range(2))
 
 
+def test_a_seed_has_to_say_what_the_mutant_stands_for() -> None:
+    """Another failure counts for nothing, and the hunt goes on."""
+
+    def breaks(seed: int) -> None:
+        assert seed not in {2, 4}, f"seed {seed}: " + ("KeyError" if seed == 2 else "a lost entry")
+
+    assert broken_seed(breaks, range(10), "a lost entry") == 4
+    assert not is_caught("other", {}, breaks, range(4), "a lost entry")
+
+
+def test_a_hunt_begins_where_the_mutant_is_known_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All seeds have their turn; the whole hunt goes through them in order."""
+    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
+    assert hunting_order(3, 5) == [3, 4, 0, 1, 2]
+    monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
+    assert hunting_order(3, 5) == [0, 1, 2, 3, 4]
+
+
 def test_a_script_decides_where_there_is_one() -> None:
     """A mutant with a script is not looked for in seeds."""
     scripts = {"seen": lambda: _breaks_at_three(3), "unseen": lambda: _breaks_at_three(0)}
@@ -29,12 +47,12 @@ def test_a_script_decides_where_there_is_one() -> None:
 
 
 def test_what_never_happens_is_named() -> None:
-    """Only what was wanted counts, and no more seeds are lived than are needed."""
+    """Only what was wanted and counted counts; no more seeds are lived than are needed."""
     lived: list[int] = []
 
-    def run(seed: int) -> list[str]:
+    def run(seed: int) -> dict[str, int]:
         lived.append(seed)
-        return [str(seed), "more"]
+        return {str(seed): 1, "more": 2, "9": 0}
 
     assert never_seen(["1", "9"], run, range(5)) == ["9"]
     assert never_seen(["0", "1"], run, range(5)) == []
