@@ -172,7 +172,8 @@ nightly: $(STAMP) ## all simulations for hours, with counts (MINUTES=120 SEEDS=2
 .PHONY: mutants
 mutants: $(STAMP) ## break the log, replication and Raft on purpose; the simulations must notice
 	@cd $(ROOT)
-	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim -k mutant $(PYTEST_ARGS)
+	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim \
+		-k "mutant or correction_is_needed" $(PYTEST_ARGS)
 
 .PHONY: protos
 protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire
