@@ -156,6 +156,7 @@ class PeerSender:
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+                plain.getpeername()  # OSError if it is gone: wrap_socket would lose the descriptor
                 secured = self._context.wrap_socket(plain, do_handshake_on_connect=False)
                 stack.pop_all()
                 stack.callback(secured.close)
