@@ -57,12 +57,12 @@ def _chaos(plant: str, story: str, *words: str, times: int = 1) -> Drill:
 
 
 DRILLS: Final = (
-    _crash("ack_unwritten", "lost"),
+    _crash("ack_unwritten", "lost", "SequenceGapError"),
     _crash("forget_ids", "doubled", rounds=8),
     _crash("skip_a_batch", "GapError"),
     _crash("ship_milliseconds", "rewritten", "other_time"),
     _crash("lose_correlation_ids", "foreign", "damaged"),
-    _stream("ack_unwritten", "lost"),
+    _stream("ack_unwritten", "lost", "SequenceGapError"),
     _stream("slices_end_early", "gap", "lost"),
     _stream("begin_behind_the_checkpoint", "overlap"),
     _stream("ship_milliseconds", "unified_differs"),
