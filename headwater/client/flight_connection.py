@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,22 +28,61 @@ _CHANNEL_OPTIONS: Final = [
 ]
 
 
+class _Channel:
+    """Holds a Flight client until it is given up: the frames of a kept error hold only this."""
+
+    def __init__(self, client: flight.FlightClient) -> None:
+        self._client: flight.FlightClient | None = client
+
+    @property
+    def client(self) -> flight.FlightClient:
+        """The Flight client; raises FlightUnavailableError once it was given up."""
+        if self._client is None:
+            raise flight.FlightUnavailableError("another call has just found nobody there")
+        return self._client
+
+    def give_up(self) -> None:
+        """Let it end with the last call that uses it."""
+        self._client = None
+
+
 class Connection:
-    """One Flight channel to a broker. Connects lazily; any thread."""
+    """One Flight channel to a broker at a time. Connects lazily; any thread.
+
+    A channel that could not connect tries again for ever, also when nobody calls: at a port that
+    may be somebody else's by now. So it is given up, and the next call makes another.
+    """
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._client = flight.FlightClient(
-            address.url,
-            tls_root_certs=address.ca,
-            cert_chain=address.cert,
-            private_key=address.key,
-            generic_options=[*_CHANNEL_OPTIONS],
-        )
+        self._lock = threading.Lock()
+        self._channel: _Channel | None = None
 
     def close(self) -> None:
         """Close the channel; running calls end with an error."""
-        self._client.close()
+        channel = self._open()
+        with suppress(flight.FlightUnavailableError):  # it was given up a moment ago
+            channel.client.close()
+
+    def _open(self) -> _Channel:
+        with self._lock:
+            if self._channel is None:
+                self._channel = _Channel(
+                    flight.FlightClient(
+                        self.address.url,
+                        tls_root_certs=self.address.ca,
+                        cert_chain=self.address.cert,
+                        private_key=self.address.key,
+                        generic_options=[*_CHANNEL_OPTIONS],
+                    )
+                )
+            return self._channel
+
+    def _give_up(self, channel: _Channel) -> None:
+        with self._lock:
+            channel.give_up()
+            if self._channel is channel:
+                self._channel = None
 
     def action(
         self, name: str, values: Mapping[str, Any], *, timeout_ms: int = CALL_TIMEOUT_MS
@@ -52,30 +93,39 @@ class Connection:
             HeadwaterError: what the broker answered, or NoAnswerError when it does not.
         """
         options = flight.FlightCallOptions(timeout=timeout_ms / 1000)
-        with translated(self.address):
-            results = self._client.do_action(
+        channel = self._open()
+        with translated(self.address, partial(self._give_up, channel)):
+            results = channel.client.do_action(
                 flight.Action(name, encode_body(name, values)), options
             )
             return [json.loads(result.body.to_pybytes()) for result in results]
 
     def put(self, path: StreamPath, schema: pa.Schema) -> PutCall:
         """Open a do_put."""
-        with translated(self.address):
+        channel = self._open()
+        unreachable = partial(self._give_up, channel)
+        with translated(self.address, unreachable):
             descriptor = flight.FlightDescriptor.for_path(*path.to_path())
-            writer, reader = self._client.do_put(descriptor, schema)
-        return PutCall(self.address, writer, reader)
+            writer, reader = channel.client.do_put(descriptor, schema)
+        return PutCall(self.address, writer, reader, unreachable)
 
     def get(self, request: ReadRequest) -> GetCall:
         """Open a do_get; errors may come with the first read."""
-        with translated(self.address):
-            return GetCall(self.address, self._client.do_get(flight.Ticket(request.to_ticket())))
+        channel = self._open()
+        unreachable = partial(self._give_up, channel)
+        with translated(self.address, unreachable):
+            reader = channel.client.do_get(flight.Ticket(request.to_ticket()))
+        return GetCall(self.address, reader, unreachable)
 
 
 class PutCall:
     """A do_put: one thread writes, another reads the answers."""
 
-    def __init__(self, address: Address, writer: Any, reader: Any) -> None:
+    def __init__(
+        self, address: Address, writer: Any, reader: Any, unreachable: Callable[[], None]
+    ) -> None:
         self._address = address
+        self._unreachable = unreachable
         self._writer = writer
         self._reader = reader
 
@@ -84,7 +134,7 @@ class PutCall:
         try:
             self._writer.write_with_metadata(batch, mark)
         except _FLIGHT_ERRORS as error:
-            raise _ours(error, self._address) from error
+            raise _ours(error, self._address, self._unreachable) from error
 
     def finish(self) -> None:
         """Tell the broker that nothing more comes; its remaining answers still do."""
@@ -96,7 +146,7 @@ class PutCall:
         try:
             frame = self._reader.read()
         except _FLIGHT_ERRORS as error:
-            raise _ours(error, self._address) from error
+            raise _ours(error, self._address, self._unreachable) from error
         return None if frame is None else bytes(frame)
 
     def close(self) -> None:
@@ -108,13 +158,14 @@ class PutCall:
 class GetCall:
     """A do_get: batches with their metadata."""
 
-    def __init__(self, address: Address, reader: Any) -> None:
+    def __init__(self, address: Address, reader: Any, unreachable: Callable[[], None]) -> None:
         self._address = address
+        self._unreachable = unreachable
         self._reader = reader
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:
         """Return the next batch and its mark, or None at the end. Blocks."""
-        with translated(self._address):
+        with translated(self._address, self._unreachable):
             try:
                 chunk = self._reader.read_chunk()
             except StopIteration:
@@ -128,20 +179,24 @@ class GetCall:
 
 
 @contextmanager
-def translated(address: Address) -> Iterator[None]:
-    """Raise our errors instead of Flight's and Arrow's."""
+def translated(address: Address, unreachable: Callable[[], None] | None = None) -> Iterator[None]:
+    """Raise our errors instead of Flight's and Arrow's; tell of a broker that is not there."""
     try:
         yield
     except _FLIGHT_ERRORS as error:
-        raise _ours(error, address) from error
+        raise _ours(error, address, unreachable) from error
 
 
-def _ours(error: BaseException, address: Address) -> HeadwaterError:
+def _ours(
+    error: BaseException, address: Address, unreachable: Callable[[], None] | None
+) -> HeadwaterError:
     extra = getattr(error, "extra_info", None)
     if extra:
         known = from_wire(bytes(extra).decode(errors="replace"))
         if known is not None:
             return known
+    if unreachable is not None and isinstance(error, flight.FlightUnavailableError):
+        unreachable()
     # Flight appends its own diagnosis to the text, over several sentences; the first says it.
     text = str(error).split(". gRPC client debug context", maxsplit=1)[0]
     text = text.split(". Detail: ", maxsplit=1)[0]

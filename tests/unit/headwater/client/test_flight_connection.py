@@ -1,0 +1,34 @@
+"""A connection to nobody: it asks when it is called, and leaves the port alone afterwards."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from contextlib import closing
+
+import pytest
+
+from broker.errors import NoAnswerError
+from headwater.client.address import Address
+from headwater.client.flight_connection import Connection
+
+_LOOK_S = 2.5  # gRPC tries again after a second at the latest
+
+
+def test_a_port_where_nobody_was_is_left_alone() -> None:
+    """Else whoever gets the port next is called every second, in a protocol that is not theirs."""
+    gc.disable()  # an error that somebody keeps must not keep the channel
+    try:
+        with closing(socket.create_server(("127.0.0.1", 0))) as somebody:
+            port = somebody.getsockname()[1]
+        connection = Connection(Address(host="127.0.0.1", port=port, tls=False))
+        with pytest.raises(NoAnswerError) as kept:
+            connection.action("brokers", {})
+        with closing(socket.create_server(("127.0.0.1", port))) as next_one:
+            next_one.settimeout(_LOOK_S)
+            with pytest.raises(TimeoutError):
+                next_one.accept()
+        assert kept.value.message
+        connection.close()
+    finally:
+        gc.enable()
