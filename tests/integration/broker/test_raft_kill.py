@@ -37,6 +37,18 @@ def test_a_killed_leader_takes_no_answer_with_it(group: ProcessGroup) -> None:
     assert group.alive[leader].ask("epoch") == "120"
 
 
+def test_a_member_that_was_asked_after_its_death_is_put_away(group: ProcessGroup) -> None:
+    """Its last command is neither answered nor an error, and its pipes are closed."""
+    name, *others = group.names
+    member = group.alive[name]
+    member.signal()
+    while member.ask("leader"):  # the signal has not reached it yet
+        pass
+    assert member.ask("leader") == ""
+    group.kill(name)
+    assert set(group.alive) == set(others)
+
+
 def test_killed_all_at_once_in_the_middle_of_work(group: ProcessGroup) -> None:
     """What was answered is there again; what was under way has happened once, or not at all."""
     answered: dict[str, list[int]] = {name: [] for name in group.names}

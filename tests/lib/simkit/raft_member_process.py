@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,14 @@ class MemberProcess:
         self._process.send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """End it by SIGKILL; a command that the dead member did not take is dropped."""
         self.signal()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A command that met a broken pipe is still buffered, and close() sends it again.
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
 
 class ProcessGroup:
