@@ -148,17 +148,24 @@ def _conflicts(
 
 
 def _check_kept(facts: Facts, polls: Polls, truths: Truths) -> Iterator[Violation]:
-    """What was shown as committed is in the final log; what was not may only go with notice."""
+    """What was shown as committed is in the final log; what was not may only go with notice.
+
+    An epoch has one leader: whoever read an offset of it has read what the log holds of it.
+    """
     for partition, places in groups(polls.partitions[polls.order]):
         log = truths.log(partition)
         rows = polls.order[places]
         offsets = polls.offsets[rows]
         here, place = log.find(offsets)
-        kept = here.copy()
+        kept, same_epoch = here.copy(), here.copy()
         if len(log):
-            kept &= log.values[place] == polls.values[rows]
-            kept &= log.epochs[place] == polls.epochs[rows]
+            same_epoch &= log.epochs[place] == polls.epochs[rows]
+            kept &= same_epoch & (log.values[place] == polls.values[rows])
             kept &= log.times_us[place] == polls.times_us[rows]
+        for one in np.flatnonzero(same_epoch & ~kept & ~polls.committed[rows]):
+            row = int(rows[one])
+            detail = f"{polls.who(facts, row)} read what the log does not hold in this epoch"
+            yield _violation(Anomaly.INCONSISTENT, polls, row, detail)
         judged = ~within(offsets, facts.history.holes.get(partition, ()))
         judged &= ~polls.forgiven[rows]
         if len(log):

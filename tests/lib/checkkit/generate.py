@@ -259,8 +259,12 @@ def change_a_time(run: Run, rng: random.Random) -> set[Anomaly]:
 
 def change_a_polled_time(run: Run, rng: random.Random) -> set[Anomaly]:
     """A consumer was given one record with another time."""
-    times = run.history.poll_rows["timestamp_us"]
-    times[rng.randrange(len(times))] += 1
+    polled = run.history.poll_rows
+    final = {(row.offset, row.leader_epoch) for row in run.rows}
+    seen = zip(polled["offset"], polled["epoch"], strict=True)
+    # On a lost branch nobody else may have seen the record, so that no time contradicts it.
+    kept = [place for place, one in enumerate(seen) if one in final]
+    polled["timestamp_us"][rng.choice(kept)] += 1
     return {Anomaly.INCONSISTENT, Anomaly.OTHER_TIME, Anomaly.WITHDRAWN}
 
 
@@ -303,8 +307,9 @@ def repeat_a_polled_row(run: Run, rng: random.Random) -> set[Anomaly]:
 def _bend_polls(
     run: Run, rng: random.Random, kind: Anomaly, change: Callable[[int], int]
 ) -> set[Anomaly]:
-    place = rng.randrange(1, len(run.history.poll_rows))
     offsets = run.history.poll_rows["offset"]
+    bendable = [place for place, offset in enumerate(offsets) if place and change(offset) >= 0]
+    place = rng.choice(bendable)
     offsets[place] = change(offsets[place])
     return {kind, Anomaly.POLL_SKIP, Anomaly.INCONSISTENT, Anomaly.WITHDRAWN}
 
