@@ -99,10 +99,11 @@ def check_rows(facts: Facts, partition: int, log: Log) -> Iterator[Violation]:
     again = known != known[first][inverse]
     for place in np.flatnonzero(again):
         row, other = known[place], known[first[inverse[place]]]
-        once = facts.record["identified"][records[row]] and log.offsets[row] != log.offsets[other]
-        if once:
-            detail = f"{facts.name(records[row])} stands at {log.offsets[other]} as well"
-            yield Violation(Anomaly.DOUBLED, partition, int(log.offsets[row]), detail)
+        record, offset, lower = int(records[row]), int(log.offsets[row]), int(log.offsets[other])
+        once = facts.record["identified"][record] and offset != lower
+        if once and not facts.stored_again(record, partition, lower, offset):
+            detail = f"{facts.name(record)} stands at {lower} as well"
+            yield Violation(Anomaly.DOUBLED, partition, offset, detail)
     rows = known[~again]
     yield from _check_places(facts, partition, log.take(rows), records[rows])
     yield from _check_orders(facts, partition, log.take(rows), records[rows])

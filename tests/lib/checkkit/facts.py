@@ -74,6 +74,17 @@ class Facts:
                 flags |= here & (acks["offset"] >= end) & (acks["at_ns"] <= at_ns)
         return flags
 
+    def stored_again(self, record: int, partition: int, lower: int, offset: int) -> bool:
+        """Tell whether a retry met a leader whose log an accepted loss took the first copy from.
+
+        The table keeps that copy, below where the loss begins, and nobody acknowledged it.
+        """
+        retried = self.record["attempts"][record] > 1 and self.acked_offset[record] != lower
+        return bool(retried) and any(
+            lower < end <= offset and self.record["first_ns"][record] <= at_ns
+            for end, at_ns in self.history.forgiven.get(partition, ())
+        )
+
     def name(self, record: int) -> str:
         """Return what to call a record."""
         return self.history.name(int(record))

@@ -187,6 +187,19 @@ def unclean_election_loses_what_was_accepted() -> Verdict:
     return world.judge_all()
 
 
+def retry_meets_a_log_whose_first_copy_only_the_table_has() -> Verdict:
+    """An operator accepted a loss from the table's end on; the new leader does not know "b"."""
+    world = world_of("a")
+    world.send("b")
+    world.store("b")
+    world.history.forgive(0, 2, world.tick())
+    world.fail_over()
+    world.retry("b")
+    world.ack("b", world.store("b"))
+    world.cold_ends[0] = 3
+    return world.judge_all()
+
+
 def table_lags_behind() -> Verdict:
     """The newest records are not shipped yet."""
     return world_of("a", "b", "c", cold_end=1).judge_all()
@@ -229,6 +242,7 @@ GOOD: Final = (
     two_clients_hear_epochs_in_other_orders,
     leader_acks_before_it_can_know_its_successor,
     unclean_election_loses_what_was_accepted,
+    retry_meets_a_log_whose_first_copy_only_the_table_has,
     table_lags_behind,
     spark_s_read_is_in_any_order,
     a_late_stray_copy_was_recognised,

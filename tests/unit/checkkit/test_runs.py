@@ -381,6 +381,39 @@ def more_lost_than_the_operator_accepted() -> Verdict:
     return world.judge_all()
 
 
+def _twice(*, loss_from: int, first_is_acked: bool, retried: bool) -> Verdict:
+    """Tell of "b" at 1 and at 2, and of a loss that an operator accepted between the two."""
+    world = world_of("a")
+    world.send("b")
+    world.store("b")
+    if first_is_acked:
+        world.ack("b", 1)
+    world.history.forgive(0, loss_from, world.tick())
+    world.fail_over()
+    if retried:
+        world.retry("b")
+    offset = world.store("b")
+    if not first_is_acked:
+        world.ack("b", offset)
+    world.cold_ends[0] = 3
+    return world.judge_all()
+
+
+def acknowledged_and_stored_again_after_an_accepted_loss() -> Verdict:
+    """The first copy was acknowledged below the loss."""
+    return _twice(loss_from=2, first_is_acked=True, retried=True)
+
+
+def sent_once_and_stored_again_after_an_accepted_loss() -> Verdict:
+    """Nobody sent it a second time."""
+    return _twice(loss_from=2, first_is_acked=False, retried=False)
+
+
+def stored_again_within_an_accepted_loss() -> Verdict:
+    """The loss begins below both copies: the new leader's log has them both."""
+    return _twice(loss_from=1, first_is_acked=False, retried=True)
+
+
 BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     replica_has_other_bytes: {Anomaly.DIVERGED},
     replica_has_another_epoch: {Anomaly.DIVERGED},
@@ -422,6 +455,9 @@ BAD: Final[dict[Callable[[], Verdict], set[Anomaly]]] = {
     leader_acks_share_an_offset_in_one_epoch: {Anomaly.ACK_SHARED},
     leader_ack_lost_with_one_replica: {Anomaly.LOST},
     more_lost_than_the_operator_accepted: {Anomaly.LOST},
+    acknowledged_and_stored_again_after_an_accepted_loss: {Anomaly.DOUBLED},
+    sent_once_and_stored_again_after_an_accepted_loss: {Anomaly.DOUBLED},
+    stored_again_within_an_accepted_loss: {Anomaly.DOUBLED},
 }
 
 
