@@ -44,7 +44,7 @@ EXPECTED: Final = (
 )  # fmt: skip
 MEASURES: Final = (
     "publish", "ingest", "latency", "catch_up", "tiering", "spark", "spark_log", "planning",
-    "memory",
+    "proving", "memory",
 )  # fmt: skip
 # Three brokers each; only by name, as `make bench-cluster` does.
 CLUSTER_MEASURES: Final = (
