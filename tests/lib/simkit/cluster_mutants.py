@@ -6,8 +6,6 @@ of a `with`. Its docstring says who got it wrong, or which row of the catalogue 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,21 +23,11 @@ from broker.errors import LogFailedError
 from broker.model.offsets import Offset
 from simkit.cluster_broker import SimBroker
 from simkit.cluster_log import ModelLog
-
-Mutant = Callable[[], Any]  # a context manager
-
-
-@contextmanager
-def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace attributes, as (owner, name, value)."""
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.callback(setattr, owner, name, owner.__dict__[name])
-            setattr(owner, name, value)
-        yield
+from simkit.replacing import Mutant, replaced, together
 
 
-_NO_DIVERGENCE: Final = (PartitionLeader, "_divergence_of", lambda *_: None)
+def _no_divergence() -> Any:
+    return replaced(PartitionLeader, "_divergence_of", lambda *_: None)
 
 
 def truncate_to_high_watermark() -> Any:
@@ -51,12 +39,14 @@ def truncate_to_high_watermark() -> Any:
             return [TruncateLog(self.high_watermark)]
         return self._fetch(now_ms)
 
-    return replaced((PartitionFollower, "start", start))
+    return replaced(PartitionFollower, "start", start)
 
 
 def no_alignment() -> Any:
     """Fetch at once in a new epoch, whatever the tail holds."""
-    return replaced((PartitionFollower, "start", PartitionFollower._fetch), _NO_DIVERGENCE)
+    return together(
+        replaced(PartitionFollower, "start", PartitionFollower._fetch), _no_divergence()
+    )
 
 
 def align_one_step() -> Any:
@@ -72,7 +62,7 @@ def align_one_step() -> Any:
         self.phase = "truncating"
         yield TruncateLog(Offset(cut))
 
-    return replaced((PartitionFollower, "_align", align), _NO_DIVERGENCE)
+    return together(replaced(PartitionFollower, "_align", align), _no_divergence())
 
 
 def unfenced_answers() -> Any:
@@ -82,10 +72,10 @@ def unfenced_answers() -> Any:
         return original(self, replace(message, leader_epoch=self.leader_epoch), now_ms)
 
     original: Any = PartitionFollower.message
-    return replaced(
-        (PartitionFollower, "message", message),
-        (PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
-        _NO_DIVERGENCE,
+    return together(
+        replaced(PartitionFollower, "message", message),
+        replaced(PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
+        _no_divergence(),
     )
 
 
@@ -96,7 +86,7 @@ def no_epoch_in_acks() -> Any:
         return original(self, replace(request, leader_epoch=self.leader_epoch))
 
     original: Any = PartitionLeader._refusal_of
-    return replaced((PartitionLeader, "_refusal_of", refusal), _NO_DIVERGENCE)
+    return together(replaced(PartitionLeader, "_refusal_of", refusal), _no_divergence())
 
 
 def expand_on_high_watermark_alone() -> Any:
@@ -105,12 +95,12 @@ def expand_on_high_watermark_alone() -> Any:
     def may_join(self: Any, limits: Any, *, high_watermark: Offset, **_: Any) -> bool:
         return self.synced_end is not None and self.synced_end >= high_watermark
 
-    return replaced((Progress, "may_join", may_join))
+    return replaced(Progress, "may_join", may_join)
 
 
 def expand_on_time() -> Any:
     """Let a follower join because it was heard lately (Liftbridge)."""
-    return replaced((Progress, "may_join", lambda self, *_, **__: self.synced_end is not None))
+    return replaced(Progress, "may_join", lambda self, *_, **__: self.synced_end is not None)
 
 
 def shrink_before_it_is_decided() -> Any:
@@ -123,7 +113,7 @@ def shrink_before_it_is_decided() -> Any:
         return proposal
 
     original: Any = PartitionLeader._propose
-    return replaced((PartitionLeader, "_propose", propose))
+    return replaced(PartitionLeader, "_propose", propose)
 
 
 def ignore_pending_isr() -> Any:
@@ -135,7 +125,7 @@ def ignore_pending_isr() -> Any:
         return proposal
 
     original: Any = PartitionLeader._propose
-    return replaced((PartitionLeader, "_propose", propose))
+    return replaced(PartitionLeader, "_propose", propose)
 
 
 def leader_acks_before_sync() -> Any:
@@ -149,7 +139,7 @@ def leader_acks_before_sync() -> Any:
         return original(self, event)
 
     original: Any = PartitionLeader.step
-    return replaced((PartitionLeader, "step", step))
+    return replaced(PartitionLeader, "step", step)
 
 
 def follower_acks_before_sync() -> Any:
@@ -167,8 +157,9 @@ def follower_acks_before_sync() -> Any:
 
     original: Any = PartitionFollower._fetch
     append: Any = SimBroker._append_stored
-    return replaced(
-        (PartitionFollower, "_fetch", fetch), (SimBroker, "_append_stored", append_stored)
+    return together(
+        replaced(PartitionFollower, "_fetch", fetch),
+        replaced(SimBroker, "_append_stored", append_stored),
     )
 
 
@@ -183,7 +174,7 @@ def min_isr_for_all_only() -> Any:
             self._min_isr = minimum
 
     original: Any = PartitionLeader._advance
-    return replaced((PartitionLeader, "_advance", advance))
+    return replaced(PartitionLeader, "_advance", advance)
 
 
 def isr_change_without_compare() -> Any:
@@ -196,7 +187,7 @@ def isr_change_without_compare() -> Any:
         return partition_rules.with_isr(present, members)
 
     original: Any = partition_apply._change_isr
-    return replaced((partition_apply, "_change_isr", change_isr))
+    return replaced(partition_apply, "_change_isr", change_isr)
 
 
 def any_folder_proves(keeps: bool = True) -> Any:
@@ -206,7 +197,7 @@ def any_folder_proves(keeps: bool = True) -> Any:
         return original(one, broker, keeps_data=keeps)
 
     original: Any = broker_apply._restarted
-    return replaced((broker_apply, "_restarted", restarted))
+    return replaced(broker_apply, "_restarted", restarted)
 
 
 def elect_anybody() -> Any:
@@ -218,8 +209,9 @@ def elect_anybody() -> Any:
         return clean or tuple(living)
 
     original: Any = partition_rules.candidates
-    return replaced(
-        (partition_rules, "candidates", candidates), (election_module, "candidates", candidates)
+    return together(
+        replaced(partition_rules, "candidates", candidates),
+        replaced(election_module, "candidates", candidates),
     )
 
 
@@ -233,7 +225,7 @@ def everybody_stays_eligible() -> Any:
         return replace(original(large, broker, keeps_data=True), min_isr=partition.min_isr)
 
     original: Any = partition_rules.without
-    return replaced((partition_rules, "without", without))
+    return replaced(partition_rules, "without", without)
 
 
 def last_replica_standing() -> Any:
@@ -245,12 +237,12 @@ def last_replica_standing() -> Any:
         return replace(changed, eligible=tuple(sorted(left)))
 
     original: Any = partition_rules._with_isr
-    return replaced((partition_rules, "_with_isr", with_isr))
+    return replaced(partition_rules, "_with_isr", with_isr)
 
 
 def ack_without_a_lease() -> Any:
     """Acknowledge although the session may be over (A13)."""
-    return replaced((PartitionLeader, "is_fenced", lambda *_: False))
+    return replaced(PartitionLeader, "is_fenced", lambda *_: False)
 
 
 def lease_checked_too_early() -> Any:
@@ -259,7 +251,7 @@ def lease_checked_too_early() -> Any:
     def is_fenced(self: Any, now_ms: int) -> bool:
         return self._lease_until_ms is not None and self._tick_ms >= self._lease_until_ms
 
-    return replaced((PartitionLeader, "is_fenced", is_fenced))
+    return replaced(PartitionLeader, "is_fenced", is_fenced)
 
 
 def drop_replicas_early() -> Any:
@@ -273,12 +265,12 @@ def drop_replicas_early() -> Any:
         return original(done)
 
     original: Any = partition_rules._reassigned
-    return replaced((partition_rules, "_reassigned", reassigned))
+    return replaced(partition_rules, "_reassigned", reassigned)
 
 
 def forget_retries() -> Any:
     """Store what a producer sends, retry or not (A24)."""
-    return replaced((SimBroker, "_known_base", lambda *_: None))
+    return replaced(SimBroker, "_known_base", lambda *_: None)
 
 
 def retry_table_of_the_old_leader() -> Any:
@@ -289,7 +281,7 @@ def retry_table_of_the_old_leader() -> Any:
             original(self)
 
     original: Any = SimBroker._rebuild_producers
-    return replaced((SimBroker, "_rebuild_producers", rebuild))
+    return replaced(SimBroker, "_rebuild_producers", rebuild)
 
 
 def same_epoch_after_restart() -> Any:
@@ -301,7 +293,7 @@ def same_epoch_after_restart() -> Any:
         return original(one, broker, keeps_data=keeps_data)
 
     original: Any = broker_apply._restarted
-    return replaced((broker_apply, "_restarted", restarted))
+    return replaced(broker_apply, "_restarted", restarted)
 
 
 def leader_goes_on_after_a_restart() -> Any:
@@ -313,7 +305,7 @@ def leader_goes_on_after_a_restart() -> Any:
         return original(one, broker, keeps_data=keeps_data)
 
     original: Any = broker_apply._restarted
-    return replaced((broker_apply, "_restarted", restarted))
+    return replaced(broker_apply, "_restarted", restarted)
 
 
 def restarts_leave_no_mark() -> Any:
@@ -323,7 +315,7 @@ def restarts_leave_no_mark() -> Any:
         return replace(original(partition, broker), restarted=())
 
     original: Any = partition_rules.restarted
-    return replaced((partition_rules, "restarted", restarted))
+    return replaced(partition_rules, "restarted", restarted)
 
 
 def candidate_without_a_comparison() -> Any:
@@ -379,8 +371,10 @@ def answers_of_former_processes() -> Any:
     original: Any = partition_rules.is_compared
     log_end_told: Any = ElectionCore.log_end_told
     begin_race: Any = ElectionCore._begin
-    return _compared(
-        compared, (ElectionCore, "log_end_told", told), (ElectionCore, "_begin", begin)
+    return together(
+        _compared(compared),
+        replaced(ElectionCore, "log_end_told", told),
+        replaced(ElectionCore, "_begin", begin),
     )
 
 
@@ -390,7 +384,7 @@ def answers_of_followers() -> Any:
     def settled(self: Any) -> Any:
         return tuple(answer for _, (_, answer) in sorted(self.answers.items()))
 
-    return replaced((election_module._Race, "settled", settled))
+    return replaced(election_module._Race, "settled", settled)
 
 
 def marks_cleared_too_early() -> Any:
@@ -400,19 +394,18 @@ def marks_cleared_too_early() -> Any:
         progress = self._followers.get(follower)
         return 0 if progress is None else progress.broker_epoch
 
-    return replaced((PartitionLeader, "_proved_epoch", proved_epoch))
+    return replaced(PartitionLeader, "_proved_epoch", proved_epoch)
 
 
 def forgetting_follower_is_kept() -> Any:
     """Keep a follower in the ISR that ends below what its leader had counted from it (D14)."""
-    return replaced((PartitionLeader, "_forgotten", lambda _: frozenset()))
+    return replaced(PartitionLeader, "_forgotten", lambda _: frozenset())
 
 
-def _compared(compared: Any, *others: tuple[Any, str, Any]) -> Any:
-    return replaced(
-        (partition_rules, "is_compared", compared),
-        (election_module, "is_compared", compared),
-        *others,
+def _compared(compared: Any) -> Any:
+    return together(
+        replaced(partition_rules, "is_compared", compared),
+        replaced(election_module, "is_compared", compared),
     )
 
 
@@ -426,12 +419,12 @@ def act_on_a_view_of_a_former_life() -> Any:
         return original(self, view, now_ms)
 
     original: Any = PartitionReplica.view_changed
-    return replaced((PartitionReplica, "view_changed", view_changed))
+    return replaced(PartitionReplica, "view_changed", view_changed)
 
 
 def request_ids_repeat() -> Any:
     """Number requests from one in every process (found by this simulator)."""
-    return replaced((replica_module, "first_request_id", lambda _: 1))
+    return replaced(replica_module, "first_request_id", lambda _: 1)
 
 
 def write_what_comes() -> Any:
@@ -447,11 +440,11 @@ def write_what_comes() -> Any:
 
     append: Any = ModelLog.append_stored
     original: Any = PartitionFollower._take
-    return replaced(
-        (ModelLog, "append_stored", append_stored),
-        (PartitionFollower, "_take", take),
-        (PartitionFollower, "_continues", lambda *_: True),
-        (PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
+    return together(
+        replaced(ModelLog, "append_stored", append_stored),
+        replaced(PartitionFollower, "_take", take),
+        replaced(PartitionFollower, "_continues", lambda *_: True),
+        replaced(PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
     )
 
 
@@ -474,7 +467,9 @@ def retry_fsync() -> Any:
 
     original: Any = ModelLog.sync
     end: Any = ModelLog.end_process
-    return replaced((ModelLog, "sync", sync), (ModelLog, "end_process", end_process))
+    return together(
+        replaced(ModelLog, "sync", sync), replaced(ModelLog, "end_process", end_process)
+    )
 
 
 def followers_show_what_they_have() -> Any:
@@ -486,7 +481,7 @@ def followers_show_what_they_have() -> Any:
             self.high_watermark = known
             yield AdvanceHighWatermark(known)
 
-    return replaced((PartitionFollower, "_advance", advance))
+    return replaced(PartitionFollower, "_advance", advance)
 
 
 def serve_a_damaged_log() -> Any:
@@ -506,7 +501,7 @@ def serve_a_damaged_log() -> Any:
         original(self, reply, error)
 
     original: Any = SimBroker._registered
-    return replaced((ModelLog, "rot", rot), (SimBroker, "_registered", registered))
+    return together(replaced(ModelLog, "rot", rot), replaced(SimBroker, "_registered", registered))
 
 
 LATE_FAULTS: Final = frozenset({"power", "all", "balance", "crash"})

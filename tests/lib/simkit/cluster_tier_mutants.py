@@ -16,9 +16,9 @@ from broker.core.replication.replica import PartitionReplica
 from simkit import cluster_commands
 from simkit.cluster_broker import SimBroker
 from simkit.cluster_log import NO_PRODUCERS, ModelLog
-from simkit.cluster_mutants import Mutant, replaced
 from simkit.cluster_operator import Operator
 from simkit.cluster_process import SimProcess
+from simkit.replacing import Mutant, replaced
 
 
 def leader_begins_below_the_table() -> Any:
@@ -28,12 +28,12 @@ def leader_begins_below_the_table() -> Any:
         self._confirmed_ms = now_ms
         return [ProposeLeadership(view.leader_epoch)]
 
-    return replaced((PartitionReplica, "_confirm", confirm))
+    return replaced(PartitionReplica, "_confirm", confirm)
 
 
 def cold_end_learned_after_the_election() -> Any:
     """Elect by the cold end that was noted, and look at the table later."""
-    return replaced((Operator, "learn_cold_end", lambda _: None))
+    return replaced(Operator, "learn_cold_end", lambda _: None)
 
 
 def epochs_of_a_log_without_the_records() -> Any:
@@ -45,7 +45,7 @@ def epochs_of_a_log_without_the_records() -> Any:
         self.log.replace(start, epochs)
 
     original: Any = SimBroker._begin_at
-    return replaced((SimBroker, "_begin_at", begin_at))
+    return replaced(SimBroker, "_begin_at", begin_at)
 
 
 def loss_is_not_recorded() -> Any:
@@ -55,7 +55,7 @@ def loss_is_not_recorded() -> Any:
         return replace(original(partition, loss), losses=partition.losses)
 
     original: Any = partition_rules.given_up
-    return replaced((partition_rules, "given_up", given_up))
+    return replaced(partition_rules, "given_up", given_up)
 
 
 def former_leader_leads_for_the_one_that_was_named() -> Any:
@@ -66,7 +66,7 @@ def former_leader_leads_for_the_one_that_was_named() -> Any:
         return replace(original(partition, loss), last_known_leader=last)
 
     original: Any = partition_rules.given_up
-    return replaced((partition_rules, "given_up", given_up))
+    return replaced(partition_rules, "given_up", given_up)
 
 
 def frees_what_is_committed() -> Any:
@@ -76,7 +76,7 @@ def frees_what_is_committed() -> Any:
         return original.fget(self) if self.replica is None else self.replica.high_watermark
 
     original: Any = SimBroker.__dict__["cold_end"]
-    return replaced((SimBroker, "cold_end", property(cold_end)))
+    return replaced(SimBroker, "cold_end", property(cold_end))
 
 
 def reset_keeps_old_records() -> Any:
@@ -88,7 +88,7 @@ def reset_keeps_old_records() -> Any:
         self._batches, self._start = kept, start - len(kept)
 
     original: Any = ModelLog.replace
-    return replaced((ModelLog, "replace", replace_log))
+    return replaced(ModelLog, "replace", replace_log)
 
 
 def reset_to_the_log_end() -> Any:
@@ -99,7 +99,7 @@ def reset_to_the_log_end() -> Any:
         return replace(answer, start=answer.log_end)
 
     original: Any = cluster_commands.below_start
-    return replaced((cluster_commands, "below_start", below_start))
+    return replaced(cluster_commands, "below_start", below_start)
 
 
 def reset_forgets_producers() -> Any:
@@ -110,7 +110,7 @@ def reset_forgets_producers() -> Any:
         return replace(answer, prefix=replace(answer.prefix, producers=NO_PRODUCERS))
 
     original: Any = cluster_commands.below_start
-    return replaced((cluster_commands, "below_start", below_start))
+    return replaced(cluster_commands, "below_start", below_start)
 
 
 def cut_at_the_own_start() -> Any:
@@ -121,7 +121,7 @@ def cut_at_the_own_start() -> Any:
             yield TruncateLog(self._facts.log_start) if isinstance(effect, ResetLog) else effect
 
     original: Any = PartitionFollower._align
-    return replaced((PartitionFollower, "_align", align))
+    return replaced(PartitionFollower, "_align", align)
 
 
 def cold_end_vouches_for_the_own_log() -> Any:
@@ -133,17 +133,17 @@ def cold_end_vouches_for_the_own_log() -> Any:
         self.replica._known = min(max(self.cold_end, facts.log_start), facts.log_end)
 
     original: Any = SimBroker._open
-    return replaced((SimBroker, "_open", opened))
+    return replaced(SimBroker, "_open", opened)
 
 
 def clean_stop_believed_twice() -> Any:
     """Leave the note of a clean stop where it is, and ask no session of it."""
-    return replaced((SimProcess, "take_clean_stop", lambda self: self.clean_stop is not None))
+    return replaced(SimProcess, "take_clean_stop", lambda self: self.clean_stop is not None)
 
 
 def every_end_is_a_clean_stop() -> Any:
     """Believe that a process which was killed had synced what it had written."""
-    return replaced((SimProcess, "take_clean_stop", lambda _: True))
+    return replaced(SimProcess, "take_clean_stop", lambda _: True)
 
 
 INTERVAL_MUTANTS: Final[dict[str, Mutant]] = {

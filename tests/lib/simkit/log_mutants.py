@@ -6,8 +6,7 @@ its docstring; tests/sim proves that seeds find it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.model.offsets import Offset
@@ -19,18 +18,7 @@ from broker.storage.log_promise import LogPromise
 from broker.storage.partition_log import PartitionLog
 from broker.storage.scan import DamagedStretch, ValidBatch
 from broker.storage.truncation import truncate_files
-
-Mutant = Callable[[], Any]  # a context manager
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+from simkit.replacing import Mutant, replaced, together
 
 
 def ack_before_sync() -> Any:
@@ -41,12 +29,12 @@ def ack_before_sync() -> Any:
         self._synced_end = self.log_end
         return self.log_end
 
-    return _replaced(PartitionLog, "sync", sync)
+    return replaced(PartitionLog, "sync", sync)
 
 
 def cut_at_first_bad_batch() -> Any:
     """Take all damage for a torn tail: what most logs do."""
-    return _replaced(recovery, "proof_of_rot", lambda *_: None)
+    return replaced(recovery, "proof_of_rot", lambda *_: None)
 
 
 def ignore_recovery_point() -> Any:
@@ -56,9 +44,9 @@ def ignore_recovery_point() -> Any:
         return original(self, base, size, None)[0], 0
 
     original = recovery._Recovery._start_of_last
-    return _both(
-        _replaced(recovery._Recovery, "_start_of_last", start),
-        _replaced(recovery._Recovery, "_check_end", lambda self, *_: self._segments[-1].end_offset),
+    return together(
+        replaced(recovery._Recovery, "_start_of_last", start),
+        replaced(recovery._Recovery, "_check_end", lambda self, *_: self._segments[-1].end_offset),
     )
 
 
@@ -70,12 +58,12 @@ def ignore_what_later_batches_saw() -> Any:
     ) -> RotProof | None:
         return proof_of_rot(stretch, (), durable)
 
-    return _replaced(recovery, "proof_of_rot", proof)
+    return replaced(recovery, "proof_of_rot", proof)
 
 
 def skip_folder_sync() -> Any:
     """Rename and create without syncing the folder."""
-    return _replaced(LogFolder, "sync", lambda _self: None)
+    return replaced(LogFolder, "sync", lambda _self: None)
 
 
 def retry_fsync() -> Any:
@@ -88,7 +76,7 @@ def retry_fsync() -> Any:
             original(self)
 
     original = ActiveSegment.datasync
-    return _replaced(ActiveSegment, "datasync", datasync)
+    return replaced(ActiveSegment, "datasync", datasync)
 
 
 def believe_the_page_cache() -> Any:
@@ -97,12 +85,12 @@ def believe_the_page_cache() -> Any:
     def write_again(self: Any, file: Any, *_: int) -> None:
         file.datasync()
 
-    return _replaced(recovery._Recovery, "_write_again", write_again)
+    return replaced(recovery._Recovery, "_write_again", write_again)
 
 
 def serve_before_durable() -> Any:
     """After a restart, serve what was found without any sync."""
-    return _replaced(recovery._Recovery, "_write_again", lambda *_: None)
+    return replaced(recovery._Recovery, "_write_again", lambda *_: None)
 
 
 def roll_without_sync() -> Any:
@@ -110,11 +98,11 @@ def roll_without_sync() -> Any:
 
     def roll(self: PartitionLog, active: ActiveSegment) -> ActiveSegment:
         active.dirty = False
-        with _replaced(ActiveSegment, "trim", lambda _self: None):
+        with replaced(ActiveSegment, "trim", lambda _self: None):
             return original(self, active)
 
     original = PartitionLog._roll
-    return _replaced(PartitionLog, "_roll", roll)
+    return replaced(PartitionLog, "_roll", roll)
 
 
 def free_before_log_start_moves() -> Any:
@@ -127,27 +115,27 @@ def free_before_log_start_moves() -> Any:
         original(self, base_offsets)
 
     original = PartitionLog.free
-    return _replaced(PartitionLog, "free", free)
+    return replaced(PartitionLog, "free", free)
 
 
 def leave_partial_write() -> Any:
     """On a full disk, leave the bytes that did fit behind the log's end."""
-    return _replaced(ActiveSegment, "_cut_back", lambda *_: None)
+    return replaced(ActiveSegment, "_cut_back", lambda *_: None)
 
 
 def keep_slots_on_truncate() -> Any:
     """Truncate without lowering the recovery point first."""
 
     def cut(folder: LogFolder, point: RecoveryPointFile, *args: Any, **facts: Any) -> None:
-        with _replaced(RecoveryPointFile, "write", lambda *_, **__: None):
+        with replaced(RecoveryPointFile, "write", lambda *_, **__: None):
             truncate_files(folder, point, *args, **facts)
 
-    return _replaced(partition_log, "truncate_files", cut)
+    return replaced(partition_log, "truncate_files", cut)
 
 
 def forget_the_promise() -> Any:
     """Keep no second place up to date: only that the replica is held is known."""
-    return _replaced(LogPromise, "synced", lambda *_: None)
+    return replaced(LogPromise, "synced", lambda *_: None)
 
 
 def promise_after_the_ack() -> Any:
@@ -161,12 +149,12 @@ def promise_after_the_ack() -> Any:
 
     waiting: dict[int, Any] = {}
     original = LogPromise.synced
-    return _replaced(LogPromise, "synced", synced)
+    return replaced(LogPromise, "synced", synced)
 
 
 def keep_the_promise_on_truncate() -> Any:
     """Cut a log without taking back what was promised of it."""
-    return _replaced(LogPromise, "lower", lambda *_: None)
+    return replaced(LogPromise, "lower", lambda *_: None)
 
 
 def believe_an_absent_folder() -> Any:
@@ -177,18 +165,12 @@ def believe_an_absent_folder() -> Any:
         return original(folder, promised=promised if there else None, **facts)
 
     original = recovery.recover
-    return _replaced(partition_log, "recover", believing)
+    return replaced(partition_log, "recover", believing)
 
 
 def believe_a_shorter_log() -> Any:
     """Take the end of what is there for the end of the log."""
-    return _replaced(recovery, "below_promise", lambda *_: None)
-
-
-@contextmanager
-def _both(first: Any, second: Any) -> Iterator[None]:
-    with first, second:
-        yield
+    return replaced(recovery, "below_promise", lambda *_: None)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {

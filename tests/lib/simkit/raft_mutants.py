@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from broker.codec.raft_member_file import Membership
@@ -29,19 +27,7 @@ from broker.model.raft_messages import Append, AppendReply, Chunk, Message, Vote
 from broker.storage import raft_journal, raft_journal_scan
 from broker.storage.raft_journal import RaftJournal
 from broker.storage.raft_meta import MetaFile
-
-Mutant = Callable[[], Any]  # a context manager
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put ``value`` in the place of an attribute for the length of a `with`."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+from simkit.replacing import Mutant, replaced, together
 
 
 def s1_cut_what_matches() -> Any:
@@ -352,8 +338,7 @@ def rejoin_keeps_the_old_term() -> Any:
     return replaced(Rejoin, "_judge", judge)
 
 
-@contextmanager
-def rejoin_asks_a_majority() -> Iterator[None]:
+def rejoin_asks_a_majority() -> Any:
     """Believe the first who answer and know of a group, once they are a majority with the asker."""
 
     def unanswered(self: Rejoin) -> tuple[NodeId, ...]:
@@ -362,11 +347,10 @@ def rejoin_asks_a_majority() -> Iterator[None]:
             return ()
         return tuple(one for one in self._others if one not in self._told)
 
-    with (
+    return together(
         replaced(Rejoin, "unanswered", property(unanswered)),
         replaced(rejoin, "same_moment", lambda before, now: before.keys() == now.keys()),
-    ):
-        yield
+    )
 
 
 def rejoin_asks_once() -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker.core.raft.core import RaftCore
@@ -14,8 +13,8 @@ from broker.core.raft.member import Member
 from broker.core.raft.progress import Progress
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Append, AppendReply, Message
-from simkit.raft_mutants import Mutant, replaced
 from simkit.raft_rig import B, MemberRig
+from simkit.replacing import Mutant, replaced, together
 
 O = NodeId("o")  # noqa: E741 - the observer of a group of a, b, c
 
@@ -51,15 +50,14 @@ def _hear_all(self: RaftCore, sender: NodeId, _message: Message) -> bool:
 _MAY_VOTE: Final = property(lambda self: not self.abstains)
 
 
-@contextmanager
-def observers_stand() -> Iterator[None]:
+def observers_stand() -> Any:
     """Let an observer that hears no leader stand, and members vote for it."""
-    with replaced(RaftCore, "_is_heard", _hear_all), replaced(Member, "may_vote", _MAY_VOTE):
-        yield
+    return together(
+        replaced(RaftCore, "_is_heard", _hear_all), replaced(Member, "may_vote", _MAY_VOTE)
+    )
 
 
-@contextmanager
-def observers_vote() -> Iterator[None]:
+def observers_vote() -> Any:
     """Ask observers for their votes, and count them."""
 
     def asking_all(name: str) -> Any:
@@ -79,13 +77,12 @@ def observers_vote() -> Iterator[None]:
 
         return replaced(Election, name, ask)
 
-    with (
+    return together(
         replaced(RaftCore, "_is_heard", _hear_all),
         replaced(Member, "may_vote", _MAY_VOTE),
         asking_all("ask_first"),
         asking_all("stand"),
-    ):
-        yield
+    )
 
 
 def believe_a_wiped_observer() -> Any:

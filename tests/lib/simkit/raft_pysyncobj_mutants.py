@@ -7,8 +7,7 @@ Numbers such as S1 are those of docs/raft.md.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -33,24 +32,14 @@ from broker.model.raft_messages import (
 )
 from simkit import raft_node, raft_sim
 from simkit.raft_rig import A, B, C, D, E, MemberRig, append, entries, proposal, snapshot_of
+from simkit.replacing import Mutant, replaced, together
 
 GROUP: Final = (A, B, C, D, E)
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an attribute be another one for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
 def in_simulation() -> Any:
     """Let the simulated members be pysyncobj, also where disks are wiped."""
-    return _both(
+    return together(
         replaced(raft_node, "RaftCore", PysyncobjCore),
         replaced(raft_sim, "RaftCore", PysyncobjCore),
     )
@@ -179,16 +168,10 @@ def l1_step_back_for_each_refusal() -> Any:
 
     original = Leading._on_append_reply
     original_send = Following._SyncObj__sendNextNodeIdx
-    return _both(
+    return together(
         replaced(Leading, "_on_append_reply", on_append_reply),
         replaced(Following, "_SyncObj__sendNextNodeIdx", send_next),
     )
-
-
-@contextmanager
-def _both(first: Any, second: Any) -> Iterator[None]:
-    with first, second:
-        yield
 
 
 def l2_no_pre_vote() -> Any:
@@ -395,7 +378,7 @@ def alone_at_once() -> None:
     assert member.member.log.image().entries[0].kind is EntryKind.NOOP
 
 
-MUTANTS: Final[dict[str, Callable[[], Any]]] = {
+MUTANTS: Final[dict[str, Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
         s1_cut_what_follows,

@@ -6,8 +6,7 @@ A mutant replaces one step of the product for the length of a `with`; its docstr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.adapters import disk_files
@@ -24,27 +23,8 @@ from broker.runtime.replica_shell import ReplicaShell
 from broker.runtime.tier_view import TierView
 from broker.storage.log_folder import LogFolder
 from simkit import shell_checks as checks
+from simkit.replacing import Mutant, replaced, together
 from tiering import local_store
-
-Mutant = Callable[[], Any]  # a context manager
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextmanager
-def _all(*parts: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for part in parts:
-            stack.enter_context(part)
-        yield
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -53,14 +33,14 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def fdatasync_is_nothing() -> Any:
     """The disk adapter asks nobody to make anything durable."""
-    return _replaced(DiskFile, "datasync", _nothing)
+    return replaced(DiskFile, "datasync", _nothing)
 
 
 def folders_are_not_synced() -> Any:
     """Names are left to the file system."""
-    return _all(
-        _replaced(disk_files, "_sync_folder", _nothing),
-        _replaced(DiskFiles, "sync_folder", _nothing),
+    return together(
+        replaced(disk_files, "_sync_folder", _nothing),
+        replaced(DiskFiles, "sync_folder", _nothing),
     )
 
 
@@ -73,12 +53,12 @@ def whole_files_are_named_first() -> Any:
         file.close()
         self.files.replace(path + ".tmp", path)
 
-    return _replaced(LogFolder, "replace", replace)
+    return replaced(LogFolder, "replace", replace)
 
 
 def journal_is_not_synced() -> Any:
     """The metadata of a single broker is answered from the page cache."""
-    return _replaced(LocalMetadataLog, "_sync", _nothing)
+    return replaced(LocalMetadataLog, "_sync", _nothing)
 
 
 def objects_are_not_synced() -> Any:
@@ -89,12 +69,12 @@ def objects_are_not_synced() -> Any:
         os.write(descriptor, body)
         os.close(descriptor)
 
-    return _replaced(local_store, "_write_synced", unsynced)
+    return replaced(local_store, "_write_synced", unsynced)
 
 
 def object_folders_are_not_synced() -> Any:
     """An object of the local store is there until the power goes."""
-    return _replaced(local_store, "_sync_folder", _nothing)
+    return replaced(local_store, "_sync_folder", _nothing)
 
 
 def ack_before_sync() -> Any:
@@ -104,7 +84,7 @@ def ack_before_sync() -> Any:
         self._log._synced_end = self._log.log_end
         self._do(self._replica.synced(self._now_ms()))
 
-    return _replaced(ReplicaShell, "sync", sync)
+    return replaced(ReplicaShell, "sync", sync)
 
 
 def intervals_never_end() -> Any:
@@ -114,7 +94,7 @@ def intervals_never_end() -> Any:
         self._maintenance_queued = False
         self._log.roll_if_due(self._clock.now_us())
 
-    return _replaced(PartitionDriver, "_maintain", maintain)
+    return replaced(PartitionDriver, "_maintain", maintain)
 
 
 def retention_ignores_leases() -> Any:
@@ -128,7 +108,7 @@ def retention_ignores_leases() -> Any:
             retention=LocalRetention.of(self._config),
         )
 
-    return _replaced(TierView, "plan_frees", plan)
+    return replaced(TierView, "plan_frees", plan)
 
 
 def floor_before_cold_end() -> Any:
@@ -143,12 +123,12 @@ def floor_before_cold_end() -> Any:
             retention=LocalRetention.of(self._config),
         )
 
-    return _replaced(TierView, "plan_frees", plan)
+    return replaced(TierView, "plan_frees", plan)
 
 
 def broker_forgets_leases() -> Any:
     """The broker tells retention of no lease."""
-    return _replaced(Broker, "_lease_floor", lambda *_: Offset(2**63 - 1))
+    return replaced(Broker, "_lease_floor", lambda *_: Offset(2**63 - 1))
 
 
 def table_before_lease() -> Any:
@@ -159,7 +139,7 @@ def table_before_lease() -> Any:
         return original(self, name, owner=owner, ttl_ms=ttl_ms)
 
     original = Broker.take_lease
-    return _replaced(Broker, "take_lease", take)
+    return replaced(Broker, "take_lease", take)
 
 
 def cold_end_before_metadata() -> Any:
@@ -169,7 +149,7 @@ def cold_end_before_metadata() -> Any:
         self.cold_end = max(self.cold_end, cold_end)
         self._record(self._partition_id.number, cold_end)
 
-    return _replaced(TierView, "record", record)
+    return replaced(TierView, "record", record)
 
 
 def duplicates_are_acked_at_once() -> Any:
@@ -181,12 +161,12 @@ def duplicates_are_acked_at_once() -> Any:
         return original(self, outcome)
 
     original = CommitGroup._needed_end
-    return _replaced(CommitGroup, "_needed_end", needed)
+    return replaced(CommitGroup, "_needed_end", needed)
 
 
 def readers_see_the_log_end() -> Any:
     """What is written is shown."""
-    return _replaced(PartitionDriver, "high_watermark", property(lambda self: self._log.log_end))
+    return replaced(PartitionDriver, "high_watermark", property(lambda self: self._log.log_end))
 
 
 def tail_is_not_read() -> Any:
@@ -197,7 +177,7 @@ def tail_is_not_read() -> Any:
         table = ProducerTable()
         return table if stored is None else table.from_state(stored[0])
 
-    return _replaced(retry_tables, "rebuild_producers", rebuild)
+    return replaced(retry_tables, "rebuild_producers", rebuild)
 
 
 def plans_are_remembered_at_once() -> Any:
@@ -209,7 +189,7 @@ def plans_are_remembered_at_once() -> Any:
     def add_id(self: IdPlan, message_id: str, offset: Offset) -> None:
         self._window.add(message_id, offset, 1_700_000_000_000_000)
 
-    return _all(_replaced(ProducerPlan, "add", add), _replaced(IdPlan, "add", add_id))
+    return together(replaced(ProducerPlan, "add", add), replaced(IdPlan, "add", add_id))
 
 
 def crashes_poison_nothing() -> Any:
@@ -218,7 +198,7 @@ def crashes_poison_nothing() -> Any:
     def goes_on(self: PartitionDriver, work: Any) -> None:
         self._queue.end_turn()
 
-    return _all(plans_are_remembered_at_once(), _replaced(PartitionDriver, "_poison", goes_on))
+    return together(plans_are_remembered_at_once(), replaced(PartitionDriver, "_poison", goes_on))
 
 
 PLANTED: Final[Sequence[tuple[Mutant, checks.Check]]] = (
