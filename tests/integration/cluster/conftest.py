@@ -1,8 +1,10 @@
-"""A real cluster of three brokers for one module."""
+"""A real cluster of three brokers for one module, or for one test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +30,20 @@ def cluster(running_cluster: Cluster) -> Cluster:
     """Return the module's cluster, whole and in sync."""
     running_cluster.heal()
     return running_cluster
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return what starts a cluster of the test's own; it takes settings of their cluster section.
+
+    A module whose tests change disks or configurations makes its ``cluster`` of it.
+    """
+    with start_nats(tmp_path / "nats") as nats, ExitStack() as stack:
+
+        def start(**settings: int) -> Cluster:
+            cluster = Cluster(tmp_path, nats, settings={"cluster": settings})
+            stack.callback(cluster.close)
+            cluster.start_all()
+            return cluster
+
+        yield start

@@ -6,8 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from clusterkit.running import Cluster
 from headwater.cli.main import app
 from headwater.client.operations import Operations
 from headwater.cluster_certificates import make_certificates
-from headwater.embedded import free_port, start_nats
+from headwater.embedded import free_port
 from headwater.embedded_cluster import BrokerPorts
 
 pytestmark = pytest.mark.integration
@@ -29,15 +28,9 @@ NEW = "broker-3"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Start a cluster of this test's own: its brokers get other configurations."""
-    with start_nats(tmp_path / "nats") as nats:
-        running = Cluster(tmp_path, nats, settings={"cluster": {"session_ms": 4000}})
-        try:
-            running.start_all()
-            yield running
-        finally:
-            running.close()
+def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster of this test's own: its brokers get other configurations."""
+    return own_cluster(session_ms=4000)
 
 
 def _run(server: str, *arguments: str) -> Any:

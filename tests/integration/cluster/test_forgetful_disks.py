@@ -7,7 +7,7 @@ all are started: what was acknowledged is there, everybody is in sync again, and
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import pytest
 
 from clusterkit.load import stored
 from clusterkit.running import Cluster
-from headwater.embedded import start_nats
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_forgetful")]
 
@@ -23,15 +22,9 @@ STREAM = "kept"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Start a cluster of this test's own: what it does to disks is nobody else's business."""
-    with start_nats(tmp_path / "nats") as nats:
-        running = Cluster(tmp_path, nats)
-        try:
-            running.start_all()
-            yield running
-        finally:
-            running.close()
+def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster of this test's own: what it does to disks is nobody else's business."""
+    return own_cluster()
 
 
 def _values(start: int, end: int) -> list[bytes]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
-from headwater.embedded import http_status, start_nats
+from headwater.embedded import http_status
 
 pytestmark = pytest.mark.integration
 
@@ -18,16 +17,9 @@ BEFORE, AFTER = "before", "after"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Start a cluster of this test's own, whose controllers wait long for each other."""
-    settings = {"cluster": {"restart_grace_ms": 120_000}}
-    with start_nats(tmp_path / "nats") as nats:
-        running = Cluster(tmp_path, nats, settings=settings)
-        try:
-            running.start_all()
-            yield running
-        finally:
-            running.close()
+def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster of this test's own, whose controllers wait long for each other."""
+    return own_cluster(restart_grace_ms=120_000)
 
 
 @pytest.mark.parametrize("damage", ["of an earlier moment", "partly gone"])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from clusterkit.load import stored
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
-from headwater.embedded import start_nats
 
 pytestmark = pytest.mark.integration
 
@@ -20,15 +18,9 @@ STREAM = "kept"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Start a cluster of this test's own: what it does to disks is nobody else's business."""
-    with start_nats(tmp_path / "nats") as nats:
-        running = Cluster(tmp_path, nats)
-        try:
-            running.start_all()
-            yield running
-        finally:
-            running.close()
+def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
+    """A cluster of this test's own: what it does to disks is nobody else's business."""
+    return own_cluster()
 
 
 def _lose_disk(cluster: Cluster, number: int) -> None:
