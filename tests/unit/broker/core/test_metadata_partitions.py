@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -12,12 +11,9 @@ from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
     BeginLeaderships,
     BegunLeadership,
-    ChangeIsr,
-    Command,
     ConfirmLeader,
     CreateStream,
     ElectUnclean,
-    FenceBroker,
     NameCandidate,
     ReassignReplicas,
     RecordColdEnd,
@@ -34,7 +30,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.partition_rules import candidates
 from broker.core.metadata.placement import place
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import (
     FeatureLevelError,
     HeadwaterError,
@@ -52,99 +48,12 @@ from broker.model.ids import BrokerId, StreamUuid
 from broker.model.lineage import Leadership, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
-
-UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
-A, B, C, D = (BrokerId(name) for name in "abcd")
-AT: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
-
-
-class Cluster:
-    """Applies commands; the newest session of each broker is known."""
-
-    def __init__(self, replicas: tuple[BrokerId, ...] = (A, B, C), *, min_isr: int = 2) -> None:
-        self.state = MetadataState()
-        for broker in (A, B, C, D):
-            self.register(broker)
-        config = StreamConfig(subject="s")
-        stream = Stream(name="s", uuid=UUID, config=config, created_us=1, table_name="s")
-        self.do(CreateStream(stream=stream, leader=A, assignment=(replicas,), min_isr=min_isr))
-
-    def one(self) -> PartitionState:
-        """The partition."""
-        return self.state.partitions[UUID][0]
-
-    def epoch(self, broker: BrokerId) -> BrokerEpoch:
-        """Return the newest epoch of a broker."""
-        return self.state.brokers[broker].epoch
-
-    def do(self, command: Command) -> None:
-        """Apply a command that has to succeed."""
-        self.state, reply = apply(self.state, decode(encode(command)))
-        assert not isinstance(reply, Rejected), reply.error
-
-    def refused(self, command: Command) -> HeadwaterError:
-        """Apply a command that has to be refused."""
-        after, reply = apply(self.state, decode(encode(command)))
-        assert isinstance(reply, Rejected)
-        assert after is self.state
-        return reply.error
-
-    def register(self, broker: BrokerId, *, wiped: bool = False) -> None:
-        """Start a broker again, with the folder it had or an empty one."""
-        before = self.state.brokers.get(broker)
-        known = () if wiped or before is None else (before.session,)
-        number = 0 if before is None else before.epoch
-        self.do(
-            RegisterBroker(
-                broker=broker, session=f"{broker}{number}", known_sessions=known, features_max=2
-            )
-        )
-
-    def fence(self, broker: BrokerId) -> None:
-        """Lose a broker's session."""
-        self.do(FenceBroker(broker=broker, broker_epoch=self.epoch(broker)))
-
-    def isr(self, *members: BrokerId) -> ChangeIsr:
-        """Return the leader's proposal of an ISR."""
-        leader = self.one().leader
-        assert leader is not None
-        return ChangeIsr(
-            **AT,
-            broker=leader,
-            broker_epoch=self.epoch(leader),
-            leader_epoch=self.one().leader_epoch,
-            partition_epoch=self.one().partition_epoch,
-            isr={member: self.epoch(member) for member in members},
-        )
-
-    def name(self, broker: BrokerId) -> NameCandidate:
-        """Return the controller's choice."""
-        return NameCandidate(
-            **AT,
-            leader_epoch=self.one().leader_epoch,
-            partition_epoch=self.one().partition_epoch,
-            candidate=broker,
-            candidate_epoch=self.epoch(broker),
-        )
-
-    def confirm(self, broker: BrokerId) -> ConfirmLeader:
-        """Return the candidate's confirmation."""
-        return ConfirmLeader(
-            **AT,
-            broker=broker,
-            broker_epoch=self.epoch(broker),
-            leader_epoch=self.one().leader_epoch,
-        )
-
-    def elect(self, broker: BrokerId) -> None:
-        """Name and confirm."""
-        self.do(self.name(broker))
-        self.do(self.confirm(broker))
+from simkit.metadata_rig import AT, UUID, A, B, C, D, MetadataRig
 
 
 def test_losing_the_leader_goes_through_candidate_found_to_online() -> None:
     """Each step has an epoch of its own, and only the candidate can confirm."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.fence(A)
     assert (cluster.one().status, cluster.one().leader, cluster.one().isr) == (
         "election",
@@ -169,7 +78,7 @@ def test_losing_the_leader_goes_through_candidate_found_to_online() -> None:
 
 def test_an_isr_change_is_compared_inside_apply() -> None:
     """An old partition epoch, leader epoch or broker epoch is refused by name (A7)."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     shrink = cluster.isr(A, B)
     cluster.do(shrink)
     assert isinstance(cluster.refused(shrink), StalePartitionEpochError)
@@ -187,7 +96,7 @@ def test_an_isr_change_is_compared_inside_apply() -> None:
 
 def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
     """Nothing is committed below the minimum, so they lack nothing (KIP-966, A12)."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     assert cluster.one().eligible == ()
     cluster.do(cluster.isr(A))
@@ -204,7 +113,7 @@ def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
 
 def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
     """A wiped, copied or restored folder is out of ISR and eligible as it registers (A8, D14)."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(B)
     assert cluster.one().isr == (A, B, C)
     cluster.register(B, wiped=True)
@@ -221,7 +130,7 @@ def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
 
 def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
     """What it had not synced may be gone; the epoch must not hold two contents (A25)."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(A)
     assert (cluster.one().status, cluster.one().leader_epoch) == ("election", 2)
     assert (cluster.one().isr, cluster.one().restarted) == ((A, B, C), (A,))
@@ -229,20 +138,17 @@ def test_a_leader_that_restarts_gets_a_new_epoch() -> None:
 
 def test_a_damaged_replica_withdraws_and_cannot_be_elected() -> None:
     """Rot or a failed fsync takes a replica out, the last one included: it fails closed."""
-    cluster = Cluster(replicas=(A,), min_isr=1)
+    cluster = MetadataRig(replicas=(A,), min_isr=1)
     cluster.do(WithdrawReplica(**AT, broker=A, broker_epoch=cluster.epoch(A)))
     assert cluster.one().status == "election"
     assert candidates(cluster.state, cluster.one()) == ()
-    offline = TakeOffline(
-        **AT, leader_epoch=cluster.one().leader_epoch, partition_epoch=cluster.one().partition_epoch
-    )
-    cluster.do(offline)
+    cluster.do(TakeOffline(**cluster.at))
     assert cluster.one().status == "offline"
 
 
 def test_an_unclean_election_is_asked_for_and_recorded() -> None:
     """Only without a clean candidate, only with consent; what was given up stays on record."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     cluster.fence(B)
     cluster.fence(A)
@@ -260,7 +166,7 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
     (loss,) = cluster.one().losses
     assert (loss.leader, loss.log_end, loss.known_end, loss.given_up) == (C, 5, 9, (A, B))
     assert (cluster.one().isr, cluster.one().eligible) == ((C,), ())
-    healthy = Cluster()
+    healthy = MetadataRig()
     healthy.fence(A)
     assert isinstance(
         healthy.refused(
@@ -276,7 +182,7 @@ def test_an_unclean_election_is_asked_for_and_recorded() -> None:
 
 def test_who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named() -> None:
     """The former leader comes back before it is confirmed, and may have forgotten what C has."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.do(cluster.isr(A, B))
     cluster.fence(B)
     cluster.fence(A)
@@ -288,11 +194,7 @@ def test_who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named()
     cluster.do(force)
     for former in (A, B):
         cluster.do(UnfenceBroker(broker=former, broker_epoch=cluster.epoch(former)))
-    names = {
-        "leader_epoch": cluster.one().leader_epoch,
-        "partition_epoch": cluster.one().partition_epoch,
-    }
-    cluster.do(TakeOffline(**AT, **names))  # type: ignore[arg-type]
+    cluster.do(TakeOffline(**cluster.at))
     assert candidates(cluster.state, cluster.one()) == (C,)
     cluster.do(WithdrawReplica(**AT, broker=C, broker_epoch=cluster.epoch(C)))
     assert candidates(cluster.state, cluster.one()) == (), "the operator is asked again"
@@ -300,7 +202,7 @@ def test_who_was_given_up_does_not_lead_in_the_place_of_the_one_that_was_named()
 
 def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
     """A reassignment never drops a replica before its successors hold everything (A23)."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=(D, B)))
     assert cluster.one().replicas == (D, B, A, C)
     cluster.do(cluster.isr(A, B, C, D))
@@ -314,7 +216,7 @@ def test_old_replicas_leave_when_all_new_ones_are_in_sync() -> None:
 
 def test_a_reported_leader_leaves_the_isr_and_fences_itself_out() -> None:
     """The epoch of the reports is compared; the suspect rejoins like any other replica."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     report = StartElection(
         **AT, leader_epoch=LeaderEpoch(1), partition_epoch=PartitionEpoch(1), suspect=A
     )
@@ -325,7 +227,7 @@ def test_a_reported_leader_leaves_the_isr_and_fences_itself_out() -> None:
 
 def test_an_uploader_of_an_older_epoch_is_fenced() -> None:
     """A cold end may name the leader epoch it was shipped in."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.do(RecordColdEnd(**AT, cold_end=Offset(5), leader_epoch=LeaderEpoch(1)))
     cluster.fence(A)
     late = RecordColdEnd(**AT, cold_end=Offset(9), leader_epoch=LeaderEpoch(1))
@@ -335,7 +237,7 @@ def test_an_uploader_of_an_older_epoch_is_fenced() -> None:
 
 def test_mixed_versions_are_refused_by_feature_level() -> None:
     """A broker that does not understand the level stays out; the level never goes down."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     old = RegisterBroker(broker=BrokerId("e"), session="e", features_max=1)
     assert isinstance(cluster.refused(old), FeatureLevelError)
     assert isinstance(cluster.refused(SetFeatureLevel(expected=2, level=3)), FeatureLevelError)
@@ -346,7 +248,7 @@ def test_mixed_versions_are_refused_by_feature_level() -> None:
 
 def test_a_removed_broker_never_repeats_an_epoch() -> None:
     """Its old messages stay fenced when it comes back under the same name."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.fence(D)
     cluster.register(D)
     cluster.fence(D)
@@ -363,7 +265,7 @@ def test_a_removed_broker_never_repeats_an_epoch() -> None:
 
 def test_new_replicas_go_where_the_fewest_are() -> None:
     """Replicas and leaders are spread over the living brokers."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     rows = place(cluster.state, partitions=4, replication_factor=2)
     assert all(len(set(row)) == 2 for row in rows)
     assert {row[0] for row in rows} >= {B, C, D}
@@ -372,7 +274,7 @@ def test_new_replicas_go_where_the_fewest_are() -> None:
 
 def test_brokers_that_are_away_fill_up_what_the_living_are_too_few_for() -> None:
     """They are chosen last and never lead first; only who is not registered is missed."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.fence(A)
     cluster.fence(B)
     assert {frozenset(row) for row in place(cluster.state, partitions=4, replication_factor=2)} == {
@@ -396,7 +298,7 @@ def test_brokers_that_are_away_fill_up_what_the_living_are_too_few_for() -> None
 
 def test_damaged_snapshots_are_named_and_newer_ones_refused() -> None:
     """Every changed byte is noticed; a feature level of the future stops the node."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     data = encode_snapshot(cluster.state, 7)
     assert decode_snapshot(data) == (cluster.state, 7)
     for position in range(0, len(data), 5):
@@ -433,7 +335,7 @@ def test_a_command_of_the_wrong_shape_never_reaches_apply(data: bytes) -> None:
 
 def test_each_start_of_leadership_is_in_the_lineage_once() -> None:
     """With the id that its candidate drew and the log end at which it began."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     first = first_lineage_id(UUID, 0)
     assert [(one.lineage_id, one.start) for one in cluster.one().lineage] == [(first, 0)]
     cluster.fence(A)

@@ -2,165 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
-    ChangeIsr,
-    Command,
-    ConfirmLeader,
-    CreateStream,
     ElectUnclean,
-    FenceBroker,
-    LogAnswer,
-    NameCandidate,
     ReassignReplicas,
-    RegisterBroker,
     StopBroker,
     TakeOffline,
-    decode,
-    encode,
 )
 from broker.core.metadata.placement import balance, hand_overs
-from broker.core.metadata.state import MetadataState, PartitionState
-from broker.errors import HeadwaterError, IneligibleReplicaError, InvalidRequestError
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.ids import BrokerId, StreamUuid
+from broker.errors import IneligibleReplicaError, InvalidRequestError
+from broker.model.epochs import BrokerEpoch
 from broker.model.offsets import Offset
-from broker.model.stream import Stream, StreamConfig
-
-UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
-A, B, C, D = (BrokerId(name) for name in "abcd")
-AT: dict[str, Any] = {"stream_uuid": UUID, "partition": 0}
-
-
-class Cluster:
-    """A partition of A, which leads, B and C, on four brokers; min ISR 2."""
-
-    def __init__(self, **config: Any) -> None:
-        self.state = MetadataState()
-        for broker in (A, B, C, D):
-            self.register(broker)
-        stream = Stream(
-            name="s",
-            uuid=UUID,
-            config=StreamConfig(subject="s", **config),
-            created_us=1,
-            table_name="s",
-        )
-        self.do(CreateStream(stream=stream, leader=A, assignment=((A, B, C),), min_isr=2))
-
-    @property
-    def one(self) -> PartitionState:
-        """The partition."""
-        return self.state.partitions[UUID][0]
-
-    @property
-    def at(self) -> dict[str, Any]:
-        """What a command of somebody says who knows the newest state."""
-        epochs = {
-            "leader_epoch": self.one.leader_epoch,
-            "partition_epoch": self.one.partition_epoch,
-        }
-        return {**AT, **epochs}
-
-    def epoch(self, broker: BrokerId) -> BrokerEpoch:
-        """Return the newest epoch of a broker."""
-        return self.state.brokers[broker].epoch
-
-    def do(self, command: Command) -> None:
-        """Apply a command that has to succeed."""
-        self.state, reply = apply(self.state, decode(encode(command)))
-        assert not isinstance(reply, Rejected), reply.error
-
-    def refused(self, command: Command) -> HeadwaterError:
-        """Apply a command that has to be refused."""
-        after, reply = apply(self.state, decode(encode(command)))
-        assert isinstance(reply, Rejected)
-        assert after is self.state
-        return reply.error
-
-    def register(self, broker: BrokerId, **facts: Any) -> None:
-        """Start a broker again on the folder that it had, or on a copy of it."""
-        before = self.state.brokers.get(broker)
-        session = f"{broker}{0 if before is None else before.epoch}"
-        known = () if before is None else (before.session,)
-        self.do(
-            RegisterBroker(
-                broker=broker, session=session, known_sessions=known, features_max=2, **facts
-            )
-        )
-
-    def name(self, broker: BrokerId, *answers: LogAnswer) -> NameCandidate:
-        """Return the controller's choice, on these answers."""
-        return NameCandidate(
-            **self.at, candidate=broker, candidate_epoch=self.epoch(broker), answers=answers
-        )
-
-    def answer(self, broker: BrokerId, end: int, *, last: int = 1, former: int = 0) -> LogAnswer:
-        """Return how far a broker's log reaches, as one of its processes tells."""
-        return LogAnswer(
-            broker=broker,
-            broker_epoch=BrokerEpoch(self.epoch(broker) - former),
-            last_epoch=LeaderEpoch(last),
-            log_end=Offset(end),
-        )
-
-    def elect(self, broker: BrokerId, *answers: LogAnswer) -> None:
-        """Name and confirm."""
-        self.do(self.name(broker, *answers))
-        self.do(
-            ConfirmLeader(
-                **AT,
-                broker=broker,
-                broker_epoch=self.epoch(broker),
-                leader_epoch=self.one.leader_epoch,
-            )
-        )
-
-    def isr(
-        self, epochs: dict[BrokerId, BrokerEpoch], forgotten: tuple[BrokerId, ...] = ()
-    ) -> ChangeIsr:
-        """Return a proposal of the leader."""
-        leader = self.one.leader
-        assert leader is not None
-        return ChangeIsr(
-            **self.at,
-            broker=leader,
-            broker_epoch=self.epoch(leader),
-            isr=epochs,
-            forgotten=forgotten,
-        )
+from simkit.metadata_rig import AT, A, B, C, D, MetadataRig
 
 
 def test_a_leader_that_restarted_is_compared_before_it_leads_again() -> None:
     """Alone it is nobody; with a proved member's answer that it reaches, it may."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(A)
-    assert (cluster.one.status, cluster.one.restarted) == ("election", (A,))
+    assert (cluster.one().status, cluster.one().restarted) == ("election", (A,))
     mine, proved = cluster.answer(A, 10), cluster.answer(B, 10)
     for answers in ((), (mine,), (proved,), (mine, cluster.answer(B, 11)), (mine, mine)):
         assert isinstance(cluster.refused(cluster.name(A, *answers)), IneligibleReplicaError)
     cluster.elect(A, mine, proved)
-    assert (cluster.one.leader, cluster.one.restarted) == (A, ())
+    assert (cluster.one().leader, cluster.one().restarted) == (A, ())
 
 
 def test_a_proved_member_needs_no_comparison() -> None:
     """Its process has run since it was proved, so failover waits for nobody."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(A)
     cluster.elect(B)
-    assert (cluster.one.leader, cluster.one.isr, cluster.one.restarted) == (B, (A, B, C), (A,))
+    assert (cluster.one().leader, cluster.one().isr, cluster.one().restarted) == (
+        B,
+        (A, B, C),
+        (A,),
+    )
 
 
 def test_of_all_that_restarted_so_many_answer_that_one_cannot_have_forgotten() -> None:
     """Min ISR of them, and the epoch of the last record comes before the end."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     for broker in (A, B, C):
         cluster.register(broker)
-    assert cluster.one.restarted == (A, B, C)
+    assert cluster.one().restarted == (A, B, C)
     longest, shorter = cluster.answer(A, 10, last=2), cluster.answer(B, 20)
     assert isinstance(cluster.refused(cluster.name(B, longest, shorter)), IneligibleReplicaError)
     cluster.do(cluster.name(A, longest, shorter))
@@ -168,19 +54,19 @@ def test_of_all_that_restarted_so_many_answer_that_one_cannot_have_forgotten() -
 
 def test_a_known_loss_counts_against_the_fault_model() -> None:
     """Who left as damaged was one of min ISR - 1: the last member may lead alone."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     for broker in (B, C):
         cluster.register(broker)
-        cluster.do(cluster.isr({one: BrokerEpoch(0) for one in cluster.one.isr if one != broker},
-                               forgotten=(broker,)))  # fmt: skip
-    assert (cluster.one.isr, cluster.one.eligible) == ((A,), ())
+        others = {one: BrokerEpoch(0) for one in cluster.one().isr if one != broker}
+        cluster.do(cluster.isr_of(others, forgotten=(broker,)))
+    assert (cluster.one().isr, cluster.one().eligible) == ((A,), ())
     cluster.register(A)
     cluster.do(cluster.name(A, cluster.answer(A, 3)))
 
 
 def test_an_answer_of_a_former_process_counts_for_nobody() -> None:
     """Neither as the candidate's own nor as the one that it is compared with."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     for broker in (A, B):
         cluster.register(broker)
     now = [cluster.answer(one, 10) for one in (A, B)]
@@ -194,88 +80,88 @@ def test_an_answer_of_a_former_process_counts_for_nobody() -> None:
 
 def test_a_candidate_that_restarts_is_none_any_more() -> None:
     """It was named for what its former process had; its next one does not confirm that."""
-    cluster = Cluster()
-    cluster.do(FenceBroker(broker=A, broker_epoch=cluster.epoch(A)))
+    cluster = MetadataRig()
+    cluster.fence(A)
     cluster.do(cluster.name(B))
     cluster.register(B)
-    assert (cluster.one.status, cluster.one.candidate) == ("election", None)
-    assert (cluster.one.tried, cluster.one.restarted) == ((), (B,))
+    assert (cluster.one().status, cluster.one().candidate) == ("election", None)
+    assert (cluster.one().tried, cluster.one().restarted) == ((), (B,))
 
 
 def test_a_mark_goes_with_the_present_broker_epoch_and_with_no_other() -> None:
     """A leader that has not seen it to hold everything says 0, or an epoch that is over."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     former = cluster.epoch(B)
     cluster.register(B)
     for told in (BrokerEpoch(0), former):
-        cluster.do(cluster.isr({A: cluster.epoch(A), B: told, C: BrokerEpoch(0)}))
-        assert (cluster.one.isr, cluster.one.restarted) == ((A, B, C), (B,))
-    cluster.do(cluster.isr({A: cluster.epoch(A), B: cluster.epoch(B), C: BrokerEpoch(0)}))
-    assert cluster.one.restarted == ()
+        cluster.do(cluster.isr_of({A: cluster.epoch(A), B: told, C: BrokerEpoch(0)}))
+        assert (cluster.one().isr, cluster.one().restarted) == ((A, B, C), (B,))
+    cluster.do(cluster.isr_of({A: cluster.epoch(A), B: cluster.epoch(B), C: BrokerEpoch(0)}))
+    assert cluster.one().restarted == ()
 
 
 def test_who_has_forgotten_is_not_eligible_either() -> None:
     """Below min ISR others stay eligible; and nobody is in and forgotten at once."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(B)
     alone = {A: cluster.epoch(A)}
-    both = cluster.isr({**alone, B: BrokerEpoch(0)}, forgotten=(B,))
+    both = cluster.isr_of({**alone, B: BrokerEpoch(0)}, forgotten=(B,))
     assert isinstance(cluster.refused(both), InvalidRequestError)
-    cluster.do(cluster.isr(alone, forgotten=(B,)))
-    assert (cluster.one.isr, cluster.one.eligible, cluster.one.restarted) == ((A,), (C,), ())
+    cluster.do(cluster.isr_of(alone, forgotten=(B,)))
+    assert (cluster.one().isr, cluster.one().eligible, cluster.one().restarted) == ((A,), (C,), ())
 
 
 def test_leadership_is_handed_to_proved_members_only() -> None:
     """By a broker that stops, by balance, and at the end of a reassignment."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     for broker in (B, C):
         cluster.register(broker)
     cluster.do(StopBroker(broker=A, broker_epoch=cluster.epoch(A)))
     assert hand_overs(cluster.state, A) == []
     assert isinstance(cluster.refused(cluster.name(B)), IneligibleReplicaError)
-    cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one.partition_epoch, target=(B, C)))
+    cluster.do(ReassignReplicas(**AT, partition_epoch=cluster.one().partition_epoch, target=(B, C)))
     whole = {one: cluster.epoch(one) for one in (A, B)}
-    cluster.do(cluster.isr({**whole, C: BrokerEpoch(0)}))
-    assert cluster.one.replicas == (B, C, A), "C has restarted and may lack what A has"
+    cluster.do(cluster.isr_of({**whole, C: BrokerEpoch(0)}))
+    assert cluster.one().replicas == (B, C, A), "C has restarted and may lack what A has"
     (handed,) = hand_overs(cluster.state, A)
     assert handed.candidate == B
-    cluster.do(cluster.isr({**whole, C: cluster.epoch(C)}))
-    assert list(cluster.one.replicas) == [B, C]
-    assert cluster.one.candidate == B
+    cluster.do(cluster.isr_of({**whole, C: cluster.epoch(C)}))
+    assert list(cluster.one().replicas) == [B, C]
+    assert cluster.one().candidate == B
     assert balance(cluster.state) == []
 
 
 def test_while_nobody_leads_who_goes_silent_stays_eligible() -> None:
     """Nothing is committed meanwhile: after a power loss they come back one by one."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     cluster.register(A)
     for broker in (B, C):
-        cluster.do(FenceBroker(broker=broker, broker_epoch=cluster.epoch(broker)))
-    assert (cluster.one.isr, cluster.one.eligible) == ((A,), (B, C))
+        cluster.fence(broker)
+    assert (cluster.one().isr, cluster.one().eligible) == ((A,), (B, C))
     cluster.register(B)
     cluster.elect(A, cluster.answer(A, 10), cluster.answer(B, 10))
-    assert (cluster.one.isr, cluster.one.eligible) == ((A,), (B, C))
+    assert (cluster.one().isr, cluster.one().eligible) == ((A,), (B, C))
 
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_a_stream_that_syncs_by_interval_needs_a_clean_stop(clean: bool) -> None:
     """After it the member is marked like any other; without it, it has left."""
-    cluster = Cluster(flush="interval")
+    cluster = MetadataRig(flush="interval")
     cluster.register(B, clean=clean)
-    assert (B in cluster.one.isr, cluster.one.restarted) == (clean, (B,) if clean else ())
+    assert (B in cluster.one().isr, cluster.one().restarted) == (clean, (B,) if clean else ())
 
 
 def test_an_operator_may_give_up_waiting_for_who_could_be_compared() -> None:
     """Not while there is an election, which may turn out well; once it is offline."""
-    cluster = Cluster()
+    cluster = MetadataRig()
     for broker in (A, B, C):
         cluster.register(broker)
     for broker in (B, C):
-        cluster.do(FenceBroker(broker=broker, broker_epoch=cluster.epoch(broker)))
+        cluster.fence(broker)
 
     def force() -> ElectUnclean:
         return ElectUnclean(
-            **AT, partition_epoch=cluster.one.partition_epoch, broker=A,
+            **AT, partition_epoch=cluster.one().partition_epoch, broker=A,
             broker_epoch=cluster.epoch(A), log_end=Offset(5), known_end=Offset(9),
             operator="olga", accept_data_loss=True,
         )  # fmt: skip
@@ -283,5 +169,5 @@ def test_an_operator_may_give_up_waiting_for_who_could_be_compared() -> None:
     assert isinstance(cluster.refused(force()), InvalidRequestError)
     cluster.do(TakeOffline(**cluster.at))
     cluster.do(force())
-    assert (cluster.one.candidate, cluster.one.restarted) == (A, ())
-    assert cluster.one.losses[0].given_up == (A, B, C)
+    assert (cluster.one().candidate, cluster.one().restarted) == (A, ())
+    assert cluster.one().losses[0].given_up == (A, B, C)
