@@ -22,6 +22,10 @@ def cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
     return own_cluster(restart_grace_ms=120_000)
 
 
+def _times_it_waited(cluster: Cluster, number: int) -> int:
+    return len(cluster.said(number, "waiting_for_members"))
+
+
 @pytest.mark.parametrize("damage", ["of an earlier moment", "partly gone"])
 def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
     cluster: Cluster, damage: str
@@ -50,12 +54,13 @@ def test_a_folder_that_forgot_elects_nobody_who_lacks_what_is_committed(
         shutil.rmtree(copy)
         for name in ("meta", "journal"):
             (folder / name).unlink()
-    for number in (forgets, never_knew):
+    waited = {at: _times_it_waited(cluster, at) for at in (forgets, never_knew)}
+    for number in waited:
         name = cluster.name(number)
         cluster.servers[name] = cluster.plan.start(name, wait=False)
-    for number in (forgets, never_knew):
+    for number, before in waited.items():  # on a busy machine it waited at its first start, too
         cluster.wait_for(
-            lambda number=number: cluster.said(number, "waiting_for_members") != [],  # type: ignore[misc]
+            lambda number=number, before=before: _times_it_waited(cluster, number) > before,  # type: ignore[misc]
             "it waits for the one that is not there",
         )
         http = cluster.plan.ports[cluster.name(number)].http
