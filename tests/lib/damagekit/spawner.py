@@ -33,7 +33,6 @@ from broker.config import (
 
 _PR_SET_PDEATHSIG: Final = 1
 _LINE_BYTES_MAX: Final = 64 * 1024
-HUNG: Final = "hung"
 
 
 @dataclass(frozen=True, slots=True)
