@@ -5,32 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
 from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.model.ids import BrokerId
+from broker.ports import Clock, Files
 from broker.runtime.broker import Broker
 from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.membership import Metadata
+from broker.storage.promises import Promises
 
 
 @contextmanager
 def disk_broker(
     folder: Path,
     *,
+    wrap: Callable[[DiskFiles], Files] = lambda files: files,
     watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log,
     on_crash: Callable[[BaseException], None] | None = None,
+    owner: str | None = None,
+    clock: Clock | None = None,
+    workers: int = 1,
+    **settings: Any,
 ) -> Iterator[Broker]:
-    """Run a broker without tiering in ``folder``, with fsync, until the block ends.
+    """Run a broker without tiering and services in ``folder``, with fsync, until the block ends.
 
-    It follows ``watched`` of its metadata log. Without ``on_crash`` it may not crash.
+    It works on ``wrap`` of its files and follows ``watched`` of its metadata log. With ``owner`` it
+    and that log share promises, as in the daemon. Without ``on_crash`` it may not crash.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = DiskFiles(folder)
-    metadata = LocalMetadataLog(files)
+    disk = DiskFiles(folder)
+    files = wrap(disk)
+    promises = None if owner is None else Promises(files, owner)
+    metadata = LocalMetadataLog(files, promises=promises)
     crashes: list[BaseException] = []
-    scheduler = CommitScheduler(1, on_crash or crashes.append)
+    scheduler = CommitScheduler(workers, on_crash or crashes.append)
     scheduler.start()
     broker = Broker(
         cluster="test",
@@ -38,15 +49,20 @@ def disk_broker(
         namespace="default",
         files=files,
         metadata=watched(metadata),
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         scheduler=scheduler,
+        promises=promises,
+        **settings,
     )
-    broker.start()
     try:
+        broker.start()
         yield broker
     finally:
         broker.stop()
-        scheduler.stop()
+        ended = scheduler.stop()
         metadata.close()
-        files.close()
+        if promises is not None:
+            promises.close()
+        disk.close()
+        assert ended, "a turn hangs"
         assert not crashes, f"a thread crashed: {crashes}"

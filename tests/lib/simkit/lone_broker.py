@@ -10,26 +10,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import HeadwaterError
-from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports import Files
 from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_driver import PartitionDriver
-from broker.storage.promises import Promises
+from simkit.brokers import disk_broker
 
 OWNER: Final = "5e3f0a8e-7a52-4c8b-9a70-6a6f4b9f2c11"
 STREAM: Final = "s"
@@ -41,7 +37,6 @@ class Running:
 
     broker: Broker
     folder: Path
-    crashes: list[BaseException] = field(default_factory=list)
 
     @property
     def partition(self) -> PartitionDriver:
@@ -80,34 +75,8 @@ def running(
     folder: Path, *, wrap: Callable[[DiskFiles], Files] = lambda files: files
 ) -> Iterator[Running]:
     """Run a broker as the daemon does, without services, until the block ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    disk = DiskFiles(folder)
-    files = wrap(disk)
-    promises = Promises(files, OWNER)
-    metadata = LocalMetadataLog(files, promises=promises)
-    crashes: list[BaseException] = []
-    scheduler = CommitScheduler(1, crashes.append)
-    scheduler.start()
-    broker = Broker(
-        cluster="test",
-        broker_id=BrokerId("b1"),
-        namespace="default",
-        files=files,
-        metadata=metadata,
-        clock=SystemClock(),
-        scheduler=scheduler,
-        promises=promises,
-    )
-    try:
-        broker.start()
-        yield Running(broker, folder, crashes)
-    finally:
-        broker.stop()
-        scheduler.stop()
-        metadata.close()
-        promises.close()
-        disk.close()
-        assert not crashes, f"a thread crashed: {crashes}"
+    with disk_broker(folder, wrap=wrap, owner=OWNER) as broker:
+        yield Running(broker, folder)
 
 
 def image(source: Path, target: Path) -> Path:

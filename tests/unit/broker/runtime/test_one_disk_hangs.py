@@ -11,20 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.clock import SystemClock
 from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.codec.record_batch import prepare
 from broker.errors import OverloadedError, ShuttingDownError
-from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports import File
 from broker.runtime import hosted_partitions
 from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.turn_queue import MESSAGES_MAX, TurnQueue
+from simkit.brokers import disk_broker
 from simkit.driver_rig import Gate, ManualTurns
 
 WAIT_S = 30
@@ -50,13 +47,12 @@ class GatedFile:
 class GatedFiles:
     """A real folder with gates."""
 
-    def __init__(self, files: DiskFiles) -> None:
-        self._files = files
-        self.gates: dict[str, Gate] = {}
+    def __init__(self, files: DiskFiles, gates: dict[str, Gate]) -> None:
+        self._files, self._gates = files, gates
 
     def open(self, path: str, *, create: bool = False) -> Any:
         """Open behind the gates."""
-        return GatedFile(self._files.open(path, create=create), path, self.gates)
+        return GatedFile(self._files.open(path, create=create), path, self._gates)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
@@ -65,24 +61,8 @@ class GatedFiles:
 class Scene:
     """A broker with a stream ``slow`` whose fsync hangs, and whatever else the test wants."""
 
-    def __init__(self, root: Path) -> None:
-        self.disk = DiskFiles(root)
-        self.files = GatedFiles(self.disk)
-        self.metadata = LocalMetadataLog(self.disk)
-        self.crashes: list[BaseException] = []
-        self.scheduler = CommitScheduler(3, self.crashes.append)
-        self.scheduler.start()
-        self.broker = Broker(
-            cluster="test",
-            broker_id=BrokerId("b0"),
-            namespace="default",
-            files=self.files,
-            metadata=self.metadata,
-            clock=SystemClock(),
-            scheduler=self.scheduler,
-            tick_ms=10,
-        )
-        self.broker.start()
+    def __init__(self, broker: Broker, root: Path, gates: dict[str, Gate]) -> None:
+        self.broker, self._root, self._gates = broker, root, gates
         self.gate = Gate()
 
     def stream(self, name: str, **settings: Any) -> PartitionDriver:
@@ -92,28 +72,27 @@ class Scene:
 
     def hang(self, driver: PartitionDriver) -> SimpleQueue[Any]:
         """Publish into a partition whose disk hangs from now on; return where the answer comes."""
-        self.files.gates[driver.partition_id.stream_uuid] = self.gate
+        self._gates[driver.partition_id.stream_uuid] = self.gate
         answers = send(driver, b"hangs")
         assert self.gate.reached.wait(WAIT_S)
         return answers
 
-    def close(self) -> None:
-        """End; the gate is open by now."""
-        self.gate.open()
-        self.broker.stop()
-        assert self.scheduler.stop()
-        self.metadata.close()
-        self.disk.close()
-        assert not self.crashes
+    def has(self, path: str) -> bool:
+        """Tell whether a folder of the broker is there."""
+        return (self._root / path).exists()
 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """A broker whose patience is short."""
     monkeypatch.setattr(hosted_partitions, "PATIENCE_S", 0.05)
-    made = Scene(tmp_path)
-    yield made
-    made.close()
+    gates: dict[str, Gate] = {}
+    with disk_broker(
+        tmp_path, wrap=lambda disk: GatedFiles(disk, gates), workers=3, tick_ms=10
+    ) as broker:
+        made = Scene(broker, tmp_path, gates)
+        yield made
+        made.gate.open()
 
 
 def send(driver: PartitionDriver, *values: bytes) -> SimpleQueue[Any]:
@@ -181,7 +160,7 @@ def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
     uuid = scene.broker.delete_stream("other").uuid
     with pytest.raises(ShuttingDownError):
         send(other, b"b")
-    until(lambda: not scene.disk.exists(f"streams/{uuid}"))
+    until(lambda: not scene.has(f"streams/{uuid}"))
     scene.gate.open()
     assert offset(pending) == 0
 
@@ -191,12 +170,12 @@ def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
     slow = scene.stream("slow")
     scene.hang(slow)
     uuid = scene.broker.delete_stream("slow").uuid
-    assert scene.disk.exists(f"streams/{uuid}/0")
+    assert scene.has(f"streams/{uuid}/0")
     assert scene.broker.drivers() == []
     again = scene.stream("slow")
     assert offset(send(again, b"another stream of this name")) == 0
     scene.gate.open()
-    until(lambda: not scene.disk.exists(f"streams/{uuid}"))
+    until(lambda: not scene.has(f"streams/{uuid}"))
 
 
 def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -11,9 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.clock import SystemClock
-from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     ForeignHistoryError,
@@ -30,13 +28,12 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.cut_positions import CutPosition
-from broker.model.ids import BrokerId, LeaseId, ProducerId, StreamUuid
+from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
-from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_driver import PartitionDriver
+from simkit.brokers import disk_broker
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -46,33 +43,16 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.crashes: list[BaseException] = []
+        self._running = ExitStack()
         self.start()
 
     def start(self) -> None:
         """Open everything, as the daemon does."""
-        self.files = DiskFiles(self.root)
-        self.metadata = LocalMetadataLog(self.files)
-        self.scheduler = CommitScheduler(2, self.crashes.append)
-        self.scheduler.start()
-        self.broker = Broker(
-            cluster="test",
-            broker_id=BrokerId("b0"),
-            namespace="default",
-            files=self.files,
-            metadata=self.metadata,
-            clock=SystemClock(),
-            scheduler=self.scheduler,
-        )
-        self.broker.start()
+        self.broker = self._running.enter_context(disk_broker(self.root, workers=2))
 
     def stop(self) -> None:
         """Close everything; a turn that raised is a bug."""
-        self.broker.stop()
-        self.scheduler.stop()
-        self.metadata.close()
-        self.files.close()
-        assert not self.crashes
+        self._running.close()
 
     def restart(self) -> None:
         """Stop cleanly and start again."""

@@ -8,15 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
 from broker.codec.schema import HEADERS_TYPE
-from broker.model.ids import BrokerId
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import StreamConfig
-from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
 from broker.runtime.partition_driver import PartitionDriver
+from simkit.brokers import disk_broker
 
 
 class HandClock:
@@ -32,35 +28,6 @@ class HandClock:
     def monotonic_ms(self) -> int:
         """Return the same in milliseconds."""
         return self.us // 1000
-
-
-class Node:
-    """A broker over a directory, with a clock of its own."""
-
-    def __init__(self, root: Path, clock: HandClock) -> None:
-        self._files = DiskFiles(root)
-        self._metadata = LocalMetadataLog(self._files)
-        self.crashes: list[BaseException] = []
-        self._scheduler = CommitScheduler(1, self.crashes.append)
-        self._scheduler.start()
-        self.broker = Broker(
-            cluster="test",
-            broker_id=BrokerId("b0"),
-            namespace="default",
-            files=self._files,
-            metadata=self._metadata,
-            clock=clock,
-            scheduler=self._scheduler,
-        )
-        self.broker.start()
-
-    def stop(self) -> None:
-        """Close everything; a turn that raised is a bug."""
-        self.broker.stop()
-        self._scheduler.stop()
-        self._metadata.close()
-        self._files.close()
-        assert not self.crashes
 
 
 def publish(partition: PartitionDriver, message_id: str) -> tuple[int, bool]:
@@ -86,21 +53,19 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
     Found by the crash campaign (seed 8): shipped, freed, restarted, and the retry stored again.
     """
     clock = HandClock()
-    node = Node(tmp_path, clock)
     config = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=60_000)
-    node.broker.create_stream("s", config)
-    partition = node.broker.partition("s", 0)
-    assert publish(partition, "first") == (0, False)
-    partition.seal_active()
-    assert publish(partition, "second") == (1, False)
-    partition.record_cold_end(Offset(1))
-    assert partition.frees.now(no_lease) == 0
-    node.stop()
+    with disk_broker(tmp_path, clock=clock) as broker:
+        broker.create_stream("s", config)
+        partition = broker.partition("s", 0)
+        assert publish(partition, "first") == (0, False)
+        partition.seal_active()
+        assert publish(partition, "second") == (1, False)
+        partition.record_cold_end(Offset(1))
+        assert partition.frees.now(no_lease) == 0
 
-    node = Node(tmp_path, clock)
-    partition = node.broker.partition("s", 0)
-    assert publish(partition, "first") == (0, True)
-    clock.us += 60_000_001
-    assert partition.frees.now(no_lease) == 1
-    assert partition.log_start == 1
-    node.stop()
+    with disk_broker(tmp_path, clock=clock) as broker:
+        partition = broker.partition("s", 0)
+        assert publish(partition, "first") == (0, True)
+        clock.us += 60_000_001
+        assert partition.frees.now(no_lease) == 1
+        assert partition.log_start == 1
