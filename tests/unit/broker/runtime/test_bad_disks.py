@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -13,29 +11,23 @@ from broker.errors import CorruptDataError, DiskFullError, HeadwaterError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from simkit.bad_files import BadFiles
-from simkit.lone_broker import Killed, Running, copied, killed, running
+from simkit.lone_broker import Killed, Running, running
 
 
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """What a killed broker left."""
-    return killed(tmp_path_factory.mktemp("origin"))
+class _BadDisk:
+    """Wraps the files of the broker that is run, so that a test can change what fails."""
 
+    files: BadFiles
 
-@pytest.fixture
-def at(origin: Killed, tmp_path: Path) -> Killed:
-    """The same, for one test."""
-    return copied(origin, tmp_path)
+    def __init__(self, **faults: object) -> None:
+        self._faults = faults
 
-
-def _with(**faults: object) -> Callable[[DiskFiles], BadFiles]:
-    def wrap(files: DiskFiles) -> BadFiles:
-        bad = BadFiles(files)
-        for name, value in faults.items():
-            setattr(bad, name, value)
-        return bad
-
-    return wrap
+    def __call__(self, files: DiskFiles) -> BadFiles:
+        """Return the files with the faults that they have from the start."""
+        self.files = BadFiles(files)
+        for name, value in self._faults.items():
+            setattr(self.files, name, value)
+        return self.files
 
 
 def _other_stream_works(live: Running) -> None:
@@ -58,7 +50,7 @@ def test_an_unreadable_file_is_one_bad_replica(at: Killed, name: str, *, suspect
     path = pick[stem].with_suffix(f".{kind}").name if kind else name
     if suspect:  # a read met damage before: the next start scans every byte
         (at.log / "suspect").touch()
-    with running(at.folder, wrap=_with(unreadable={path})) as live:
+    with running(at.folder, wrap=_BadDisk(unreadable={path})) as live:
         _other_stream_works(live)
         with suppress(CorruptDataError):
             assert live.rows() == at.values
@@ -73,14 +65,9 @@ def test_an_unreadable_file_is_one_bad_replica(at: Killed, name: str, *, suspect
 
 def test_a_sector_that_fails_while_it_runs_fails_the_replica_by_name(at: Killed) -> None:
     """The reader gets the name of the damage, and no more writes are taken."""
-    holder: list[BadFiles] = []
-
-    def wrap(files: DiskFiles) -> BadFiles:
-        holder.append(BadFiles(files))
-        return holder[0]
-
-    with running(at.folder, wrap=wrap) as live:
-        holder[0].unreadable.add(at.segments()[0].name)
+    disk = _BadDisk()
+    with running(at.folder, wrap=disk) as live:
+        disk.files.unreadable.add(at.segments()[0].name)
         with pytest.raises(CorruptDataError, match="cannot be read"):
             live.rows()
         assert isinstance(live.put(b"new"), HeadwaterError)
@@ -89,14 +76,8 @@ def test_a_sector_that_fails_while_it_runs_fails_the_replica_by_name(at: Killed)
 
 def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
     """Reads and what tiering asks for work; writes are refused until there is room, then taken."""
-    holder: list[BadFiles] = []
-
-    def wrap(files: DiskFiles) -> BadFiles:
-        holder.append(BadFiles(files))
-        holder[0].full = True
-        return holder[0]
-
-    with running(at.folder, wrap=wrap) as live:
+    disk = _BadDisk(full=True)
+    with running(at.folder, wrap=disk) as live:
         assert live.rows() == at.values
         refused = [live.put(b"x" * 3000) for _ in range(3)]
         assert any(isinstance(one, DiskFullError) for one in refused), refused
@@ -107,7 +88,7 @@ def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
             lambda: live.partition._log.free([one.base_offset for one in sealed[:2]])
         )
         assert live.partition.log_start == sealed[1].end_offset
-        holder[0].full = False
+        disk.files.full = False
         end = live.partition.log_end
         assert live.put(b"room").base_offset == end
 
@@ -119,17 +100,11 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
         live.partition.seal_active()
     at.segments()[-1].unlink()  # empty: the successor whose name was not durable
     (at.log / "recovery").write_bytes(point)  # it moves after the roll
-    holder: list[BadFiles] = []
-
-    def wrap(files: DiskFiles) -> BadFiles:
-        holder.append(BadFiles(files))
-        holder[0].full = True
-        return holder[0]
-
-    with running(at.folder, wrap=wrap) as live:
+    disk = _BadDisk(full=True)
+    with running(at.folder, wrap=disk) as live:
         assert live.rows() == at.values
         assert isinstance(live.put(b"x"), DiskFullError)
-        holder[0].full = False
+        disk.files.full = False
         assert live.put(b"x").base_offset == 40
         assert live.partition.offset_at(1) == Offset(0)
 
@@ -137,26 +112,20 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
 def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None:
     """There is no room for the second place: what is here is read, and no write is taken."""
     (at.folder / "promises").unlink()
-    with running(at.folder, wrap=_with(full=True)) as live:
+    with running(at.folder, wrap=_BadDisk(full=True)) as live:
         assert live.rows() == at.values
         assert isinstance(live.put(b"x"), DiskFullError)
 
 
 def test_a_stream_without_room_for_its_log_is_opened_once_there_is(at: Killed) -> None:
     """It is refused as a full disk, not as a leader that is elsewhere; other streams are read."""
-    holder: list[BadFiles] = []
-
-    def wrap(files: DiskFiles) -> BadFiles:
-        holder.append(BadFiles(files))
-        holder[0].full = True
-        return holder[0]
-
-    with running(at.folder, wrap=wrap) as live:
+    disk = _BadDisk(full=True)
+    with running(at.folder, wrap=disk) as live:
         with pytest.raises(DiskFullError):
             live.broker.create_stream("new", StreamConfig(subject="n"))
         with pytest.raises(DiskFullError):
             live.broker.partition("new", 0)
         assert live.rows() == at.values
-        holder[0].full = False
+        disk.files.full = False
         live.broker._open_what_waits()
         assert live.broker.partition("new", 0).leads

@@ -21,25 +21,11 @@ from simkit.lone_broker import (
     STREAM,
     Killed,
     Running,
-    copied,
     first_offset_after,
     image,
     killed,
     running,
 )
-
-
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """What a killed broker of 40 records left, and an older copy of it with 25."""
-    return killed(tmp_path_factory.mktemp("origin"))
-
-
-@pytest.fixture
-def at(origin: Killed, tmp_path: Path) -> Killed:
-    """The same, to be damaged."""
-    return copied(origin, tmp_path)
-
 
 Damage = Callable[[Killed], None]
 
