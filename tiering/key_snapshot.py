@@ -17,16 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from broker.errors import TableMismatchError
+from broker.errors import ForeignHistoryError, ObjectMissingError, TableMismatchError
 from broker.model.ids import StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 from broker.model.stream import Stream
+from tiering.commit_files import actions_in, info_of, object_in
+from tiering.delta_log import commit_digest, log_key
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake, storage_options_of
 from tiering.object_proof import require_objects
 from tiering.object_store import ObjectStore
 from tiering.proofs import prove
 from tiering.table import (
+    MADE_OF,
     DataFile,
     TableSnapshot,
     recreated_table_name,
@@ -70,6 +73,7 @@ def open_latest(
 
     Raises:
         TableMismatchError: somebody else changed it (facts: version, operation, author).
+        ForeignHistoryError: it is made of another history than the stream's table beside it.
         ObjectMissingError, ObjectCorruptError: a part of the table is gone or damaged, or it has
             no such ``version``.
         RemoteTierUnavailableError: the store does not answer.
@@ -87,7 +91,9 @@ def open_latest(
             if newest is None or (stream_uuid is not None and newest.stream_uuid != stream_uuid):
                 continue
             found = newest if version is None else table.snapshot(version)
-            return _latest(found, prove_latest(found, table.store))
+            distrusted = prove_latest(found, table.store)
+            refuse_other_history(found, table.store, lake.store.under(table_path(namespace, name)))
+            return _latest(found, distrusted)
     return None
 
 
@@ -123,12 +129,52 @@ def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
     return distrusted
 
 
-def made_of(history: TableSnapshot) -> str:
-    """Return what a commit says of the history that a key snapshot is made of."""
+def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: ObjectStore) -> None:
+    """Refuse a key snapshot whose newest advance was made of a commit that the history has not.
+
+    A stream's table that was put back to an older copy goes on under the same versions and offsets
+    with other records; a key snapshot that was left behind would put the lost ones before them.
+    Advances of builds that noted no commit are passed over.
+
+    Raises:
+        ForeignHistoryError: the history's log has another commit under that version, or none.
+        ObjectMissingError, RemoteTierUnavailableError.
+    """
+    for version in range(snapshot.version, 0, -1):
+        info = info_of(list(actions_in(store.get(log_key(version)), version, snapshot.uri)))
+        if MADE_OF not in info:
+            continue  # somebody's OPTIMIZE, a property: the rows are those of the advance below
+        told = object_in(info[MADE_OF])
+        made_at, expected = told.get("version"), told.get("commit")
+        if type(made_at) is not int or not isinstance(expected, str):
+            return
+        try:
+            found: str | None = commit_digest(history, made_at)
+        except ObjectMissingError:
+            found = None
+        if found != expected:
+            raise ForeignHistoryError(
+                f"version {version} of {snapshot.uri} is made of another history: of version "
+                f"{made_at} of the stream's table, which is not the commit that is there now. The "
+                "stream's table was put back to an older copy, and its key snapshot was not. Move "
+                "its folder away: 'headwater job snapshot' makes a new one from the history",
+                uri=snapshot.uri,
+                version=version,
+                expected=expected,
+                found=found,
+            )
+        return
+
+
+def made_of(history: TableSnapshot, commit: str | None = None) -> str:
+    """Return what a commit says of the history that a key snapshot is made of.
+
+    ``commit`` is the SHA-256 of the history's commit file of that version: a table that was put
+    back and went on has the same versions.
+    """
     ranges = {str(n): [int(held.start), int(held.end)] for n, held in history.ranges.items()}
-    return json.dumps(
-        {"table_id": history.table_id, "version": history.version, "ranges": ranges}, sort_keys=True
-    )
+    told = {"table_id": history.table_id, "version": history.version, "ranges": ranges}
+    return json.dumps(told if commit is None else {**told, "commit": commit}, sort_keys=True)
 
 
 def ranges_of(snapshot: TableSnapshot) -> Mapping[int, OffsetRange]:

@@ -22,9 +22,11 @@ from spark_jobs.maintenance.held_stream import StoreAddress
 from spark_jobs.sessions import parallelism
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.table_scan import files_of, table_at
-from tiering.key_snapshot import made_of, prove_latest
+from tiering.delta_log import commit_digest
+from tiering.key_snapshot import made_of, prove_latest, refuse_other_history
 from tiering.key_snapshot_plan import BUCKET_BYTES, PartitionPlan, plan
 from tiering.key_snapshot_writer import BucketFile, write_buckets
+from tiering.lake import Lake
 from tiering.table import DataFile, TableSnapshot
 
 if TYPE_CHECKING:
@@ -74,10 +76,13 @@ def advance(
         StaleColdEndError, FilesReplacedError: another run was first; this one changed nothing.
         TableRolledBackError: the key snapshot is ahead of the history.
         TableMismatchError: somebody else changed the key snapshot.
+        ForeignHistoryError: it is of a history that was put back since.
         CorruptDataError, UnavailableError: a table cannot be read.
     """
     # Nothing is built on rows that no commit of ours accounts for.
     distrusted = prove_latest(base, table.store)
+    log = Lake.open(history.uri, cluster=history.cluster).table_at(history.uri).store
+    refuse_other_history(base, table.store, log)
     plans = plan(base, history, _sizes(spark, base, history, distrusted), distrusted=distrusted)
     if not plans:
         return _outcome(base, base, [], (), 0)
@@ -96,7 +101,7 @@ def advance(
         moves={one.partition: one.new for one in plans},
         data_change=True,
         commit_id=uuid.uuid4().hex,
-        made_of=made_of(history),
+        made_of=made_of(history, commit_digest(log, history.version)),
     )
     if version % _CHECKPOINT_COMMITS == 0:
         table.checkpoint()

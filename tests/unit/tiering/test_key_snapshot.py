@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from broker.codec.checksum import crc32c
 from broker.codec.schema import FILE_SCHEMA, ROW_SCHEMA
 from broker.errors import (
     FilesReplacedError,
+    ForeignHistoryError,
     ObjectCorruptError,
     StaleColdEndError,
     TableMismatchError,
@@ -28,6 +30,7 @@ from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
 from tiering import key_snapshot_plan
+from tiering.delta_log import commit_digest
 from tiering.delta_table import DeltaStreamTable
 from tiering.key_snapshot import latest_table, made_of, open_latest, prove_latest
 from tiering.key_snapshot_plan import BUCKET_BYTES, bucket_of, bucket_path, buckets_for, plan
@@ -348,6 +351,33 @@ def test_a_commit_of_a_key_snapshot_says_what_it_is_made_of(lake: Lake) -> None:
     assert account["file"][:5] == [0, len(body), 1, 5, 5]
     assert len(account["digest"]) == 64
     assert json.loads(info[MADE_OF])["ranges"] == {"0": [0, 12], "1": [0, 0]}
+
+
+def test_a_key_snapshot_of_a_history_that_was_put_back_is_refused(lake: Lake) -> None:
+    """The stream's table came back as an older copy and went on: its offsets mean other records."""
+    stream = a_stream()
+    history = lake.table(stream)
+    copy = history.store.config.root.with_name("copy")
+    history.create()
+    shutil.copytree(history.store.config.root, copy)
+    DeltaTable(history.uri).alter.set_table_properties({"a": "1"}, raise_if_not_exists=False)
+    at_build = history.snapshot()
+    assert at_build.version == 1
+    latest = latest_table(lake, stream)
+    latest.create()
+    latest.replace_files(
+        latest.snapshot(), removed=[], added=[], moves={0: a_range(0, 9)}, data_change=True,
+        commit_id="to 9", made_of=made_of(at_build, commit_digest(history.store, 1)),
+    )  # fmt: skip
+    DeltaTable(latest.uri).alter.set_table_properties({"a": "1"}, raise_if_not_exists=False)
+    assert open_latest(lake, "s", stream_uuid=UUID) is not None
+    shutil.rmtree(history.store.config.root)
+    copy.rename(history.store.config.root)
+    for _ in range(2):  # without that version, and with another one in its place
+        with pytest.raises(ForeignHistoryError, match="headwater job snapshot") as caught:
+            open_latest(lake, "s", stream_uuid=UUID)
+        assert caught.value.version == 1
+        DeltaTable(history.uri).alter.set_table_properties({"b": "2"}, raise_if_not_exists=False)
 
 
 def built(lake: Lake, buckets: int = 1) -> DeltaStreamTable:
