@@ -16,6 +16,7 @@ from tiering.ledger import LedgerEntry
 from tiering.table import DataFile, NewFile
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_BOUNDED: Final = ("offset", "timestamp")
 _AUTHOR: Final = ("userName", "userId", "engineInfo", "clusterId", "clientVersion")
 
 Action = Mapping[str, Any]
@@ -76,6 +77,26 @@ def file_in(add: Action) -> DataFile:
         )
     except (TypeError, ValueError, AttributeError, RecursionError) as cause:
         raise NotOursError(f"the statistics of {path} cannot be read") from cause
+
+
+def claims_in(add: Action) -> str | None:
+    """Return what the statistics of an add say beyond ours, canonically; None: nothing.
+
+    Ours are a count and the bounds of offset and timestamp, none of which is ever null.
+    """
+    try:
+        stats = json.loads(add.get("stats") or "{}")
+        said = {
+            kind: {
+                name: value
+                for name, value in (stats.get(kind) or {}).items()
+                if name not in _BOUNDED or (kind == "nullCount" and value != 0)
+            }
+            for kind in ("minValues", "maxValues", "nullCount")
+        }
+    except (TypeError, ValueError, AttributeError, RecursionError) as cause:
+        raise NotOursError(f"the statistics of {add.get('path')} cannot be read") from cause
+    return json.dumps(said, sort_keys=True) if any(said.values()) else None
 
 
 def _micros(text: str | None) -> int | None:

@@ -1,11 +1,13 @@
 """Are the objects of a proved version the ones that were committed? Each is asked once.
 
 - Where the store names bytes (S3's ETag), the name in the listing is compared with the one noted in
-  the commit: no request and no byte more.
+  the commit: no request and no byte more. A name may change without the bytes (a copy by parts, a
+  bucket that was restored): then they are read once per process.
 - A folder names nothing, and anybody can write into it. There the bytes are read once per process
   and compared with the CRC-32C of the commit; again only when the file was written again.
 - A file that somebody else's OPTIMIZE wrote has no account of ours. Its rows are compared once with
-  the ledger's digests; what is then known of its bytes is kept with the proof.
+  the ledger's digests, and its statistics with its rows; what is then known of its bytes is kept
+  with the proof.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +28,7 @@ from tiering.object_store import ObjectInfo, ObjectStore
 from tiering.proofs import CACHE, ProofCache, note_contents
 from tiering.provenance import ProvedFile, Provenance
 from tiering.range_proof import checksum_of, verify_entries
+from tiering.statistics_proof import require_true_statistics
 from tiering.table import DataFile, TableSnapshot
 
 _OBJECTS_MAX: Final = 1_000_000
@@ -71,32 +74,33 @@ def require_objects(
     """Prove the objects that hold rows of these ranges, by partition. Blocks.
 
     ``proof`` is the snapshot's (:func:`tiering.proofs.prove`). Without ``listed``, a listing of the
-    table, the store is asked about each object that was not looked at before.
+    table, the store is asked about each object.
 
     Raises:
         ObjectMissingError, ObjectCorruptError: an object is gone, or not the one that was
             committed; by its key.
+        TableMismatchError: statistics that somebody else gave are not those of the rows.
         GapError, OverlapError: rows that somebody else rewrote are missing, or are there twice.
         RemoteTierUnavailableError: the store does not answer.
     """
-    wanted = [file for file in snapshot.files if _holds(file, within.get(file.partition))]
+    wanted = [
+        file
+        for file in snapshot.files
+        if _holds(file, within.get(file.partition), ours=proof.files[file.path].ours)
+    ]
     unread: list[tuple[ProvedFile, _Seen]] = []
     foreign: list[tuple[ProvedFile, ObjectInfo, _Seen]] = []
     for file in wanted:
         known = proof.files[file.path]
-        if listed is None and known.ours and not _named_by_stamp(store):
-            seen: _Seen = (snapshot.uri, file.path, file.size_bytes, known.etag)
-            if seen in _OBJECTS:
-                continue
         info = None if listed is None else listed.get(file.path)
         info = store.head(file.path) if info is None else info
         seen = (snapshot.uri, file.path, file.size_bytes, info.stamp or info.etag)
-        _require_named(known, info)
-        if seen in _OBJECTS:
-            continue
+        named = _require_named(known, info)
         if not known.ours:
             foreign.append((known, info, seen))
-        elif info.stamp is not None and known.crc32c is not None:
+        elif seen in _OBJECTS:
+            continue
+        elif known.crc32c is not None and (info.stamp is not None or not named):
             unread.append((known, seen))
         else:
             _OBJECTS.add(seen)
@@ -105,28 +109,32 @@ def require_objects(
         _prove_rows(proof, snapshot, store, foreign, cache)
 
 
-def _named_by_stamp(store: ObjectStore) -> bool:
-    return store.config.kind == "local"
-
-
-def _holds(file: DataFile, wanted: OffsetRange | None) -> bool:
-    if wanted is None or not wanted or file.records_count == 0:
+def _holds(file: DataFile, wanted: OffsetRange | None, *, ours: bool) -> bool:
+    if wanted is None or not wanted:
         return False
+    if file.records_count == 0:
+        return not ours  # somebody says that it is empty
     if file.min_offset is None or file.max_offset is None:
         return True
     return file.min_offset < wanted.end and file.max_offset >= wanted.start
 
 
-def _require_named(known: ProvedFile, info: ObjectInfo) -> None:
-    """Compare what the store says of an object with what was noted when it was committed."""
+def _require_named(known: ProvedFile, info: ObjectInfo) -> bool:
+    """Compare what the store says of an object with what was noted when it was committed.
+
+    Returns False where it has another name and only its bytes can tell.
+    """
     pairs = (
         ("size", known.file.size_bytes, info.size_bytes),
-        ("ETag", known.etag, info.etag),
         ("crc32c", known.crc32c, info.crc32c),
     )
     for what, expected, found in pairs:
         if expected is not None and found is not None and expected != found:
             raise _replaced(known.file.path, what, expected, found)
+    named = known.etag is None or info.etag is None or known.etag == info.etag
+    if not named and known.crc32c is None and known.ours:
+        raise _replaced(known.file.path, "ETag", known.etag, info.etag)
+    return named
 
 
 def _require_bytes(unread: Iterable[tuple[ProvedFile, _Seen]], store: ObjectStore) -> None:
@@ -153,7 +161,7 @@ def _prove_rows(
     proof: Provenance,
     snapshot: TableSnapshot,
     store: ObjectStore,
-    foreign: Iterable[tuple[ProvedFile, ObjectInfo, _Seen]],
+    foreign: Sequence[tuple[ProvedFile, ObjectInfo, _Seen]],
     cache: ProofCache,
 ) -> None:
     """Compare the rows of files that somebody else rewrote with the ledger; keep what is learnt."""
@@ -163,12 +171,16 @@ def _prove_rows(
     for known, info, mark in foreign:
         file = known.file
         checksum = checksum_of(store, file.path, file.size_bytes)
+        if known.crc32c not in (None, checksum):
+            raise _replaced(file.path, "crc32c", known.crc32c, checksum)
         proved[file.path] = replace(known, crc32c=checksum, etag=info.etag, ours=True)
         ranges.setdefault(file.partition, []).append(_span(file, snapshot))
         seen.append(mark)
     for partition, spans in sorted(ranges.items()):
         for span in _joined(spans):
             _prove_span(snapshot, store, partition, span)
+    for known, _, _ in foreign:
+        require_true_statistics(known, snapshot, store)
     for mark in seen:
         _OBJECTS.add(mark)
     known_now = proof.copy()

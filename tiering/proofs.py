@@ -253,12 +253,12 @@ def _file_row(one: ProvedFile) -> list[Any]:
     return [
         file.path, file.size_bytes, file.partition, file.records_count, file.min_offset,
         file.max_offset, file.min_timestamp_us, file.max_timestamp_us, one.crc32c, one.etag,
-        one.ours,
+        one.ours, *([] if one.claims is None else [one.claims]),
     ]  # fmt: skip
 
 
 def _file_of(row: list[Any]) -> ProvedFile:
-    path, size, partition, count, least, greatest, first, latest, crc, etag, ours = row
+    path, size, partition, count, least, greatest, first, latest, crc, etag, ours, *claims = row
     file = DataFile(
         path=path,
         size_bytes=size,
@@ -269,4 +269,4 @@ def _file_of(row: list[Any]) -> ProvedFile:
         min_timestamp_us=first,
         max_timestamp_us=latest,
     )
-    return ProvedFile(file, crc, etag, ours)
+    return ProvedFile(file, crc, etag, ours, *claims)

@@ -32,6 +32,7 @@ from tiering.commit_files import (
     NotOursError,
     actions_in,
     author_of,
+    claims_in,
     facts_of,
     file_in,
     file_of,
@@ -71,7 +72,8 @@ class ProvedFile:
     file: DataFile
     crc32c: int | None = None
     etag: str | None = None
-    ours: bool = True  # else somebody rewrote our rows into it, and they are still to be compared
+    ours: bool = True  # else its rows or statistics are somebody else's, still to be compared
+    claims: str | None = None  # statistics that are none of ours, see commit_files.claims_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +268,8 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
         account = {path_of(one): one for one in objects_in(info.get(FILES))}
     except (CorruptDataError, ValueError, RecursionError) as cause:
         raise NotOursError(f"its account cannot be read: {cause}") from cause
+    if (RANGES in info or FILES in info) and any(claims_in(one) is not None for one in adds):
+        raise NotOursError("it says more of a file than its account does")
     if entries:
         _require_shipped(state, entries, adds, removes, moved)
         return {entry.path: (entry.crc32c, etags.get(entry.path)) for entry in entries}
@@ -369,31 +373,52 @@ def _require_same_rows(
         else:
             come.append(file)
     before, after = _totals(gone), _totals(come)
-    if before != after:
+    if not _conserved(before, after):
         raise NotOursError(
             f"it says that no data changes, but turns {before} into {after} (rows, first and last "
             "offset by partition)"
         )
 
 
-def _totals(files: Sequence[DataFile]) -> dict[int, tuple[int, int, int]]:
-    """Return rows, first and last offset by partition; files without statistics are not told."""
-    totals: dict[int, tuple[int, int, int]] = {}
+def _totals(files: Sequence[DataFile]) -> dict[int, tuple[int, int, int] | None]:
+    """Return rows, first and last offset by partition; None where a file has no statistics.
+
+    Nobody can account for such a file by its commit; its rows are compared before it is served.
+    """
+    totals: dict[int, tuple[int, int, int] | None] = {}
     for file in files:
         if file.records_count is None or file.min_offset is None or file.max_offset is None:
-            raise NotOursError(f"{file.path} has no statistics, so nobody can account for its rows")
-        rows, least, greatest = totals.get(
-            file.partition, (0, int(file.min_offset), int(file.max_offset))
-        )
-        totals[file.partition] = (
-            rows + file.records_count,
-            min(least, int(file.min_offset)),
-            max(greatest, int(file.max_offset)),
-        )
+            totals[file.partition] = None
+            continue
+        low, high = int(file.min_offset), int(file.max_offset)
+        known = totals.get(file.partition, (0, low, high))
+        if known is not None:
+            rows, least, greatest = known
+            totals[file.partition] = (
+                rows + file.records_count, min(least, low), max(greatest, high)
+            )  # fmt: skip
     return totals
 
 
+def _conserved(
+    before: Mapping[int, tuple[int, int, int] | None],
+    after: Mapping[int, tuple[int, int, int] | None],
+) -> bool:
+    """Tell whether nothing comes or goes, as far as statistics tell."""
+    return before.keys() == after.keys() and all(
+        after[number] in (found, None) or found is None for number, found in before.items()
+    )
+
+
 def _require_restated(known: DataFile, file: DataFile) -> None:
+    if not _restates(known, file):
+        raise NotOursError(f"it changes the statistics of {file.path}")
+
+
+def _restates(known: DataFile, file: DataFile) -> bool:
+    """Tell whether a file is said to be the same, but for how its times are rounded."""
+    if known == file:
+        return True
     times = (
         (known.min_timestamp_us, file.min_timestamp_us),
         (known.max_timestamp_us, file.max_timestamp_us),
@@ -402,8 +427,7 @@ def _require_restated(known: DataFile, file: DataFile) -> None:
         old is not None and new is not None and abs(old // 1000 - new // 1000) <= _ROUNDING_MS
         for old, new in times
     )
-    if facts_of(known)[:5] != facts_of(file)[:5] or not close:
-        raise NotOursError(f"it changes the statistics of {file.path}")
+    return facts_of(known)[:5] == facts_of(file)[:5] and close
 
 
 # ----------------------------------------------------------------------------------- plain folding
@@ -418,18 +442,21 @@ def _replace(
     ours: bool = True,
 ) -> None:
     """Fold proved files into the state; whatever may raise does so before the first change."""
-    files = [file_in(one) for one in adds]
-    for file in files:
+    files = [(file_in(one), claims_in(one)) for one in adds]
+    for file, _ in files:
         if file.partition not in state.ranges:
             raise NotOursError(f"{file.path} is of no partition of the stream")
     old = {path: state.files.pop(path, None) for path in map(path_of, removes)}
-    for file in files:
+    for file, claims in files:
         again = state.files.get(file.path) or old.get(file.path)
         if again is not None and not ours:
-            state.files[file.path] = replace(again, file=file)
+            same = claims == again.claims and _restates(again.file, file)
+            state.files[file.path] = replace(
+                again, file=file, ours=again.ours and same, claims=claims
+            )
         else:
             crc, etag = accounts.get(file.path, (None, None))
-            state.files[file.path] = ProvedFile(file, crc, etag, ours)
+            state.files[file.path] = ProvedFile(file, crc, etag, ours, claims)
 
 
 def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:

@@ -16,6 +16,7 @@ from broker.codec.checksum import crc32c
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     HeadwaterError,
+    ObjectCorruptError,
     ObjectMissingError,
     RemoteTierUnavailableError,
     TableRolledBackError,
@@ -23,7 +24,8 @@ from broker.errors import (
 )
 from simkit.motoproc import fresh, moto_location
 from simkit.s3_proxy import Break, Rule, S3Proxy, s3_proxy
-from simkit.tier_lab import TierLab, read_table
+from simkit.tier_lab import TierLab, cut_of, read_table
+from tiering.certify import certify_counts, require_sound
 from tiering.lake import Lake
 from tiering.location import StoreConfig
 from tiering.object_store import open_store, require_conditional_put
@@ -261,3 +263,32 @@ def test_a_process_that_read_from_s3_ends_cleanly(moto: StoreConfig) -> None:
             timeout=60,
         )
         assert (done.returncode, done.stdout.strip()) == (0, "50"), done.stderr
+
+
+def test_an_object_is_told_by_its_bytes_where_its_name_has_changed(moto: StoreConfig) -> None:
+    """A copy by parts is the same object; another one of equal size is named, also by this process.
+
+    The range is asked for as a broker does that reads for its clients.
+    """
+    lab = TierLab(fresh(moto))
+    lab.source.fill(2, 40)
+    ship(lab)
+    snapshot, store = lab.table.snapshot(), lab.table.store
+    key, whole = snapshot.files[0].path, snapshot.ranges[0]
+    require_sound(snapshot, store, 0, whole)
+    body = store.get(key)
+    place = {"Bucket": moto.bucket, "Key": f"{store.config.prefix}/{key}"}
+    client = open_store(moto)._client  # type: ignore[attr-defined]
+    named = store.head(key).etag
+    upload = client.create_multipart_upload(**place)["UploadId"]
+    part = client.upload_part(**place, UploadId=upload, PartNumber=1, Body=body)["ETag"]
+    client.complete_multipart_upload(
+        **place, UploadId=upload, MultipartUpload={"Parts": [{"ETag": part, "PartNumber": 1}]}
+    )
+    assert store.head(key).etag != named
+    require_sound(snapshot, store, 0, whole)
+    certify_counts(snapshot, cut_of(snapshot, lab.stream), store)
+    client.put_object(**place, Body=body[:-1] + b"!")
+    for _ in range(2):
+        with pytest.raises(ObjectCorruptError, match="crc32c"):
+            require_sound(snapshot, store, 0, whole)

@@ -1,0 +1,188 @@
+"""Statistics that somebody else gave of a file are compared with its rows before they are used.
+
+A file without statistics is none the worse for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
+
+from broker.errors import TableMismatchError
+from simkit.tier_lab import TierLab, cut_of
+from tiering import object_proof
+from tiering.certify import certify_counts
+from tiering.delta_log import log_key
+from tiering.proofs import CACHE, decode, encode, prove
+
+COUNT, EACH = 3, 40
+
+Change = Callable[[dict[str, Any], dict[str, Any]], None]  # of an add, and of its statistics
+
+
+def fresh() -> None:
+    """Forget what was proved, as a new process would."""
+    CACHE.forget()
+    object_proof._OBJECTS.forget()
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """Begin and end as a process that has proved nothing."""
+    fresh()
+    yield
+    fresh()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> TierLab:
+    """A stream of 120 records, all of it cold, in three files."""
+    lab = TierLab(tmp_path / "lake")
+    lab.source.fill(COUNT, EACH)
+    lab.ship_all()
+    return lab
+
+
+def certify(lab: TierLab) -> int:
+    """Run the default certificate over the newest version, with a table object of its own."""
+    table = lab.lake.table(lab.stream)
+    snapshot = table.snapshot()
+    (proof,), _, _ = certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store)
+    return proof.cold_count
+
+
+def newest(lab: TierLab) -> Path:
+    """Return the newest commit file."""
+    version = lab.lake.table(lab.stream).snapshot().version
+    root: Path = lab.table.store.config.root
+    return root / log_key(version)
+
+
+def optimized(lab: TierLab, change: Change) -> None:
+    """Have somebody's OPTIMIZE give other statistics than delta-rs would."""
+    DeltaTable(lab.table.uri).optimize.compact()
+    path = newest(lab)
+    actions = [json.loads(line) for line in path.read_text().splitlines()]
+    for add in (one["add"] for one in actions if "add" in one):
+        stats = json.loads(add["stats"])
+        change(add, stats)
+        add["stats"] = json.dumps(stats)
+    path.write_text("\n".join(map(json.dumps, actions)))
+
+
+def restated(lab: TierLab, change: Change) -> None:
+    """Have somebody compute the statistics of one of our files again."""
+    path = newest(lab)
+    (add,) = (one["add"] for one in map(json.loads, path.read_text().splitlines()) if "add" in one)
+    stats = json.loads(add["stats"])
+    change(add, stats)
+    add |= {"stats": json.dumps(stats), "dataChange": False}
+    info = {"operation": "COMPUTE STATS", "engineInfo": "somebody"}
+    (path.parent / f"{int(path.stem) + 1:020}.json").write_text(
+        f"{json.dumps({'commitInfo': info})}\n{json.dumps({'add': add})}\n"
+    )
+
+
+def local_times(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give times of a zone behind UTC, and do not say so."""
+    del add
+    for kind in ("minValues", "maxValues"):
+        day, _, time = stats[kind]["timestamp"].partition("T")
+        stats[kind]["timestamp"] = f"{int(day[:4]) - 1}{day[4:]}T{time}"
+
+
+def all_null(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Say that no row has an offset: then no filter on it finds the file."""
+    del add
+    stats["nullCount"]["offset"] = stats["numRecords"]
+
+
+def other_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give bounds of a column that we give none of, and wrong ones."""
+    del add
+    stats["minValues"]["leader_epoch"] = stats["maxValues"]["leader_epoch"] = 1 << 40
+
+
+def empty(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Say that the file has no rows."""
+    del add
+    stats.update({"numRecords": 0, "minValues": {}, "maxValues": {}, "nullCount": {}})
+
+
+def true_epochs(add: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Give true bounds of a column that we give none of."""
+    del add
+    stats["minValues"]["leader_epoch"] = 0
+    stats["maxValues"]["leader_epoch"] = 1 << 40
+    stats["nullCount"]["leader_epoch"] = 0
+
+
+@pytest.mark.parametrize("change", [local_times, all_null, other_epochs])
+@pytest.mark.parametrize("how", [optimized, restated])
+def test_false_statistics_are_named(
+    lab: TierLab, how: Callable[[TierLab, Change], None], change: Change
+) -> None:
+    """By a process that knew the table, and by a new one; also when it asks again."""
+    assert certify(lab) == COUNT * EACH
+    how(lab, change)
+    for _ in range(2):
+        with pytest.raises(TableMismatchError, match="statistics"):
+            certify(lab)
+    fresh()
+    with pytest.raises(TableMismatchError, match="statistics"):
+        certify(lab)
+
+
+def test_a_file_with_rows_that_is_said_to_be_empty_is_named(lab: TierLab) -> None:
+    """Nobody would look at it but Spark."""
+    path = newest(lab)
+    (add,) = (one["add"] for one in map(json.loads, path.read_text().splitlines()) if "add" in one)
+    root: Path = lab.table.store.config.root
+    copy = f"{add['path']}-again.parquet"
+    (root / copy).write_bytes((root / add["path"]).read_bytes())
+    stats = {"numRecords": 0}
+    lie = {**add, "path": copy, "stats": json.dumps(stats), "dataChange": False}
+    again = {**add, "dataChange": False, "path": f"{copy}-2.parquet"}
+    (root / again["path"]).write_bytes((root / add["path"]).read_bytes())
+    gone = {"path": add["path"], "dataChange": False, "deletionTimestamp": 1}
+    (path.parent / f"{int(path.stem) + 1:020}.json").write_text(
+        "\n".join(json.dumps(one) for one in ({"add": again}, {"add": lie}, {"remove": gone}))
+    )
+    with pytest.raises(TableMismatchError, match="number of rows is 0"):
+        certify(lab)
+
+
+def test_true_statistics_of_other_columns_are_accepted_and_kept(lab: TierLab) -> None:
+    """What a commit says of them is in the stored proof, until it is proved and after."""
+    optimized(lab, true_epochs)
+    table = lab.lake.table(lab.stream)
+    before = prove(table.snapshot(), table.store)
+    assert [one.ours for one in before.files.values()] == [False]
+    assert decode(encode(before), "k") == before
+    assert certify(lab) == COUNT * EACH
+    after = prove(table.snapshot(), table.store)
+    assert [one.ours for one in after.files.values()] == [True]
+    assert decode(encode(after), "k") == after
+    fresh()
+    assert certify(lab) == COUNT * EACH
+
+
+def test_an_optimize_that_collects_no_statistics_is_no_change(lab: TierLab) -> None:
+    """Counts and bounds are read from the rows, which are compared with the ledger."""
+    nothing = ColumnProperties(statistics_enabled="NONE")
+    DeltaTable(lab.table.uri).optimize.compact(
+        writer_properties=WriterProperties(default_column_properties=nothing)
+    )
+    assert certify(lab) == COUNT * EACH
+    lab.source.fill(1, EACH)
+    lab.ship_all()
+    assert certify(lab) == (COUNT + 1) * EACH
+    DeltaTable(lab.table.uri).optimize.compact()
+    assert certify(lab) == (COUNT + 1) * EACH
+    fresh()
+    assert certify(lab) == (COUNT + 1) * EACH
