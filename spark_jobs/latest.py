@@ -24,6 +24,8 @@ from tiering.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tiering.table import TableSnapshot
+
 _log = logging.getLogger("headwater.read")
 
 
@@ -69,13 +71,14 @@ def latest_rows(
     server: str,
     proved: bool,
     snapshot: LatestTable | None,
+    table: TableSnapshot | None = None,
 ) -> DataFrame:
     """Return one row per (partition, key): its newest record, unless that is a tombstone."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     needed = list(dict.fromkeys(("partition", "key", "offset", "value", *columns)))
     above = None if snapshot is None else snapshot.ends
-    rows = rows_of(spark, cut, needed, server=server, proved=proved, above=above)
+    rows = rows_of(spark, cut, needed, server=server, proved=proved, table=table, above=above)
     rows = rows.where("key IS NOT NULL")
     if snapshot is not None:
         newest_at_end = table_at(spark, snapshot.uri, snapshot.version, cluster=cut.cluster)

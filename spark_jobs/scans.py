@@ -21,6 +21,8 @@ from spark_jobs.table_scan import table_at
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tiering.table import TableSnapshot
+
 _log = logging.getLogger("headwater.read")
 
 # A user may have set these for other tables; with them Spark would drop rows without a word.
@@ -58,6 +60,7 @@ def rows_of(
     *,
     server: str,
     proved: bool,
+    table: TableSnapshot | None = None,
     above: Mapping[int, Offset] | None = None,
 ) -> DataFrame:
     """Return the cold rows, the hot rows, or both; always at least an empty DataFrame.
@@ -68,12 +71,13 @@ def rows_of(
         columns: which columns, in order.
         server: the broker's address, for the executors.
         proved: whether the table's version is known to hold exactly the cut's cold ranges.
+        table: that version as our own reader sees it, if known: Spark must see the same.
         above: per partition, the first offset wanted; the partition's start where none is given.
     """
     parts = seams(cut, above)
     tiers = []
     if any(part.cold for part in parts):
-        tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved))
+        tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved, table=table))
     if not tiers or any(part.hot for part in parts):
         hot = {part.partition: part.hot for part in parts}
         tiers.append(_by_source(spark, cut, columns, hot, server=server))
@@ -100,8 +104,8 @@ def cold_predicate(cut: Cut, parts: Sequence[Seam], *, proved: bool) -> str | No
     if proved and all(part.cold == held[part.partition] for part in parts):
         return None
     return " OR ".join(
-        f"(partition = {part.partition} AND offset >= {part.cold.start} "
-        f"AND offset < {part.cold.end})"
+        f"(`partition` = {part.partition} AND `offset` >= {part.cold.start} "
+        f"AND `offset` < {part.cold.end})"
         for part in parts
         if part.cold
     )
@@ -134,6 +138,7 @@ def _cold(
     *,
     server: str,
     proved: bool,
+    table: TableSnapshot | None,
 ) -> DataFrame:
     """Return the scan of the table at the cut's version.
 
@@ -142,7 +147,9 @@ def _cold(
     """
     assert cut.table_version is not None, "a cold range has a table"
     try:
-        rows = table_at(spark, cut.table_uri, cut.table_version, cluster=cut.cluster)
+        rows = table_at(
+            spark, cut.table_uri, cut.table_version, cluster=cut.cluster, snapshot=table
+        )
     except (UnavailableError, InvalidConfigError, ObjectMissingError) as error:
         if proved or not is_connect(spark):
             raise

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.client import Client
+    from tiering.table import TableSnapshot
 
 Proof = Literal["counts", "full", "none"]
 
@@ -207,19 +208,22 @@ def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
     return moved
 
 
-def certify(cut: Cut, *, form: Proof, client: Client) -> Certificate | None:
+def certify(
+    cut: Cut, *, form: Proof, client: Client
+) -> tuple[Certificate | None, TableSnapshot | None]:
     """Prove the table's part of a cut and add the log's part, which the read itself counts.
 
-    Returns None for the form ``none``. Blocks; errors as in :func:`read`.
+    Returns the proof, None for the form ``none``, and the version of which it is, for a scan to be
+    held to. Blocks; errors as in :func:`read`.
     """
     if form == "none":
-        return None
-    if form == "full":
-        return _verified(cut, client)
+        return None, None
     table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
     snapshot = None if cut.table_version is None else table.snapshot(cut.table_version)
+    if form == "full":
+        return _verified(cut, client), snapshot
     cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
-    return Certificate(
+    proof = Certificate(
         stream=cut.stream,
         stream_uuid=cut.stream_uuid,
         table_version=cut.table_version,
@@ -236,6 +240,7 @@ def certify(cut: Cut, *, form: Proof, client: Client) -> Certificate | None:
         files_count=files_count,
         files_bytes=files_bytes,
     )
+    return proof, snapshot
 
 
 def _options(
@@ -267,17 +272,23 @@ def _hold(
 
 def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -> DataFrame:
     """Prove a held cut, build its DataFrame and remember what it is."""
-    proof = certify(cut, form=options.certificate, client=client)
+    proof, table = certify(cut, form=options.certificate, client=client)
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
         found = usable_snapshot(cut)  # a foreign change is named, whether it is used or not
         snapshot = None if options.certificate == "full" else found
         rows = latest_rows(
-            spark, cut, options.columns, server=server, proved=proved, snapshot=snapshot
+            spark,
+            cut,
+            options.columns,
+            server=server,
+            proved=proved,
+            snapshot=snapshot,
+            table=table,
         )
     else:
-        rows = rows_of(spark, cut, options.columns, server=server, proved=proved)
+        rows = rows_of(spark, cut, options.columns, server=server, proved=proved, table=table)
     READS.remember(
         rows,
         HeldRead(cut=cut, certificate=proof, latest=options.latest, key_snapshot=snapshot),

@@ -61,8 +61,14 @@ from tiering.table import (
 
 _COMMIT_ATTEMPTS_MAX: Final = 10
 _BACKOFF_S: Final = 0.02
+_UNMOVED_ATTEMPTS: Final = 3  # a lost race shows in the log by then
 # These change how a table's log is kept, not what its data files mean.
 _HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
+# With these delta-rs commits; with others it refuses, as if somebody else had been first.
+_WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {
+    "appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns",
+    "invariants",
+}  # fmt: skip
 
 
 class DeltaStreamTable:
@@ -274,11 +280,29 @@ class DeltaStreamTable:
                 self._store.make_durable([log_key(ours[0].version)])
                 return ours[0].version
             later = self.snapshot()
+            if later.version == base.version and attempt >= _UNMOVED_ATTEMPTS:
+                self._refuse_unwritable(base.version)
             refuse_foreign(self._store, self.uri, above=base.version, up_to=later.version)
             base = later
         raise RemoteTierUnavailableError(
             f"{self.uri}: other commits won {_COMMIT_ATTEMPTS_MAX} times in a row", uri=self.uri
         )
+
+    def _refuse_unwritable(self, version: int) -> None:
+        """Name the features of a table to which nothing can be committed, if it has such."""
+        with self._lock:
+            table = self._library.newest()
+        features = set((table.protocol().writer_features if table else None) or ())
+        unknown = sorted(features - _WRITABLE_FEATURES)
+        if unknown:
+            raise TableMismatchError(
+                f"{self.uri} takes no commit after version {version}: somebody gave it {unknown}, "
+                "which this build cannot write. Nothing is shipped, reads stay exact; take the "
+                "features away (ALTER TABLE … DROP FEATURE)",
+                uri=self.uri,
+                version=version,
+                features=unknown,
+            )
 
     def _etags(self, files: Sequence[NewFile]) -> dict[str, str]:
         """Return what the store calls the objects, so that an exchanged one is told by a listing.

@@ -175,6 +175,11 @@ class Walk:
         adds = [one["add"] for one in actions if "add" in one]
         removes = [one["remove"] for one in actions if "remove" in one]
         moved = self._moved(actions)
+        both = {path_of(one) for one in adds} & {path_of(one) for one in removes}
+        if both:
+            raise NotOursError(
+                f"it adds and removes {min(both)} at once, of which each engine makes what it likes"
+            )
         if COMMIT_ID in info:
             accounts = _require_ours(self._now, info, adds, removes, moved, version)
             ranges = _moved_ranges(self._now, moved)

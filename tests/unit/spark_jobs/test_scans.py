@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 
@@ -12,14 +13,15 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.scans import cold_predicate, log_options, seams
+from spark_jobs import scans
+from spark_jobs.scans import cold_predicate, log_options, rows_of, seams
 from spark_jobs.source.batch_plan import is_fixed
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.source.options import parse_batch
 from spark_jobs.source.partitions import plan, resolve
 from spark_jobs.source.positions import of_stream
 
-_SPAN = re.compile(r"\(partition = (\d+) AND offset >= (\d+) AND offset < (\d+)\)")
+_SPAN = re.compile(r"\(`partition` = (\d+) AND `offset` >= (\d+) AND `offset` < (\d+)\)")
 UUID = StreamUuid("0f0e0d0c-0b0a-4908-8706-050403020100")
 
 
@@ -46,6 +48,27 @@ def cut_with(*partitions: tuple[int, int, int, int | None]) -> Cut:
         taken_us=1,
         lease=Lease(lease_id=LeaseId("lease"), expires_us=2),
     )
+
+
+def test_spark_is_held_to_the_version_that_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reading of the log (a checkpoint, say) is compared with what the proof is of."""
+    told = []
+
+    class Rows:
+        def select(self, *columns: str) -> Rows:
+            del columns
+            return self
+
+    def table_at(*args: object, snapshot: object, **how: object) -> Rows:
+        del args, how
+        told.append(snapshot)
+        return Rows()
+
+    monkeypatch.setattr(scans, "table_at", table_at)
+    proved: Any = object()
+    cut = cut_with((0, 10, 10, None))
+    rows_of(cast("Any", None), cut, ["offset"], server="grpc://h:1", proved=True, table=proved)
+    assert told == [proved]
 
 
 def table_rows(cut: Cut) -> list[tuple[int, int]]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError
 
-from broker.errors import ObjectMissingError, StaleColdEndError
+from broker.errors import ObjectMissingError, StaleColdEndError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from simkit.tier_lab import CLUSTER, TierLab, read_table
 from simkit.tier_source import UUID, make_stream
@@ -153,6 +153,18 @@ def test_a_commit_whose_answer_was_lost_is_recognised(
     monkeypatch.setattr(DeltaTable, "create_write_transaction", lossy)
     assert commit(lab, base, 0, 20) == 1
     assert len(lab.table.snapshot().files) == 1
+
+
+def test_features_that_cannot_be_written_are_named(lab: TierLab) -> None:
+    """Nobody else was first: the operator is told what to take away; reads go on."""
+    base = lab.table.create()
+    DeltaTable(lab.table.uri).alter.add_feature(
+        TableFeatures.RowTracking, allow_protocol_versions_increase=True
+    )
+    with pytest.raises(TableMismatchError, match="DROP FEATURE") as caught:
+        commit(lab, base, 0, 20)
+    assert "rowTracking" in caught.value.features
+    assert lab.table.snapshot().version == 1
 
 
 def test_our_commits_are_listed_and_others_are_not(lab: TierLab) -> None:

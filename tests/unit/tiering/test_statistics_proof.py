@@ -186,3 +186,16 @@ def test_an_optimize_that_collects_no_statistics_is_no_change(lab: TierLab) -> N
     assert certify(lab) == (COUNT + 1) * EACH
     fresh()
     assert certify(lab) == (COUNT + 1) * EACH
+
+
+def test_a_file_that_is_added_and_removed_at_once_is_named(lab: TierLab) -> None:
+    """Delta-rs lists it, Spark does not."""
+    restated(lab, lambda add, stats: None)
+    assert certify(lab) == COUNT * EACH
+    path = newest(lab)
+    add = json.loads(path.read_text().splitlines()[1])["add"]
+    gone = {"remove": {"path": add["path"], "dataChange": False, "deletionTimestamp": 1}}
+    path.write_text(f"{path.read_text()}{json.dumps(gone)}\n")
+    fresh()
+    with pytest.raises(TableMismatchError, match="adds and removes"):
+        certify(lab)
