@@ -65,8 +65,8 @@ def require_true_statistics(known: ProvedFile, snapshot: TableSnapshot, store: O
         raise TableMismatchError(
             f"version {snapshot.version} of {snapshot.uri} says of {known.file.path} that its "
             f"{what} is {said}, but its rows have {true}: whoever rewrote the file gave false "
-            "statistics, and readers would skip rows by them. RESTORE the table to the version "
-            "before, or rewrite the file with another engine's OPTIMIZE",
+            "statistics, and readers would skip rows by them. Have another engine rewrite it all "
+            "(OPTIMIZE … ZORDER BY offset), or read a cut of an earlier version",
             uri=snapshot.uri,
             version=snapshot.version,
             path=known.file.path,

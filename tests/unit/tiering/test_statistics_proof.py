@@ -134,8 +134,11 @@ def test_false_statistics_are_named(
         with pytest.raises(TableMismatchError, match="statistics"):
             certify(lab)
     fresh()
-    with pytest.raises(TableMismatchError, match="statistics"):
+    with pytest.raises(TableMismatchError, match="statistics") as caught:
         certify(lab)
+    if "ZORDER" in str(caught.value):
+        DeltaTable(lab.table.uri).optimize.z_order(["offset"])
+        assert certify(lab) == COUNT * EACH
 
 
 def test_a_file_with_rows_that_is_said_to_be_empty_is_named(lab: TierLab) -> None:
