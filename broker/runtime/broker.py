@@ -1,8 +1,7 @@
 """The broker: the cluster's streams, the partitions that are here, leases and cuts.
 
-Implements ``BrokerApi`` for the network services and ``TierCatalog`` for tiering. It knows ports,
-storage and cores; the daemon gives it the adapters, and a ``Membership`` that says whether it is
-alone or one of several.
+Implements ``BrokerApi`` for the network services and ``TierCatalog`` for tiering. The daemon gives
+it the adapters, and a ``Membership`` that says whether it is alone or one of several.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from broker.ports import (
     TierStatus,
 )
 from broker.runtime.background import Background
-from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.commit_scheduler import TurnScheduler
 from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
 from broker.runtime.leadership_gate import SETTLE_MS, Claims
@@ -72,6 +71,7 @@ from broker.runtime.opened_marks import marks_of
 from broker.runtime.partition_counters import OnCommit, ignore_commit
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.promise_keeper import PromiseKeeper
+from broker.runtime.pumps import Drive, on_threads
 from broker.runtime.replica_shell import not_leader
 from broker.runtime.tier_catalog import BrokerCatalog, TierListeners
 from broker.storage.promises import Promises
@@ -103,7 +103,7 @@ class Broker:
         files: Files,
         metadata: Metadata,
         clock: Clock,
-        scheduler: CommitScheduler,
+        scheduler: TurnScheduler,
         on_commit: OnCommit = ignore_commit,
         membership: Membership | None = None,
         tick_ms: int = _TICK_MS,
@@ -111,10 +111,13 @@ class Broker:
         timing: FollowerTiming | None = None,
         promises: Promises | None = None,
         claim_ms: int = SETTLE_MS,
+        drive: Drive | None = None,
+        patience_s: float = 1.0,
     ) -> None:
         """Join the ports; nothing is opened before :meth:`start`.
 
-        ``promises`` are closed by who made them; without them, the broker has its own.
+        ``promises`` are closed by who made them; without them, the broker has its own. A replica
+        that is slow is waited for ``patience_s`` at most by whoever reconciles.
         """
         self.cluster = cluster
         self._broker_id = broker_id
@@ -128,11 +131,9 @@ class Broker:
         self._promises = promises = promises or Promises(files)
         self._broker_epoch = BrokerEpoch(0)
         self.tier_listeners = TierListeners()
+        drive = drive or on_threads(clock, scheduler.on_crash)
         self._background = Background(
-            tick_ms=tick_ms,
-            tick=self._tick,
-            reconcile=self.reconcile,
-            on_crash=scheduler.on_crash,
+            tick_ms=tick_ms, tick=self._tick, reconcile=self.reconcile, drive=drive
         )
         self._hosted = HostedPartitions(
             files,
@@ -147,15 +148,15 @@ class Broker:
                 claims=Claims(self.tier_listeners.leading, claim_ms),
                 on_commit=on_commit,
                 on_late=self._background.reconcile_soon,
+                patience_s=patience_s,
                 limits=limits,
                 timing=timing,
             ),
             promises,
         )
-        self._keeper = PromiseKeeper(promises, self._open_what_waits, scheduler.on_crash)
-        self._reconciling = threading.Lock()
+        self._keeper = PromiseKeeper(promises, self._open_what_waits, drive)
+        self._reconciling, self._tick_ms = threading.Lock(), tick_ms
         self._change = threading.RLock()  # one stream is created or deleted at a time
-        self._tick_ms = tick_ms
 
     # ------------------------------------------------------------------ life
 
@@ -171,24 +172,29 @@ class Broker:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
         if self._promises.complaint is not None:
             _log.warning("promises_incomplete", reason=self._promises.complaint)
-        self._register()
+        self.registered(self._membership.register())
         self._reconcile_with_room()
         given_up = self._membership.give_up(self._hosted.damaged())
         if given_up:
             # Under a new broker epoch: what this process told leaders is of the logs that were.
             if self._hosted.set_aside(given_up):
                 self._membership.logs_closed()
-            self._register()
+            self.registered(self._membership.register())
             self._reconcile_with_room()
         if self._promises.found:  # else nobody could say whether the metadata is the newest
             self._remove_leftovers()
         self._begin_leading()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let its pumps be driven: what was registered is open."""
         self._keeper.start()
         self._background.start()
 
-    def _register(self) -> None:
-        self._broker_epoch = self._membership.register()
-        self._hosted.registered(self._broker_epoch)
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """Open logs as the process of this broker epoch from now on."""
+        self._broker_epoch = broker_epoch
+        self._hosted.registered(broker_epoch)
 
     def _reconcile_with_room(self) -> None:
         """Open what can be opened; a full disk must not keep tiering from making room."""

@@ -1,7 +1,8 @@
-"""This broker as one of several: registration, heartbeats and lease, messages, proposals.
+"""This broker as one of several: its pumps and who drives them, messages, proposals.
 
 Implements ``Membership`` for the broker. Owns no partition: messages go to the turns of the replica
-that they are for, changes of the metadata to the broker, which reconciles on one thread here.
+that they are for, changes of the metadata to the broker. What goes on by itself are pumps
+(``MemberBeats``, ``MetadataFollower``, ``Registration``); what blocks here is for callers' threads.
 """
 
 from __future__ import annotations
@@ -23,28 +24,23 @@ from broker.core.metadata.commands import (
     ChangeIsr,
     Command,
     ConfirmLeader,
-    RegisterBroker,
     StopBroker,
     WithdrawReplica,
     encode,
 )
 from broker.core.metadata.placement import hand_overs, place
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.replica import not_leader
 from broker.errors import (
     CommitTimeoutError,
-    DiskFullError,
     HeadwaterError,
     NotLeaderError,
     ShuttingDownError,
-    UnavailableError,
 )
 from broker.model.control_messages import (
     ControlMessage,
-    Heartbeat,
     HeartbeatAnswer,
-    LeaderReport,
     LogEndAsked,
     LogEndTold,
     NewestAsked,
@@ -57,13 +53,16 @@ from broker.model.replica_messages import EpochEndRequest, FetchRequest, Replica
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import Clock, Files
 from broker.runtime.controller import Controller
+from broker.runtime.member_beats import MemberBeats
+from broker.runtime.metadata_follower import MetadataFollower
 from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.sessions import begin_session, note_clean_stop, take_clean_stop
+from broker.runtime.pumps import Drive, Driven, on_threads
+from broker.runtime.registration import Registration
+from broker.runtime.sessions import note_clean_stop
 
 _log = structlog.get_logger(__name__)
 
-_REGISTER_AGAIN_S: Final = 0.5
-_RECONCILE_AGAIN_S: Final = 1.0
+_LOOK_S: Final = 0.1  # whether a start is to end
 _NEWEST_MS: Final = 3_000
 _ASK_MS: Final = 300
 _PROPOSE_MS: Final = 5_000
@@ -137,6 +136,7 @@ class ClusterMember:
         clock: Clock,
         on_crash: Callable[[BaseException], None],
         stop_asked: threading.Event,
+        drive: Drive | None = None,
     ) -> None:
         """Join the ports; nothing is sent before :meth:`register`, which ``stop_asked`` ends."""
         self._setting = setting
@@ -146,13 +146,9 @@ class ClusterMember:
         self._replicas = replicas
         self._controller = controller
         self._clock = clock
-        self._on_crash = on_crash
         self._broker: ClusterBroker | None = None
         self._broker_epoch = BrokerEpoch(0)
         self._session = ""
-        self._lease_until_ms = 0
-        self._reports: dict[PartitionId, LeaderEpoch] = {}
-        self._reports_lock = threading.Lock()
         self._questions: dict[int, Future[NewestTold]] = {}
         # By partition: who asked how far its log reaches, for an epoch that is not heard of here.
         self._asked: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
@@ -160,12 +156,16 @@ class ClusterMember:
         self._stop_asked = stop_asked
         self._stopping = threading.Event()
         self._hears = False
-        self._changed = threading.Event()
-        self._addresses: dict[PartitionId, ReplicaAddress] = {}
-        self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
-            for name, work in (("heartbeat", self._beat), ("metadata", self._follow))
-        ]
+        drive = drive or on_threads(clock, on_crash)
+        self._beats = MemberBeats(
+            metadata=metadata,
+            control=control,
+            timing=setting.timing,
+            broker_epoch=lambda: self._broker_epoch,
+        )
+        self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
+        self._following = drive("metadata", self._follower.turn)
+        self._driven: list[Driven] = [drive("heartbeat", self._beats.turn), self._following]
 
     # ------------------------------------------------------------------ life
 
@@ -177,9 +177,9 @@ class ClusterMember:
         """Keep the lease and follow the metadata; after the broker has started."""
         if self._controller is not None:
             self._controller.start()
-        for thread in self._threads:
-            thread.start()
-        self._metadata.subscribe(lambda *_: self._changed.set())
+        for driven in self._driven:
+            driven.start()
+        self._metadata.subscribe(lambda *_: self._follower.changed())
 
     def hand_over(self) -> None:
         """Give leaderships away before stopping, as far as others can take them. Blocks."""
@@ -198,20 +198,12 @@ class ClusterMember:
     def stop(self) -> None:
         """End the threads and the connections. Blocks."""
         self._stopping.set()
-        self._changed.set()
         if self._controller is not None:
             self._controller.stop()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        for driven in self._driven:
+            driven.stop()
         self._replicas.close()
         self._control.close()
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as crash:  # noqa: BLE001 - the owner ends the process
-            self._on_crash(crash)
 
     # ------------------------------------------------------------------ membership
 
@@ -221,34 +213,37 @@ class ClusterMember:
         Raises:
             ShuttingDownError: the broker was asked to stop meanwhile.
         """
-        stopped = take_clean_stop(self._files)  # before the next session, which it says nothing of
-        self._session, known = begin_session(self._files)
-        clean = stopped is not None and known[-1:] == (stopped,)
-        command = RegisterBroker(
-            broker=self._setting.me,
-            session=self._session,
-            known_sessions=known,
-            clean=clean,
-            addresses=self._setting.addresses,
-            features_max=FEATURE_LEVEL_MAX,
-        )
+        woken = threading.Event()
+        registration = self.registration(woken.set)
         while True:
-            try:
-                reply = self._metadata.propose(encode(command), timeout_ms=_PROPOSE_MS)
-            except UnavailableError as error:  # the same session again is the same registration
-                _log.info("waiting_for_controllers", reason=error.message)
-                if self._stop_asked.wait(_REGISTER_AGAIN_S):
-                    if clean:  # it is as it was
-                        note_clean_stop(self._files, self._session)
-                    raise ShuttingDownError("stopped before it was registered") from error
-                continue
-            self._broker_epoch = BrokerEpoch(reply["broker_epoch"])
-            _log.info("registered", broker_epoch=self._broker_epoch)
-            if not self._hears:
-                self._hears = True
-                self._control.start(self._control_message)
-                self._replicas.start(self._replica_message)
-            return self._broker_epoch
+            registration.turn(self._clock.monotonic_ms())
+            if registration.broker_epoch is not None:
+                return self.registered(registration)
+            woken.wait(_LOOK_S)
+            woken.clear()
+            if self._stop_asked.is_set() and not registration.is_proposed:
+                registration.give_up()
+                raise ShuttingDownError("stopped before it was registered")
+
+    def registration(self, wake: Callable[[], None]) -> Registration:
+        """Begin to register this process; ``wake`` asks for a turn of what is returned."""
+        return Registration(
+            me=self._setting.me,
+            addresses=self._setting.addresses,
+            files=self._files,
+            metadata=self._metadata,
+            wake=wake,
+        )
+
+    def registered(self, registration: Registration) -> BrokerEpoch:
+        """Be the process that was registered, and hear what others say to it."""
+        assert registration.broker_epoch is not None, "it has not been taken yet"
+        self._session, self._broker_epoch = registration.session, registration.broker_epoch
+        if not self._hears:
+            self._hears = True
+            self._control.start(self._control_message)
+            self._replicas.start(self._replica_message)
+        return self._broker_epoch
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
         """See ``Membership.begin_leading``: candidates say so when they confirm."""
@@ -328,7 +323,7 @@ class ClusterMember:
     @property
     def lease_until_ms(self) -> int:
         """Until when this broker may act, on its monotonic clock."""
-        return self._lease_until_ms
+        return self._beats.lease_until_ms
 
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
         """Send a replica's message."""
@@ -395,13 +390,8 @@ class ClusterMember:
         )
 
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
-        """Report a silent leader, and again until the metadata has another epoch.
-
-        Whoever is in office now may be the one that is gone.
-        """
-        with self._reports_lock:
-            self._reports[partition_id] = leader_epoch
-        self._send_report(partition_id, leader_epoch)
+        """See ``MemberBeats.report``."""
+        self._beats.report(partition_id, leader_epoch)
 
     def lead_changed(self, address: ReplicaAddress) -> None:
         """Let the transport take requests, or not any more."""
@@ -411,69 +401,23 @@ class ClusterMember:
             self._replicas.serve(address)
         else:
             self._replicas.stop_serving(address)
-        self._changed.set()
+        self._follower.changed()
 
-    # ------------------------------------------------------------------ threads
-
-    def _beat(self) -> None:
-        """Show life a few times a session, and repeat reports."""
-        while not self._stopping.wait(self._setting.timing.session_ms / 6000):
-            self._send_heartbeat()
-            with self._reports_lock:
-                reports = list(self._reports.items())
-            for partition_id, leader_epoch in reports:
-                self._send_report(partition_id, leader_epoch)
-
-    def _send_heartbeat(self) -> None:
-        controller = self._controller_id()
-        if controller is not None:
-            heartbeat = Heartbeat(
-                broker_epoch=self._broker_epoch,
-                sent_ms=self._clock.monotonic_ms(),
-                applied_index=self._metadata.applied_index,
-            )
-            self._control.send(controller, heartbeat)
-
-    def _controller_id(self) -> BrokerId | None:
-        leader = self._metadata.leader
-        return None if leader is None else BrokerId(leader)
-
-    def _send_report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
-        rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
-        current = partition_id.number < len(rows) and rows[partition_id.number]
-        if not current or current.leader_epoch != leader_epoch or current.leader is None:
-            with self._reports_lock:
-                self._reports.pop(partition_id, None)
-            return
-        controller = self._controller_id()
-        if controller is not None:
-            report = LeaderReport(
-                partition_id=partition_id,
-                broker_epoch=self._broker_epoch,
-                leader_epoch=leader_epoch,
-            )
-            self._control.send(controller, report)
+    def _wake_follower(self) -> None:
+        self._following.wake()
 
     def _follow(self) -> None:
-        """Reconcile after every change; changes that come meanwhile are one."""
+        """Do what a change of the metadata asks for."""
         assert self._broker is not None
-        while True:
-            self._changed.wait()
-            self._changed.clear()
-            if self._stopping.is_set():
-                return
-            registered = self._metadata.state.brokers.get(self._setting.me)
-            if registered is not None and registered.epoch > self._broker_epoch:
-                raise NotLeaderError(
-                    f"another process has registered as {self._setting.me}",
-                    broker=self._setting.me,
-                )
-            try:
-                self._broker.reconcile()
-            except DiskFullError as error:
-                _log.warning("replica_not_opened", reason=error.message)
-                self._stopping.wait(_RECONCILE_AGAIN_S)
-                self._changed.set()
+        registered = self._metadata.state.brokers.get(self._setting.me)
+        if registered is not None and registered.epoch > self._broker_epoch:
+            raise NotLeaderError(
+                f"another process has registered as {self._setting.me}",
+                broker=self._setting.me,
+            )
+        try:
+            self._broker.reconcile()
+        finally:  # also those of a broker that has no room for another replica
             for partition_id in list(self._asked):
                 self._tell_log_end_again(partition_id)
 
@@ -496,7 +440,7 @@ class ClusterMember:
     def _control_message(self, sender: BrokerId, message: ControlMessage) -> None:
         match message:
             case HeartbeatAnswer():
-                self._take_lease(message)
+                self._beats.take_lease(message)
             case LogEndAsked():
                 self._tell_log_end(sender, message)
             case NewestAsked():
@@ -508,11 +452,6 @@ class ClusterMember:
             case _:
                 if self._controller is not None:
                     self._controller.deliver(sender, message)
-
-    def _take_lease(self, answer: HeartbeatAnswer) -> None:
-        if answer.granted and answer.broker_epoch == self._broker_epoch:
-            until_ms = answer.sent_ms + self._setting.timing.lease_ms()
-            self._lease_until_ms = max(self._lease_until_ms, until_ms)
 
     def _tell_log_end(self, controller: BrokerId, asked: LogEndAsked) -> None:
         """Answer at once, which is enough for a process that was proved; and once more when the

@@ -23,6 +23,21 @@ class Turn(Protocol):
         """Do one bounded piece of work; must not raise."""
 
 
+class TurnScheduler(Protocol):
+    """Whoever lets partitions take their turns: threads, or a simulated world."""
+
+    on_crash: Callable[[BaseException], None]  # hears of a turn that raised, which is a bug
+
+    def schedule(self, turn: Turn) -> None:
+        """Queue one turn. Any thread; the caller sees to it that a turn is queued only once."""
+
+    def run_here(self, turn: Turn) -> None:
+        """Run one turn now, on the caller's thread. Blocks.
+
+        The caller sees to it that the turn is not queued meanwhile.
+        """
+
+
 class CommitScheduler:
     """Runs turns on ``threads_count`` daemon threads, first come first served."""
 
@@ -41,14 +56,11 @@ class CommitScheduler:
             thread.start()
 
     def schedule(self, turn: Turn) -> None:
-        """Queue one turn. Any thread; the caller sees to it that a turn is queued only once."""
+        """See ``TurnScheduler.schedule``."""
         self._ready.put(turn)
 
     def run_here(self, turn: Turn) -> None:
-        """Run one turn on the caller's thread, which spares it two changes of thread. Blocks.
-
-        The caller sees to it that the turn is not queued meanwhile.
-        """
+        """See ``TurnScheduler.run_here``: it spares the caller two changes of thread."""
         self._run(turn)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:

@@ -1,14 +1,14 @@
 """The controller's shell: every controller runs one, the Raft leader's acts.
 
-One thread drives an ``ElectionCore``. Office is taken and leases are granted only behind a barrier:
-a round trip to a majority that begins after the heartbeat came and ends in the same term proves
-that nobody else had taken office when the heartbeat was sent, so no other session clock was running
-against its sender.
+``ControllerPump`` carries out what an ``ElectionCore`` decides; ``Controller`` has it driven.
+
+Office is taken and leases are granted only behind a barrier: a round trip to a majority that begins
+after the heartbeat came and ends in the same term proves that nobody else had taken office when the
+heartbeat was sent, so no other session clock was running against its sender.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from broker.model.control_messages import (
 from broker.model.ids import BrokerId
 from broker.ports import Clock
 from broker.runtime.inbox import Inbox
+from broker.runtime.pumps import Drive, on_threads
 
 _log = structlog.get_logger(__name__)
 
@@ -81,42 +82,31 @@ class _Passed:
     heartbeats: tuple[tuple[BrokerId, Heartbeat], ...]  # that came before it began
 
 
-class Controller:
-    """Any thread delivers; one thread decides."""
+class ControllerPump:
+    """What a controller does, turn by turn. Any thread delivers; one at a time takes turns."""
 
     def __init__(
         self,
         *,
         metadata: ControllerMetadata,
         control: ControlTransport,
-        clock: Clock,
         timing: ElectionTiming,
-        on_crash: Callable[[BaseException], None],
+        wake: Callable[[], None],
     ) -> None:
-        """Prepare; :meth:`start` begins."""
+        """Prepare; ``wake`` asks for a turn: something has come."""
         self._metadata = metadata
         self._control = control
-        self._clock = clock
         self._core = ElectionCore(timing)
-        self._on_crash = on_crash
-        self._inbox = Inbox(waiting_max=_WAITING_MAX)
+        self._inbox = Inbox(waiting_max=_WAITING_MAX, wake=wake)
         self._office: int | None = None  # taken, behind a barrier
         self._taking: int | None = None  # being taken
         self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each
         self._barrier_under_way = False
-        self._thread = threading.Thread(target=self._main, name="controller", daemon=True)
-        self.elections_total = 0
+        self._next_tick_ms: int | None = None
 
-    def start(self) -> None:
-        """Begin to watch the metadata and, in office, to act."""
-        self._thread.start()
-        self._metadata.subscribe(lambda _, state: self._inbox.put(_State, _State(state)))
-
-    def stop(self) -> None:
-        """End; blocks. One that never began has ended."""
-        self._inbox.put(None, None)
-        if self._thread.is_alive():
-            self._thread.join()
+    def changed(self, state: MetadataState) -> None:
+        """Take a newer state of the metadata. Any thread."""
+        self._inbox.put(_State, _State(state))
 
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
         """Take a broker's message. Any thread.
@@ -137,30 +127,18 @@ class Controller:
         """Whether this controller acts, for operators."""
         return self._office is not None
 
-    # ------------------------------------------------------------------ the thread
-
-    def _main(self) -> None:
-        try:
-            self._run()
-        except BaseException as crash:  # noqa: BLE001 - the owner ends the process
-            self._on_crash(crash)
-
-    def _run(self) -> None:
-        next_tick_ms = self._clock.monotonic_ms()
-        while True:
-            wait_ms = next_tick_ms - self._clock.monotonic_ms()
-            found = self._inbox.get(max(0, wait_ms) / 1000)
-            item = _TICK_MS if found is None else found[1]
-            if item is None:
-                return
-            self._look_at_office()
-            now_ms = self._clock.monotonic_ms()
-            if now_ms >= next_tick_ms:
-                # First of all: after a stall of this process nobody is blamed for the silence.
-                next_tick_ms = now_ms + _TICK_MS
-                self._do(self._core.tick(now_ms))
-            self._take(item, now_ms)
-            self._begin_barrier()
+    def turn(self, now_ms: int) -> int:
+        """Tick when it is time, take one thing that has come; return when the next turn is due."""
+        self._look_at_office()
+        if self._next_tick_ms is None or now_ms >= self._next_tick_ms:
+            # First of all: after a stall of this process nobody is blamed for the silence.
+            self._next_tick_ms = now_ms + _TICK_MS
+            self._do(self._core.tick(now_ms))
+        found = self._inbox.take()
+        if found is not None:
+            self._take(found[1], now_ms)
+        self._begin_barrier()
+        return now_ms if len(self._inbox) else self._next_tick_ms
 
     def _look_at_office(self) -> None:
         term = self._metadata.office
@@ -247,6 +225,53 @@ class Controller:
                     self._control.send(to, asked)
         if proposed:
             _log.info("controller_proposes", commands=dict(proposed))
+
+
+class Controller:
+    """A controller that somebody drives: by default, a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        metadata: ControllerMetadata,
+        control: ControlTransport,
+        clock: Clock,
+        timing: ElectionTiming,
+        on_crash: Callable[[BaseException], None],
+        drive: Drive | None = None,
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        self._metadata = metadata
+        self._pump = ControllerPump(
+            metadata=metadata, control=control, timing=timing, wake=self._wake
+        )
+        self._driven = (drive or on_threads(clock, on_crash))("controller", self._pump.turn)
+
+    def start(self) -> None:
+        """Begin to watch the metadata and, in office, to act."""
+        self._driven.start()
+        self._metadata.subscribe(lambda _, state: self._pump.changed(state))
+
+    def stop(self) -> None:
+        """End; blocks. One that never began has ended."""
+        self._driven.stop()
+
+    def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
+        """See ``ControllerPump.deliver``."""
+        self._pump.deliver(sender, message)
+
+    def _wake(self) -> None:
+        self._driven.wake()
+
+    @property
+    def dropped_messages(self) -> int:
+        """How many messages had no room."""
+        return self._pump.dropped_messages
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this controller acts, for operators."""
+        return self._pump.in_office
 
 
 def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:

@@ -26,7 +26,7 @@ from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid,
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock, Files
-from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.commit_scheduler import TurnScheduler
 from broker.runtime.leadership_gate import Claims
 from broker.runtime.partition_counters import OnCommit
 from broker.runtime.partition_driver import PartitionDriver
@@ -38,7 +38,6 @@ from broker.storage.promises import Promises
 _log = structlog.get_logger(__name__)
 
 _ASIDE: Final = "damaged"
-PATIENCE_S: Final = 1.0  # once, with a replica that is slow to take a view in
 CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
 
 MarkOpened = Callable[[Sequence[PartitionId]], None]
@@ -60,7 +59,7 @@ class ReplicaSetting:
 
     me: BrokerId
     clock: Clock
-    scheduler: CommitScheduler
+    scheduler: TurnScheduler
     make_links: MakeLinks
     record_cold_end: RecordColdEnd
     mark_opened: MarkOpened  # durably in the metadata; blocks
@@ -68,6 +67,7 @@ class ReplicaSetting:
     on_commit: OnCommit
     on_late: Callable[[], None]  # :meth:`HostedPartitions.reconcile` has more to do now; quick
     claims: Claims | None = None  # of leaderships of tiered streams
+    patience_s: float = 1.0  # once, with a replica that is slow to take a view in
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
 
@@ -139,7 +139,8 @@ class HostedPartitions:
                 was opened; everything else is done, and the next call tries again.
         """
         with self._lock:
-            return self._reconcile(state, PATIENCE_S if patience_s is None else patience_s)
+            patience_s = self._setting.patience_s if patience_s is None else patience_s
+            return self._reconcile(state, patience_s)
 
     def wait_for(self, uuid: StreamUuid, timeout_s: float) -> bool:
         """Wait for the replicas of a stream that were left behind; tell whether there were any."""
@@ -199,7 +200,7 @@ class HostedPartitions:
             if (one := self._newly_led(uuid, gone.get(uuid, ()))) is not None
         ]
         self._remove(gone)
-        self._remove_closed()
+        self._remove_closed(patience_s)
         if failure is not None:
             raise failure
         return changed
@@ -338,9 +339,9 @@ class HostedPartitions:
                 del self._streams[uuid]
                 self._led.pop(uuid, None)
 
-    def _remove_closed(self) -> None:
+    def _remove_closed(self, patience_s: float) -> None:
         """Give the disk of replicas back that are not here any more, once their logs are closed."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + patience_s
         for (uuid, number), (driver, call) in list(self._closing.items()):
             if not call.is_over(max(0.0, deadline_s - time.monotonic())):
                 _log.warning("log_not_closed", partition=str(driver.partition_id))

@@ -35,7 +35,7 @@ from broker.model.replica_messages import LogPrefix, ReplicaMessage, size_of
 from broker.model.stream import Stream
 from broker.ports import Clock, RecordsOutcome, SegmentInfo, StoredBatch
 from broker.runtime.commit_group import BatchesWrite, RecordsWrite, Write, refuse_too_large
-from broker.runtime.commit_scheduler import CommitScheduler
+from broker.runtime.commit_scheduler import TurnScheduler
 from broker.runtime.commits import Commits
 from broker.runtime.leadership_gate import Claims, Gatekeeper
 from broker.runtime.local_frees import LocalFrees
@@ -64,7 +64,7 @@ class PartitionDriver:
         cold_end: Offset,
         links: ReplicaLinks,
         clock: Clock,
-        scheduler: CommitScheduler,
+        scheduler: TurnScheduler,
         record_cold_end: Callable[[int, Offset], None],
         begin_log: BeginLog,
         on_sealed: Callable[[Stream], None],

@@ -6,56 +6,51 @@ synced, so a promise may lag. It also asks again for what a full disk did not le
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from broker.errors import HeadwaterError, LogFailedError
+from broker.runtime.pumps import NEVER_MS, Drive
 from broker.storage.promises import Promises
 
 _log = structlog.get_logger(__name__)
 
-_EVERY_S: Final = 1.0
+_EVERY_MS: Final = 1_000
 
 
 class PromiseKeeper:
-    """One thread. Owner: the broker."""
+    """One pump. Owner: the broker."""
 
     def __init__(
-        self,
-        promises: Promises,
-        open_what_waits: Callable[[], None],
-        on_crash: Callable[[BaseException], None],
+        self, promises: Promises, open_what_waits: Callable[[], None], drive: Drive
     ) -> None:
         """Nothing runs before :meth:`start`."""
         self._promises = promises
         self._open_what_waits = open_what_waits
-        self._on_crash = on_crash
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="promises", daemon=True)
+        self._begun = self._failed = False
+        self._driven = drive("promises", self._turn)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Begin."""
+        self._driven.start()
 
     def stop(self) -> None:
-        """End it. Blocks."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        """End. Blocks."""
+        self._driven.stop()
 
-    def _run(self) -> None:
+    def _turn(self, now_ms: int) -> int:
         try:
-            while not self._stopping.wait(_EVERY_S):
+            if self._begun and not self._failed:
                 if self._promises.dirty:
                     self._promises.sync()
                 self._open()
         except LogFailedError as error:  # every log meets it at its next write, and says so
             _log.error("promises_failed", reason=error.message)
-        except BaseException as crash:  # noqa: BLE001 - nobody else would hear of it
-            self._on_crash(crash)
+            self._failed = True
+        self._begun = True
+        return NEVER_MS if self._failed else now_ms + _EVERY_MS
 
     def _open(self) -> None:
         try:

@@ -19,7 +19,7 @@ from broker.errors import (
     ShuttingDownError,
 )
 from broker.runtime.commit_group import Write
-from broker.runtime.commit_scheduler import CommitScheduler, Turn
+from broker.runtime.commit_scheduler import Turn, TurnScheduler
 
 _T = TypeVar("_T")
 
@@ -96,7 +96,7 @@ class Postponed:
 class TurnQueue:
     """Any thread puts, the owner takes."""
 
-    def __init__(self, owner: Turn, scheduler: CommitScheduler, name: str) -> None:
+    def __init__(self, owner: Turn, scheduler: TurnScheduler, name: str) -> None:
         """Queue for ``owner``, whose turns ``scheduler`` runs; ``name`` is for messages."""
         self._owner = owner
         self._scheduler = scheduler

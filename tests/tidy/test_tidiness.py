@@ -66,13 +66,10 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
-    "broker/runtime/background.py": "a thread's crash is handed over: it ends the process",
-    "broker/runtime/promise_keeper.py": "a thread's crash is handed over: it ends the process",
+    "broker/runtime/pumps.py": "a pump's crash is handed over: it ends the process",
     "broker/runtime/commit_scheduler.py": "a thread's crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",
     "broker/cluster_node.py": "a thread's crash is handed over: it ends the process",
-    "broker/runtime/cluster_member.py": "its threads' crash is handed over: it ends the process",
-    "broker/runtime/controller.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/raft_metadata_log.py": "its thread's crash is handed over: it ends the process",
     "broker/runtime/supervisor.py": "one partition's bug must not take the others down",
     "tests/lib/damagekit/campaign.py": "told through the case's pipe; the forked child ends there",

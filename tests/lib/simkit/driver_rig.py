@@ -121,7 +121,7 @@ class DriverRig:
             cold_end=Offset(cold_end),
             links=links or AloneLinks(),
             clock=self.clock,
-            scheduler=self.turns,  # type: ignore[arg-type]
+            scheduler=self.turns,
             record_cold_end=lambda _number, end: self.recorded.append(end),
             begin_log=begin_log,
             on_sealed=lambda _stream: None,

@@ -12,7 +12,7 @@ def test_news_replaces_older_news_in_its_place() -> None:
     inbox.put("state", "old")
     inbox.offer("a", 2)
     inbox.put("state", "new")
-    assert [inbox.get(0), inbox.get(0), inbox.get(0)] == [("a", 2), ("state", "new"), None]
+    assert [inbox.take(), inbox.take(), inbox.take()] == [("a", 2), ("state", "new"), None]
 
 
 def test_what_has_no_room_is_dropped_and_counted() -> None:
@@ -24,4 +24,14 @@ def test_what_has_no_room_is_dropped_and_counted() -> None:
     inbox.put("state", "must")
     assert inbox.dropped == 3
     assert len(inbox) == 3
-    assert [inbox.get(0) for _ in range(3)] == [(0, 0), (1, "newer"), ("state", "must")]
+    assert [inbox.take() for _ in range(3)] == [(0, 0), (1, "newer"), ("state", "must")]
+
+
+def test_whoever_takes_is_woken_for_what_was_taken_in() -> None:
+    """A dropped offer is no news."""
+    woken: list[int] = []
+    inbox = Inbox(waiting_max=1, wake=lambda: woken.append(len(inbox)))
+    inbox.offer("a", 1)
+    inbox.offer("b", 2)
+    inbox.put("state", "new")
+    assert woken == [1, 2]

@@ -83,12 +83,15 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Iterator[Scene]:
     """A broker whose patience is short."""
-    monkeypatch.setattr(hosted_partitions, "PATIENCE_S", 0.05)
     gates: dict[str, Gate] = {}
     with disk_broker(
-        tmp_path, wrap=lambda disk: GatedFiles(disk, gates), workers=3, tick_ms=10
+        tmp_path,
+        wrap=lambda disk: GatedFiles(disk, gates),
+        workers=3,
+        tick_ms=10,
+        patience_s=0.05,
     ) as broker:
         made = Scene(broker, tmp_path, gates)
         yield made
@@ -206,10 +209,10 @@ def test_what_waits_for_a_turn_is_bounded() -> None:
         def run_turn(self) -> None:
             """Never comes to it."""
 
-    queue = TurnQueue(Owner(), ManualTurns(), "s/0")  # type: ignore[arg-type]
+    queue = TurnQueue(Owner(), ManualTurns(), "s/0")
     taken: Sequence[bool] = [queue.offer(lambda: None, 10) for _ in range(MESSAGES_MAX + 5)]
     assert sum(taken) == MESSAGES_MAX
-    large = TurnQueue(Owner(), ManualTurns(), "s/0")  # type: ignore[arg-type]
+    large = TurnQueue(Owner(), ManualTurns(), "s/0")
     assert [large.offer(lambda: None, 1 << 26) for _ in range(3)] == [True, False, False]
     for _ in range(1024):
         large.begin(lambda: None)

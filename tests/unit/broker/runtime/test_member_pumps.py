@@ -1,0 +1,260 @@
+"""The pumps of a member: registration, heartbeats with reports, and following the metadata."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from broker.core.election import ElectionTiming
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import CreateStream, RegisterBroker, decode
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.errors import (
+    CommitTimeoutError,
+    DiskFullError,
+    HeadwaterError,
+    NotLeaderError,
+)
+from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer, LeaderReport
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.member_beats import MemberBeats
+from broker.runtime.metadata_follower import MetadataFollower
+from broker.runtime.pumps import NEVER_MS
+from broker.runtime.registration import Registration
+from broker.runtime.sessions import note_clean_stop
+from simkit.disk import SimDisk
+
+A, B = BrokerId("a"), BrokerId("b")
+ONE = BrokerEpoch(1)
+UUID = StreamUuid("00000000-0000-4000-8000-000000000001")
+PARTITION = PartitionId(UUID, PartitionNumber(0))
+_Answered = Callable[[HeadwaterError | None], None]
+
+
+class Metadata:
+    """A metadata log whose answers a test gives."""
+
+    def __init__(self) -> None:
+        self.state = MetadataState()
+        self.applied_index = 0
+        self.leader: str | None = "c"
+        self.under_way: list[tuple[bytes, _Answered]] = []
+
+    def propose_soon(self, command: bytes, answered: _Answered, *, timeout_ms: int) -> None:
+        """Keep it for the test."""
+        assert timeout_ms > 0
+        self.under_way.append((command, answered))
+
+    def apply(self, command: bytes) -> None:
+        """Apply a command."""
+        self.state, _ = apply(self.state, decode(command))
+        self.applied_index += 1
+
+    def answer(self, error: HeadwaterError | None = None, *, applied: bool = True) -> None:
+        """Apply the oldest proposal, or not, and answer it."""
+        command, answered = self.under_way.pop(0)
+        if applied:
+            self.apply(command)
+        answered(error)
+
+
+class Control:
+    """Where messages go."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[BrokerId, ControlMessage]] = []
+
+    def start(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
+        """Nobody sends here."""
+
+    def send(self, to: BrokerId, message: ControlMessage) -> None:
+        """Keep it."""
+        self.sent.append((to, message))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _registered(broker: BrokerId) -> RegisterBroker:
+    return RegisterBroker(broker=broker, session="other", features_max=FEATURE_LEVEL_MAX)
+
+
+# ---------------------------------------------------------------------- registration
+
+
+def _registration(disk: SimDisk, metadata: Metadata, woken: list[int]) -> Registration:
+    return Registration(
+        me=A,
+        addresses={},
+        files=disk.files(),
+        metadata=metadata,
+        wake=lambda: woken.append(1),
+    )
+
+
+def test_a_registration_is_proposed_again_until_it_is_taken() -> None:
+    """With the same session: an answer that was lost costs no second registration."""
+    disk, metadata, woken = SimDisk(random.Random(1)), Metadata(), list[int]()
+    registration = _registration(disk, metadata, woken)
+    assert registration.turn(0) == NEVER_MS
+    assert registration.is_proposed
+    metadata.answer(CommitTimeoutError("the answer was lost"))
+    assert woken == [1]
+    again_ms = registration.turn(10)
+    assert 10 < again_ms < NEVER_MS
+    assert registration.turn(again_ms - 1) == again_ms
+    registration.turn(again_ms)
+    metadata.answer()
+    registration.turn(again_ms)
+    assert registration.broker_epoch == ONE
+    assert metadata.state.brokers[A].session == registration.session
+
+
+def test_a_refused_registration_says_why() -> None:
+    """Trying again would not help."""
+    metadata = Metadata()
+    registration = _registration(SimDisk(random.Random(1)), metadata, [])
+    registration.turn(0)
+    metadata.answer(NotLeaderError("no", broker=A), applied=False)
+    with pytest.raises(NotLeaderError, match="no"):
+        registration.turn(1)
+
+
+def test_a_process_that_was_replaced_meanwhile_is_not_registered() -> None:
+    """The newer process has the newer broker epoch; this one would act under it."""
+    metadata = Metadata()
+    registration = _registration(SimDisk(random.Random(1)), metadata, [])
+    registration.turn(0)
+    command, answered = metadata.under_way.pop()
+    metadata.apply(command)
+    metadata.state, _ = apply(metadata.state, _registered(A))
+    answered(None)
+    with pytest.raises(NotLeaderError, match="another process"):
+        registration.turn(1)
+
+
+def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
+    """Nothing was opened, so the logs are what the process before left."""
+    disk, metadata = SimDisk(random.Random(1)), Metadata()
+    first = _registration(disk, metadata, [])
+    note_clean_stop(disk.files(), first.session)
+    second = _registration(disk, metadata, [])
+    second.give_up()
+    third = _registration(disk, metadata, [])
+    third.turn(0)
+    proposed = decode(metadata.under_way.pop()[0])
+    assert isinstance(proposed, RegisterBroker)
+    assert proposed.clean
+
+
+# ---------------------------------------------------------------------- heartbeats
+
+
+def _beats(metadata: Metadata, control: Control) -> MemberBeats:
+    return MemberBeats(
+        metadata=metadata,
+        control=control,
+        timing=ElectionTiming(session_ms=600),
+        broker_epoch=lambda: ONE,
+    )
+
+
+def test_a_heartbeat_leaves_a_few_times_a_session() -> None:
+    """It says when it was sent: the lease counts from there."""
+    control = Control()
+    beats = _beats(Metadata(), control)
+    assert beats.turn(1000) == 1100
+    assert control.sent == [(B_C, Heartbeat(broker_epoch=ONE, sent_ms=1000, applied_index=0))]
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=1000, granted=True))
+    until_ms = beats.lease_until_ms
+    assert until_ms == 1000 + ElectionTiming(session_ms=600).lease_ms()
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=900, granted=True))
+    beats.take_lease(HeartbeatAnswer(broker_epoch=BrokerEpoch(7), sent_ms=5000, granted=True))
+    beats.take_lease(HeartbeatAnswer(broker_epoch=ONE, sent_ms=5000, granted=False))
+    assert beats.lease_until_ms == until_ms, "no older, foreign or refused beat changes it"
+
+
+B_C = BrokerId("c")
+
+
+def test_a_report_is_repeated_until_the_metadata_has_moved_on() -> None:
+    """Whoever was in office when it was first sent may be the one that is gone."""
+    metadata, control = Metadata(), Control()
+    metadata.state, _ = apply(metadata.state, _registered(B))
+    stream = Stream(
+        name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
+    )
+    metadata.state, _ = apply(
+        metadata.state, CreateStream(stream=stream, leader=B, assignment=((B,),), min_isr=1)
+    )
+    epoch = metadata.state.partitions[UUID][0].leader_epoch
+    beats = _beats(metadata, control)
+    beats.report(PARTITION, epoch)
+    beats.turn(0)
+    beats.turn(100)
+    assert sum(isinstance(one, LeaderReport) for _, one in control.sent) == 3
+    beats.report(PARTITION, LeaderEpoch(epoch + 1))
+    control.sent.clear()
+    beats.turn(200)
+    beats.turn(300)
+    assert not any(isinstance(one, LeaderReport) for _, one in control.sent)
+
+
+# ---------------------------------------------------------------------- following
+
+
+class Followed:
+    """A follower whose reconcile does what the test says."""
+
+    def __init__(self) -> None:
+        self.errors: list[HeadwaterError | None] = []
+        self.calls = self.woken = 0
+        self.follower = MetadataFollower(self._reconcile, self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _reconcile(self) -> None:
+        self.calls += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+
+
+def test_many_changes_are_one_reconcile() -> None:
+    """And without a change there is none."""
+    one = Followed()
+    assert one.follower.turn(0) == NEVER_MS
+    one.follower.changed()
+    one.follower.changed()
+    assert one.woken == 2
+    assert one.follower.turn(1) == NEVER_MS
+    assert one.follower.turn(2) == NEVER_MS
+    assert one.calls == 1
+
+
+def test_a_full_disk_is_asked_again_a_second_later() -> None:
+    """Not at once, whatever else changes: opening logs on a full disk is work for nothing."""
+    one = Followed()
+    one.errors = [DiskFullError("no room")]
+    one.follower.changed()
+    again_ms = one.follower.turn(0)
+    assert again_ms == 1000
+    one.follower.changed()
+    assert one.follower.turn(500) == again_ms
+    assert one.calls == 1
+    assert one.follower.turn(again_ms) == NEVER_MS
+    assert one.calls == 2
+
+
+def test_what_is_refused_for_good_ends_the_pump() -> None:
+    """Another process leads this folder's history."""
+    one = Followed()
+    one.errors = [NotLeaderError("another process has registered", broker=A)]
+    one.follower.changed()
+    with pytest.raises(NotLeaderError):
+        one.follower.turn(0)
