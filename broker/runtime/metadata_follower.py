@@ -7,12 +7,12 @@ from typing import Final
 
 import structlog
 
-from broker.errors import DiskFullError
+from broker.errors import LogFailedError, UnavailableError
 from broker.runtime.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 
-_AGAIN_MS: Final = 1_000  # what the disk had no room for
+_AGAIN_MS: Final = 1_000  # what the disk had no room for, or the metadata no majority
 
 
 class MetadataFollower:
@@ -39,7 +39,9 @@ class MetadataFollower:
         self._is_news = False
         try:
             self._reconcile()
-        except DiskFullError as error:
+        except LogFailedError:
+            raise  # a disk that failed is not asked again; the next process looks at it
+        except UnavailableError as error:  # no room, or no majority that takes a mark
             _log.warning("replica_not_opened", reason=error.message)
             self._not_before_ms = now_ms + _AGAIN_MS
             self._is_news = True

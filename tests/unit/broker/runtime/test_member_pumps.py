@@ -16,6 +16,7 @@ from broker.errors import (
     DiskFullError,
     HeadwaterError,
     NotLeaderError,
+    UnavailableError,
 )
 from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer, LeaderReport
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -258,3 +259,14 @@ def test_what_is_refused_for_good_ends_the_pump() -> None:
     one.follower.changed()
     with pytest.raises(NotLeaderError):
         one.follower.turn(0)
+
+
+def test_metadata_that_does_not_answer_is_asked_again() -> None:
+    """Marks of opened logs need a majority; without one a broker must wait, not end."""
+    one = Followed()
+    one.errors = [UnavailableError("no majority")]
+    one.follower.changed()
+    again_ms = one.follower.turn(0)
+    assert 0 < again_ms <= 1000
+    one.follower.turn(again_ms)
+    assert one.calls == 2
