@@ -116,8 +116,8 @@ class Broker:
     ) -> None:
         """Join the ports; nothing is opened before :meth:`start`.
 
-        ``promises`` are closed by who made them; without them, the broker has its own. A replica
-        that is slow is waited for ``patience_s`` at most by whoever reconciles.
+        ``promises`` are closed by who made them; without them, the broker has its own. Whoever
+        reconciles waits ``patience_s`` at most for a slow replica.
         """
         self.cluster = cluster
         self._broker_id = broker_id
@@ -232,12 +232,15 @@ class Broker:
     def reconcile(self, *, patience_s: float | None = None) -> None:
         """Be what the newest metadata known here says; tell the listeners. Blocks.
 
-        One caller at a time, and the state is read in its turn: replicas and listeners would else
-        be left with an older one by whoever comes last.
+        One caller at a time, and the state is read in its turn: whoever comes last would else
+        leave replicas and listeners with an older one.
         """
         with self._reconciling:
-            for led in self._hosted.reconcile(self._metadata.state, patience_s=patience_s):
+            found = self._hosted.reconcile(self._metadata.state, patience_s=patience_s)
+            for led in found.changed:
                 self._tell(led)
+            if found.failure is not None:
+                raise found.failure
 
     def _tell(self, led: LedPartitions) -> None:
         for listener in self._listeners:

@@ -53,6 +53,14 @@ class LedPartitions:
     drivers: Mapping[int, PartitionDriver]
 
 
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What became of a :meth:`HostedPartitions.reconcile`."""
+
+    changed: list[LedPartitions]  # the streams of which this broker leads other partitions now
+    failure: HeadwaterError | None  # why not everything is as the metadata says
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSetting:
     """What every replica on this broker shares."""
@@ -125,18 +133,14 @@ class HostedPartitions:
 
     # ------------------------------------------------------------------ following the metadata
 
-    def reconcile(
-        self, state: MetadataState, *, patience_s: float | None = None
-    ) -> list[LedPartitions]:
+    def reconcile(self, state: MetadataState, *, patience_s: float | None = None) -> Reconciled:
         """Open, inform and close until this broker is what ``state`` says. Blocks.
 
         A replica that hangs is left behind after ``patience_s``, and not waited for again before it
         has caught up; see ``ReplicaSetting.on_late``.
-        Returns the streams of which this broker leads other partitions than before.
-
-        Raises:
-            HeadwaterError: a new log has no room, or the metadata does not take the mark that it
-                was opened; everything else is done, and the next call tries again.
+        There is a failure when a new log has no room, or the metadata does not take the mark that
+        it was opened; everything else is done, and the next call tries again. A change of what is
+        led is returned once: whoever calls tells it, failure or not.
         """
         with self._lock:
             patience_s = self._setting.patience_s if patience_s is None else patience_s
@@ -148,7 +152,7 @@ class HostedPartitions:
         calls = [call for one, call in list(self._late.items()) if one.stream_uuid == uuid]
         return bool([call.is_over(max(0.0, deadline_s - time.monotonic())) for call in calls])
 
-    def _reconcile(self, state: MetadataState, patience_s: float) -> list[LedPartitions]:
+    def _reconcile(self, state: MetadataState, patience_s: float) -> Reconciled:
         before, self._state = self._state, state
         self._refused = {}
         opened = False
@@ -201,9 +205,7 @@ class HostedPartitions:
         ]
         self._remove(gone)
         self._remove_closed(patience_s)
-        if failure is not None:
-            raise failure
-        return changed
+        return Reconciled(changed, failure)
 
     def _needs_mark(self, driver: PartitionDriver, row: PartitionState) -> bool:
         marked = self._setting.me in row.opened or driver.partition_id in self._marked
