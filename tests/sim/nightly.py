@@ -1,8 +1,8 @@
 """``make nightly MINUTES=120 SEEDS=200000``: the simulations of ``make sim``, for hours.
 
-Every seed is lived eight times: a log on a failing disk, a cluster, the same with late copies of
-messages, with a table, with a stream that syncs now and then and with the product's own log, and a
-Raft group with each implementation.
+Every seed is lived nine times: a log on a failing disk, a cluster, the same with late copies of
+messages, with a table, with a stream that syncs now and then and with the product's own log, one of
+the product's own shells, and a Raft group with each implementation.
 Ends at the last seed or when the minutes are over, whichever is first. Prints a line a minute,
 every violation as it is found with the command that repeats it, what was met how often, and one
 line of counts at the end. Exits with 1 on any violation. Ctrl-C ends it early, with the counts.
@@ -89,6 +89,7 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
     """Return every kind of life by name, with what is met in the life of a seed."""
     from simkit import cluster_sim, log_sim, raft_sim
     from simkit.cluster_mutants import LATE_FAULTS
+    from simkit.house import house
     from simkit.raft_pysyncobj_mutants import in_simulation
 
     def pysyncobj(seed: int) -> Iterable[str]:
@@ -108,6 +109,7 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
             seed, interval=True, real_log=seed % 4 == 3
         ).seen.elements(),
         "cluster, own log": lambda seed: cluster_sim.run_seed(seed, real_log=True).seen.elements(),
+        "cluster, own shells": lambda seed: house.run_seed(seed).seen.elements(),
         "raft": lambda seed: raft_sim.run_seed(seed)[0].elements(),
         "raft, pysyncobj": pysyncobj,
     }

@@ -1,0 +1,1 @@
+"""Simulated clusters of the product's own shells; see README.md."""

@@ -1,0 +1,186 @@
+"""What goes wrong in a house, one fault after the other, each with its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker.core.metadata.commands import ReassignReplicas
+from broker.core.metadata.placement import balance
+from simkit.cluster_world import both_ways
+from simkit.disk import ROOMY, SimDisk
+from simkit.house.metadata import META
+
+if TYPE_CHECKING:
+    from simkit.house.house import House
+    from simkit.house.node import Node
+
+FAULTS: Final = (
+    "kill", "power", "middle", "all", "pause", "one-way", "cut", "slow", "full", "skew", "office",
+    "balance", "reassign",
+)  # fmt: skip
+
+
+class Faults:
+    """Strikes while there is to be trouble, and ends it."""
+
+    def __init__(self, house: House, kinds: frozenset[str] | None) -> None:
+        self._house = house
+        self._world = house.world
+        rng = house.world.rng
+        drawn = frozenset(one for one in FAULTS if rng.random() < 0.4)
+        self._kinds = sorted(drawn if kinds is None else kinds)
+        self._trouble = False
+
+    def begin(self) -> None:
+        """Let there be trouble."""
+        self._trouble = True
+        self._world.at(200, self._strike)
+
+    def end(self) -> None:
+        """Undo everything; whoever is down is started."""
+        self._trouble = False
+        self._house.network.heal_all()
+        for name in sorted(self._house.nodes):
+            node = self._house.nodes[name]
+            node.machine.disk.capacity_bytes = ROOMY
+            node.machine.disk.stop_after = None
+            if node.machine.paused:
+                node.machine.resume()
+            node.start_again()
+
+    def _strike(self) -> None:
+        if not self._trouble:
+            return
+        if self._kinds:
+            kind = self._world.rng.choice(self._kinds)
+            getattr(self, "_" + kind.replace("-", "_"))()
+        self._world.at(self._world.rng.choice((40, 120, 300)), self._strike)
+
+    def _some(self) -> Node:
+        """Choose a broker, more often one that leads something or the metadata."""
+        rng, house = self._world.rng, self._house
+        names = sorted(house.nodes)
+        if rng.random() < 0.6:
+            row = house.row(rng.choice(house.partitions))
+            names = [name for name in (row.leader, row.candidate, house.house.leader) if name]
+        return house.nodes[rng.choice(names)]
+
+    def _back(self, node: Node) -> None:
+        self._world.at(self._world.rng.choice((10, 100, 400, 1200)), node.start_again)
+
+    # ------------------------------------------------------------------ one by one
+
+    def _kill(self) -> None:
+        node = self._some()
+        node.kill(power=False)
+        self._back(node)
+
+    def _power(self) -> None:
+        node = self._some()
+        node.kill(power=True)
+        self._back(node)
+
+    def _middle(self) -> None:
+        """End a process at one of its next operations on the disk."""
+        node = self._some()
+        node.machine.disk.stop_after = self._world.rng.randrange(12)
+        node.machine.fails_by_power = self._world.chance(0.5)
+        self._world.at(400, self._back, node)
+
+    def _all(self) -> None:
+        """The power of the whole room goes."""
+        if self._world.chance(0.3):
+            self._world.note("all power lost")
+            for name in sorted(self._house.nodes):
+                self._house.nodes[name].kill(power=True)
+                self._back(self._house.nodes[name])
+
+    def _pause(self) -> None:
+        node = self._some()
+        if node.machine.alive and not node.machine.paused:
+            node.machine.pause()
+            self._world.note("paused", node.name)
+            delay_ms = self._world.rng.choice((50, 400, 1200))
+            self._world.at(delay_ms, self._resume, node, node.machine.life)
+
+    def _resume(self, node: Node, life: int) -> None:
+        if node.machine.paused and node.machine.life == life:
+            self._world.note("resumed", node.name)
+            node.machine.resume()
+
+    def _others(self, node: Node) -> list[str]:
+        return [META, *sorted(set(self._house.nodes) - {node.name})]
+
+    def _one_way(self) -> None:
+        """A broker is not heard any more, or does not hear."""
+        node = self._some()
+        others = self._others(node)
+        if self._world.chance(0.5):
+            links = [(str(node.name), other) for other in others]
+        else:
+            links = [(other, str(node.name)) for other in others]
+        if self._world.chance(0.5):
+            links = [self._world.rng.choice(links)]
+        self._cut_links(links, "links cut one way")
+
+    def _cut(self) -> None:
+        node = self._some()
+        self._cut_links(both_ways([node.name], self._others(node)), "broker cut off")
+
+    def _cut_links(self, links: list[tuple[str, str]], what: str) -> None:
+        if self._house.network.links() and self._world.chance(0.8):
+            return  # mostly one broker at a time: the others go on, and leave it behind
+        self._world.note(what)
+        for sender, receiver in links:
+            self._house.network.cut(sender, receiver)
+        self._world.at(self._world.rng.choice((100, 400, 1200, 2500)), self._mend, links)
+
+    def _mend(self, links: list[tuple[str, str]]) -> None:
+        for sender, receiver in links:
+            self._house.network.heal(sender, receiver)
+
+    def _slow(self) -> None:
+        node = self._some()
+        links = both_ways([node.name], self._others(node))[self._world.rng.randrange(2) :: 2]
+        self._world.note("links slow")
+        for sender, receiver in links:
+            self._house.network.clog(sender, receiver, self._world.rng.choice((100, 500)))
+        self._world.at(self._world.rng.choice((400, 1200)), self._mend, links)
+
+    def _full(self) -> None:
+        disk = self._some().machine.disk
+        self._world.note("disk full")
+        disk.capacity_bytes = disk.used_bytes() + self._world.rng.choice((0, 0, 600, 5000))
+        self._world.at(self._world.rng.choice((200, 600)), self._room, disk)
+
+    def _room(self, disk: SimDisk) -> None:
+        disk.capacity_bytes = ROOMY
+
+    def _skew(self) -> None:
+        """Change a clock's rate; it never goes back."""
+        self._world.note("clock rate changed")
+        self._some().machine.set_rate(self._world.rng.choice((0.9, 1.0, 1.1)))
+
+    def _office(self) -> None:
+        self._house.house.change_leader()
+
+    def _balance(self) -> None:
+        for command in balance(self._house.house.state):
+            if self._house.house.propose(command) is None:
+                self._world.note("leadership handed over")
+
+    def _reassign(self) -> None:
+        rng, house = self._world.rng, self._house
+        partition_id = rng.choice(house.partitions)
+        row = house.row(partition_id)
+        if row.target or rng.random() < 0.5:
+            return
+        target = tuple(rng.sample([one.name for one in house.nodes.values()], len(row.replicas)))
+        command = ReassignReplicas(
+            stream_uuid=partition_id.stream_uuid,
+            partition=partition_id.number,
+            partition_epoch=row.partition_epoch,
+            target=target,
+        )
+        if house.house.propose(command) is None:
+            self._world.note("replicas reassigned", target)

@@ -1,0 +1,316 @@
+"""One seed of a cluster's life: the product's shells under faults, judged by what clients saw.
+
+A seed draws its size, its timings and its own subset of faults. It has three parts: trouble,
+healing, and a long look at every replica in the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.metadata.commands import CreateStream
+from broker.core.metadata.placement import place
+from broker.core.metadata.state import PartitionState
+from broker.core.replication.follower import FollowerTiming
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime import turn_queue
+from broker.runtime.partition_driver import PartitionDriver
+from checkkit.checker import judge
+from checkkit.history import History
+from checkkit.readings import PartReading, Reading, Source
+from simkit.cluster_world import Network, World
+from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
+from simkit.house.faults import Faults
+from simkit.house.metadata import MetadataHouse
+from simkit.house.node import Node, Setting
+from simkit.house.process import Machine
+from simkit.replacing import replaced, together
+
+HEAL_MS_MAX = 8_000  # the slowest of 150 seeds took 1,602
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a seed saw."""
+
+    seen: Counter[str]
+    digest: str
+    steps: int
+    acked: int
+    heal_ms: int
+
+
+class House:
+    """Runs one seed."""
+
+    def __init__(self, seed: int, *, faults: frozenset[str] | None = None) -> None:
+        self.world = world = World(seed)
+        rng = world.rng
+        self.network = Network(
+            world,
+            delay_ms_max=rng.choice((3, 20, 50)),
+            ordered=rng.random() < 0.5,
+            doubling=rng.choice((0.0, 0.02)),
+        )
+        names = [f"b{one}" for one in range(rng.choice((3, 3, 3, 4, 5)))]
+        machines = {name: Machine(name, world) for name in names}
+        self.setting = setting = self._draw_setting()
+        self.nodes = {
+            name: Node(name, world, self.network, setting, machines[name], serve) for name in names
+        }
+        self.house = MetadataHouse(world, self.network, machines)
+        for node in self.nodes.values():
+            node.house = self.house
+        self.history = History()
+        self.partitions: list[PartitionId] = []
+        self.publishers: list[Publisher] = []
+        self.readers: list[Reader] = []
+        self.faults = Faults(self, faults)
+        self.heal_ms = 0  # how long it took
+
+    def _draw_setting(self) -> Setting:
+        rng = self.world.rng
+        idle_ms = rng.choice((60, 150))
+        return Setting(
+            limits=LagLimits(time_ms_max=rng.choice((400, 1000))),
+            timing=FollowerTiming(
+                request_ms=rng.choice((80, 150)),
+                retry_ms=20,
+                idle_ms=idle_ms,
+                wait_ms=rng.choice((0, idle_ms)),
+                leader_ms=rng.choice((300, 700)),
+            ),
+            election=ElectionTiming(
+                session_ms=rng.choice((450, 600, 900)),
+                report_window_ms=800,
+                ask_ms=rng.choice((20, 100)),
+                confirm_ms=200,
+                retry_ms=100,
+                offline_ms=200,
+                stall_ms=250,
+            ),
+            turn_ms_max=rng.choice((0, 3, 15, 60)),
+            tick_ms=rng.choice((10, 20)),
+        )
+
+    # ------------------------------------------------------------------ the story
+
+    def run(self) -> Result:
+        """Begin, trouble, heal, look."""
+        self.begin()
+        self.faults.begin()
+        self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
+        self.heal()
+        self.look()
+        return self._result()
+
+    def begin(self) -> None:
+        """Start everything, create the streams, let clients come."""
+        for node in self.nodes.values():
+            node.start()
+        self._run_until(lambda: len(self.house.state.brokers) == len(self.nodes), 5_000)
+        for number in range(self.world.rng.choice((1, 2, 2))):
+            self.create(f"s{number}")
+        for number, partition_id in enumerate(self.partitions):
+            for _ in range(self.world.rng.choice((1, 1, 2))):
+                self.publishers.append(
+                    Publisher(
+                        len(self.publishers), (number, partition_id), self.world, self.network,
+                        self.house, self.nodes, self.history, by_id=self.world.chance(0.4),
+                    )
+                )  # fmt: skip
+            self.readers.append(
+                Reader(
+                    (number, partition_id), self.world, self.nodes, self.history,
+                    lease_ms=self.setting.election.lease_ms(),
+                )
+            )  # fmt: skip
+
+    def create(self, name: str) -> None:
+        """Create a stream, as an operator at a broker does."""
+        rng = self.world.rng
+        stream_uuid = StreamUuid(str(uuid.uuid4()))
+        factor = rng.choice((2, 3, 3))
+        min_isr = rng.choice((1, 2))
+        config = StreamConfig(
+            subject=name,
+            partitions=rng.choice((1, 2, 3)),
+            replication_factor=factor,
+            min_isr=min_isr,
+            segment_bytes_max=rng.choice((4096, 1 << 20)),
+            tiering=False,
+        )
+        stream = Stream(name=name, uuid=stream_uuid, config=config, created_us=1, table_name=name)
+        rows = place(self.house.state, partitions=config.partitions, replication_factor=factor)
+        error = self.house.propose(
+            CreateStream(stream=stream, leader=rows[0][0], assignment=rows, min_isr=min_isr)
+        )
+        assert error is None, error
+        self.partitions += [
+            PartitionId(stream_uuid, PartitionNumber(number)) for number in range(config.partitions)
+        ]
+
+    def row(self, partition_id: PartitionId) -> PartitionState:
+        """Return the metadata's word on a partition."""
+        return self.house.state.partitions[partition_id.stream_uuid][partition_id.number]
+
+    def run_for(self, duration_ms: int) -> None:
+        """Let time pass."""
+        end_ms = self.world.now_ms + duration_ms
+        while self.world.now_ms < end_ms:
+            assert self.world.step(), "nothing is left to happen"
+
+    def _run_until(self, done: Callable[[], bool], patience_ms: int) -> None:
+        end_ms = self.world.now_ms + patience_ms
+        while not done():
+            assert self.world.now_ms < end_ms, f"not well in time: {self.describe()}"
+            self.run_for(50)
+
+    def heal(self) -> None:
+        """End all trouble; within a bounded time everything has to be well again."""
+        self.faults.end()
+        self.world.note("healing")
+        for publisher in self.publishers:
+            publisher.stopped = True
+        began_ms = self.world.now_ms
+        self._run_until(self.healthy, HEAL_MS_MAX)
+        self.heal_ms = self.world.now_ms - began_ms
+
+    def healthy(self) -> bool:
+        """Tell whether every replica has everything, and whoever leads is served from."""
+        if any(publisher.pending for publisher in self.publishers):
+            return False
+        return all(map(self._is_well, self.partitions)) and all(
+            self._serves_what_it_leads(node) for node in self.nodes.values()
+        )
+
+    def _is_well(self, partition_id: PartitionId) -> bool:
+        row = self.row(partition_id)
+        if row.status != "online" or set(row.isr) != set(row.replicas) or row.target:
+            return False
+        leader = self.nodes[row.leader or ""].replica(partition_id)
+        if leader is None or not leader.leads:
+            return False
+        end = leader.newest_committed
+        drivers = [self.nodes[name].replica(partition_id) for name in row.replicas]
+        return end is not None and all(
+            one is not None
+            and one.failure is None
+            and (one.log_end, one.high_watermark, one.synced_position[1]) == (end, end, end)
+            for one in drivers
+        )
+
+    def _serves_what_it_leads(self, node: Node) -> bool:
+        led: dict[StreamUuid, set[int]] = {}
+        for partition_id in self.partitions:
+            if self.row(partition_id).leader == node.name:
+                led.setdefault(partition_id.stream_uuid, set()).add(partition_id.number)
+        return {uuid: set(numbers) for uuid, numbers in node.served.items() if numbers} == led
+
+    def describe(self) -> str:
+        """Say what is not well."""
+        lines = [
+            f"{one.name} waits for {one.pending[:2]}" for one in self.publishers if one.pending
+        ]
+        for partition_id in self.partitions:
+            lines.append(
+                f"{partition_id} well={self._is_well(partition_id)} {self.row(partition_id)}"
+            )
+            for name, node in self.nodes.items():
+                driver = node.replica(partition_id)
+                if driver is not None:
+                    facts = f"leads={driver.leads} end={driver.log_end} hw={driver.high_watermark}"
+                    lines.append(f"  {name} {facts} {driver.failure} {driver.view}")
+        for name, node in self.nodes.items():
+            lines.append(f"{name} alive={node.machine.alive} {node.is_open} serves {node.served}")
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------ the end
+
+    def look(self) -> None:
+        """Read every replica apart, and judge what clients saw by it."""
+        verdict = judge(self.history, self.final_reads(), RULES)
+        assert verdict.ok, str(verdict)
+
+    def final_reads(self) -> list[Reading]:
+        """Read every replica of every broker, whole."""
+        finals = []
+        for name in sorted(self.nodes):
+            parts = [
+                self._read(number, one)
+                for number, partition_id in enumerate(self.partitions)
+                if name in self.row(partition_id).replicas
+                and (one := self.nodes[name].replica(partition_id)) is not None
+            ]
+            if parts:
+                finals.append(Reading.of(name, self.world.steps, parts, Source.REPLICA))
+        return finals
+
+    def _read(self, number: int, driver: PartitionDriver) -> PartReading:
+        start, end = driver.log_start, driver.log_end
+        rows = []
+        at = start
+        while at < end:
+            batches = driver.read(at, end, bytes_max=1 << 20)
+            rows += rows_of(batches)
+            at = batches[-1].header.end_offset
+        return PartReading(
+            partition=number, start=0, cold_end=start, hot_end=end, cold_rows=[], hot_rows=rows
+        )
+
+    def _result(self) -> Result:
+        digest = hashlib.blake2b(self.world.digest().encode(), digest_size=16)
+        for reading in self.final_reads():
+            for number in sorted(reading.parts):
+                digest.update(repr(reading.parts[number].hot_rows).encode())
+        for node in self.nodes.values():
+            self.world.seen.update(node.machine.disk.seen)
+        return Result(
+            seen=self.world.seen,
+            digest=digest.hexdigest(),
+            steps=self.world.steps,
+            acked=self.history.acked_count,
+            heal_ms=self.heal_ms,
+        )
+
+
+@contextmanager
+def _own_world(seed: int) -> Iterator[None]:
+    """Draw ids from the seed, say nothing, and let queues be short now and then."""
+    rng = random.Random(f"ids {seed}")
+
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=rng.getrandbits(128), version=4)
+
+    silent = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=silent)
+    try:
+        with together(
+            replaced(uuid, "uuid4", uuid4),
+            replaced(turn_queue, "MESSAGES_MAX", rng.choice((24, 1024))),
+        ):
+            yield
+    finally:
+        structlog.configure(**before)
+
+
+def run_seed(seed: int, *, faults: frozenset[str] | None = None) -> Result:
+    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
+    with _own_world(seed):
+        try:
+            return House(seed, faults=faults).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,219 @@
+"""Known ways to get a shell wrong, one switch each. The house has to notice every one.
+
+A mutant replaces one step of the product's shells for the length of a ``with``. Its docstring is
+the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+from unittest import mock
+
+from broker.model.epochs import BrokerEpoch
+from broker.runtime.background import Background
+from broker.runtime.cluster_member import ClusterMember
+from broker.runtime.commit_group import CommitGroup
+from broker.runtime.commits import Commits
+from broker.runtime.controller import ControllerPump, _Passed
+from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.member_beats import MemberBeats
+from broker.runtime.metadata_follower import MetadataFollower
+from broker.runtime.pumps import NEVER_MS
+from broker.runtime.replica_shell import ReplicaShell
+from broker.runtime.retry_tables import RetryTables
+from broker.runtime.turn_queue import Newest, TurnQueue
+from simkit.replacing import replaced, together
+
+Mutant = Callable[[], Any]  # a context manager
+
+
+def answer_before_the_sync() -> Any:
+    """Tell the machine that what is written is synced, and let the device take its time."""
+
+    def facts(self: Any) -> Any:
+        self._interval = True
+        return original(self)
+
+    def sync(self: Any) -> None:
+        self.sync_count += 1
+        self.synced_ms = self._now_ms()
+
+    original: Any = ReplicaShell._facts
+    return together(replaced(ReplicaShell, "_facts", facts), replaced(ReplicaShell, "_sync", sync))
+
+
+def message_ids_are_not_rebuilt() -> Any:
+    """Begin to lead without the message ids of what the log holds."""
+
+    def begin_leading(self: Any, *_: Any) -> None:
+        self.window = self._new_window()
+
+    return replaced(RetryTables, "begin_leading", begin_leading)
+
+
+def followers_forget_producers() -> Any:
+    """Remember producers only where they publish; a new leader meets their retries as news."""
+
+    def copied(_: Any, batches: Any) -> int:
+        return sum(one.header.size for one in batches)
+
+    return replaced(RetryTables, "copied", copied)
+
+
+def group_is_not_remembered() -> Any:
+    """Write a group, and leave the retry tables as they were."""
+    return replaced(CommitGroup, "written", lambda _: None)
+
+
+def late_views_are_not_followed() -> Any:
+    """Let nobody reconcile when a replica has taken a view that was not waited for."""
+
+    def lead_changed(self: Any, address: Any) -> None:
+        follower, self._follower = self._follower, mock.Mock()
+        original(self, address)
+        self._follower = follower
+
+    original: Any = ClusterMember.lead_changed
+    return together(
+        replaced(Background, "reconcile_soon", lambda _: None),
+        replaced(ClusterMember, "lead_changed", lead_changed),
+    )
+
+
+def every_other_change_is_missed() -> Any:
+    """Drop every second notification of a change of the metadata."""
+
+    def changed(self: Any) -> None:
+        self.dropped = not getattr(self, "dropped", False)
+        if not self.dropped:
+            original(self)
+
+    original: Any = MetadataFollower.changed
+    return replaced(MetadataFollower, "changed", changed)
+
+
+def older_view_wins() -> Any:
+    """Let the view that waits for a turn stand when a newer one comes."""
+
+    def begin(self: Any, value: Any) -> Any:
+        with self._lock:
+            if self._call is not None:
+                return self._call
+        return original(self, value)
+
+    original: Any = Newest.begin
+    return replaced(Newest, "begin", begin)
+
+
+def views_are_taken_out_of_order() -> Any:
+    """Take each view in a call of its own, newest first."""
+
+    def begin(self: Any, value: Any) -> Any:
+        before, self.last = getattr(self, "last", value), value
+        self._queue.begin(lambda: self._take(value))
+        return self._queue.begin(lambda: self._take(before))
+
+    return replaced(Newest, "begin", begin)
+
+
+def opened_with_the_old_broker_epoch() -> Any:
+    """Open replicas as the process before this one."""
+
+    def registered(self: Any, broker_epoch: BrokerEpoch) -> None:
+        original(self, BrokerEpoch(max(1, broker_epoch - 1)))
+
+    original: Any = HostedPartitions.registered
+    return replaced(HostedPartitions, "registered", registered)
+
+
+def lease_is_for_ever() -> Any:
+    """Go on as leader however long ago the last heartbeat was answered."""
+
+    def take_lease(self: Any, answer: Any) -> None:
+        if answer.granted:
+            self.lease_until_ms = NEVER_MS
+
+    return replaced(MemberBeats, "take_lease", take_lease)
+
+
+def leases_without_a_barrier() -> Any:
+    """Grant a lease at once, whoever else may have taken office meanwhile."""
+
+    def begin_barrier(self: Any) -> None:
+        office = self._metadata.office
+        heartbeats, self._waiting = tuple(self._waiting.items()), {}
+        if office is not None and (heartbeats or self._taking is not None):
+            self._passed(_Passed(office, None, heartbeats), self._next_tick_ms - 50)
+
+    return replaced(ControllerPump, "_begin_barrier", begin_barrier)
+
+
+def messages_are_not_counted_out() -> Any:
+    """Count a message that was taken as one that waits."""
+    return replaced(TurnQueue, "_count_out_locked", lambda *_: None)
+
+
+def end_of_turn_forgets_what_came() -> Any:
+    """Schedule no turn for what came during a turn."""
+
+    def end_turn(self: Any, *, held: bool = False) -> None:
+        self._scheduled = False
+
+    return replaced(TurnQueue, "end_turn", end_turn)
+
+
+def answers_are_not_abandoned() -> Any:
+    """Keep publishes of a leadership that ended, and answer them in the next one."""
+    return replaced(Commits, "abandon", lambda *_: None)
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    one.__name__: one
+    for one in (
+        answer_before_the_sync,
+        message_ids_are_not_rebuilt,
+        followers_forget_producers,
+        group_is_not_remembered,
+        late_views_are_not_followed,
+        every_other_change_is_missed,
+        older_view_wins,
+        views_are_taken_out_of_order,
+        opened_with_the_old_broker_epoch,
+        lease_is_for_ever,
+        leases_without_a_barrier,
+        messages_are_not_counted_out,
+        end_of_turn_forgets_what_came,
+        answers_are_not_abandoned,
+    )
+}
+
+# Faults in whose midst a mistake is likely to matter; others: those that the seed draws.
+BIASED: Final[dict[str, frozenset[str]]] = {
+    "lease_is_for_ever": frozenset({"cut", "one-way"}),
+    "leases_without_a_barrier": frozenset({"cut", "one-way"}),
+    "older_view_wins": frozenset({"balance", "reassign", "kill", "office"}),
+    "views_are_taken_out_of_order": frozenset({"balance", "reassign", "kill", "office"}),
+}
+# The first seed that is known to show it, if that is not 0.
+FIRST_SEEDS: Final = {
+    "followers_forget_producers": 3,
+    "late_views_are_not_followed": 2,
+    "lease_is_for_ever": 1,
+    "leases_without_a_barrier": 1,
+    "every_other_change_is_missed": 29,
+    "older_view_wins": 43,
+    "views_are_taken_out_of_order": 6,
+    "messages_are_not_counted_out": 1,
+    "end_of_turn_forgets_what_came": 23,
+    "answers_are_not_abandoned": 17,
+}
+QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` and `make mutants`
+    "answer_before_the_sync",
+    "message_ids_are_not_rebuilt",
+    "late_views_are_not_followed",
+    "views_are_taken_out_of_order",
+    "messages_are_not_counted_out",
+    "lease_is_for_ever",
+    "leases_without_a_barrier",
+)

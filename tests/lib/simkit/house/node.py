@@ -1,0 +1,257 @@
+"""One simulated broker: the product's own composition on a simulated machine.
+
+Broker, HostedPartitions, PartitionDriver, ReplicaShell, TurnQueue, Commits, RetryTables,
+ClusterMember, Controller, Promises and PartitionLog are the product's. Messages are encoded when
+they are sent and decoded where they arrive. See ``broker/cluster_node.py`` for the real thing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from broker.cluster_ports import ReplicaAddress
+from broker.codec import control_messages, replica_messages
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.replication.follower import FollowerTiming
+from broker.errors import UnavailableError
+from broker.model.control_messages import ControlMessage
+from broker.model.ids import BrokerId, PartitionId, StreamUuid
+from broker.model.replica_messages import ReplicaMessage
+from broker.ports import StoredBatch
+from broker.runtime.broker import Broker
+from broker.runtime.cluster_member import ClusterMember, MemberSetting
+from broker.runtime.controller import Controller
+from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.pumps import NEVER_MS
+from broker.runtime.registration import Registration
+from broker.storage.promises import Promises
+from simkit.cluster_world import Network, World
+from simkit.house.metadata import MetadataHouse, MetadataView
+from simkit.house.process import Machine, WorldTurns, crashed, drive_of
+
+Request = Callable[["Node", Any], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all brokers of a house share."""
+
+    limits: LagLimits
+    timing: FollowerTiming
+    election: ElectionTiming
+    turn_ms_max: int  # until a turn that was queued is taken
+    tick_ms: int
+
+
+class _Lane:
+    """A ``ControlTransport`` or a ``ReplicaTransport`` of one process."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.deliver: Callable[..., None] | None = None
+
+    def start(self, deliver: Callable[..., None]) -> None:
+        """See the transports."""
+        self.deliver = deliver
+
+    def close(self) -> None:
+        """See the transports."""
+        self.deliver = None
+
+
+class ControlLane(_Lane):
+    """Implements ``ControlTransport``."""
+
+    def send(self, to: BrokerId, message: ControlMessage) -> None:
+        """See ``ControlTransport.send``."""
+        data = control_messages.encode(message)
+        if to == self._node.name:
+            self._node.machine.later(0, self.arrived, to, data)
+        else:
+            self._node.send(to, ("control", data))
+
+    def arrived(self, sender: BrokerId, data: bytes) -> None:
+        """Decode and hand over."""
+        if self.deliver is not None:
+            self.deliver(sender, control_messages.decode(data))
+
+
+class ReplicaLane(_Lane):
+    """Implements ``ReplicaTransport``."""
+
+    def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
+        """See ``ReplicaTransport.send``."""
+        parts = replica_messages.encode(address.partition_id, message)
+        self._node.send(to, ("replica", b"".join(bytes(part) for part in parts)))
+
+    def arrived(self, sender: BrokerId, data: bytes) -> None:
+        """Decode and hand over."""
+        found = replica_messages.decode(memoryview(data), sender=sender, batch=StoredBatch)
+        if self.deliver is not None:
+            self.deliver(sender, *found)
+
+    def serve(self, address: ReplicaAddress) -> None:
+        """See ``ReplicaTransport.serve``: requests come in for every partition anyway."""
+
+    def stop_serving(self, address: ReplicaAddress) -> None:
+        """See ``ReplicaTransport.stop_serving``."""
+
+
+class Node:
+    """One broker, process after process."""
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        network: Network,
+        setting: Setting,
+        machine: Machine,
+        on_request: Request,
+    ) -> None:
+        self.name = BrokerId(name)
+        self.machine = machine
+        self._world = world
+        self._network = network
+        self._setting = setting
+        self._on_request = on_request
+        self.house: MetadataHouse | None = None
+        self.broker: Broker | None = None
+        self.member: ClusterMember | None = None
+        self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
+        self.is_open = False  # registered, and the logs are opened
+        network.join(name, self._receive)
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start a process and let it register; see ``Broker.start`` and ``broker/daemon.py``."""
+        machine, setting, house = self.machine, self._setting, self.house
+        assert house is not None
+        machine.begin_life()
+        self._world.note("process started", machine.process)
+        self.served, self.is_open = {}, False
+        machine.run(machine.life, self._compose, house, setting)
+
+    def _compose(self, house: MetadataHouse, setting: Setting) -> None:
+        machine, drive = self.machine, drive_of(self.machine)
+        try:
+            files = machine.disk.files()
+            promises = Promises(files)
+            self._view = view = MetadataView(machine, house, self._network)
+            self._control, self._replicas = ControlLane(self), ReplicaLane(self)
+            controller = Controller(
+                metadata=view,
+                control=self._control,
+                clock=machine,
+                timing=setting.election,
+                on_crash=crashed,
+                drive=drive,
+            )
+            self.member = member = ClusterMember(
+                setting=MemberSetting(me=self.name, timing=setting.election),
+                files=files,
+                metadata=view,
+                control=self._control,
+                replicas=self._replicas,
+                controller=controller,
+                clock=machine,
+                on_crash=crashed,
+                stop_asked=threading.Event(),
+                drive=drive,
+            )
+            self.broker = broker = Broker(
+                cluster="house",
+                broker_id=self.name,
+                namespace="default",
+                files=files,
+                metadata=view,
+                clock=machine,
+                scheduler=WorldTurns(machine, setting.turn_ms_max),
+                membership=member,
+                tick_ms=setting.tick_ms,
+                limits=setting.limits,
+                timing=setting.timing,
+                promises=promises,
+                drive=drive,
+                patience_s=0.0,
+            )
+            broker.add_listener(self)
+            member.attach(broker)
+            self._registration: Registration = member.registration(self._wake)
+        except OSError as error:  # no room for the session: a process manager tries again
+            self._world.note("start refused by a full disk", error)
+            machine.end_life(power=False)
+            self._world.at(300, self.start_again)
+            return
+        self._driven = drive("registration", self._register)
+        self._driven.start()
+
+    def _wake(self) -> None:
+        self._driven.wake()
+
+    def start_again(self) -> None:
+        """Start a process, unless there is one."""
+        if not self.machine.alive:
+            self.start()
+
+    def _register(self, now_ms: int) -> int:
+        """Take the registration's turns; once it is registered, open the logs and go on."""
+        assert self.broker is not None
+        assert self.member is not None
+        next_ms = self._registration.turn(now_ms)
+        if self._registration.broker_epoch is None:
+            return next_ms
+        self._driven.stop()
+        self.broker.registered(self.member.registered(self._registration))
+        with suppress(UnavailableError):  # whoever follows the metadata tries again
+            self.broker.reconcile()
+        self.is_open = True
+        self.broker.go_on()
+        self.member.start()
+        return NEVER_MS
+
+    def led_changed(self, led: LedPartitions) -> None:
+        """See ``LeadListener``: what clients are served."""
+        self.served[led.stream.uuid] = frozenset(led.drivers)
+
+    def kill(self, *, power: bool) -> None:
+        """End the process, if there is one."""
+        if self.machine.alive:
+            self._world.note("power cut" if power else "killed", self.machine.process)
+            self.machine.end_life(power=power)
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, to: str, message: tuple[str, Any]) -> None:
+        """Send to another broker or a client."""
+        self._network.send(self.name, to, message)
+
+    def _receive(self, sender: str, message: tuple[Any, ...]) -> None:
+        self.machine.run(self.machine.life, self._take, sender, message)
+
+    def _take(self, sender: str, message: tuple[Any, ...]) -> None:
+        match message[0]:
+            case "meta":
+                self._view.take(message[1], message[2])
+            case "control":
+                self._control.arrived(BrokerId(sender), message[1])
+            case "replica":
+                self._replicas.arrived(BrokerId(sender), message[1])
+            case _:
+                if self.is_open:
+                    self._on_request(self, message[1])
+
+    # ------------------------------------------------------------------ for whoever looks
+
+    def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
+        """Return a partition's replica, if the process lives and has it."""
+        if not self.machine.alive or not self.is_open or self.broker is None:
+            return None
+        return self.broker.replica(partition_id)

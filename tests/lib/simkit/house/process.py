@@ -1,0 +1,175 @@
+"""One process of a simulated broker: its clock, its lives, who drives its pumps and its turns.
+
+Whatever a process plans is forgotten with its life, and waits while it is stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker.runtime.commit_scheduler import Turn
+from broker.runtime.pumps import NEVER_MS, Drive, Driven, PumpTurn
+from simkit.cluster_world import World
+from simkit.disk import PowerLostError, SimDisk
+
+WALL_US: Final = 1_700_000_000_000_000  # when every world begins
+
+
+class Machine:
+    """A machine with a disk and a clock, and at most one process at a time."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        self.disk = SimDisk(world.rng)
+        self.life = 0
+        self.alive = self.paused = False
+        self.fails_by_power = False  # what ends the process in the middle of an operation
+        self._rate = 1.0
+        self._clock_set_ms = 0
+        self._clock_base = world.rng.randrange(1_000_000)
+        self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    # ------------------------------------------------------------------ the clock
+
+    def monotonic_ms(self) -> int:
+        """See ``Clock``: this machine's, which is faster or slower than others."""
+        return int(self._clock_base + (self.world.now_ms - self._clock_set_ms) * self._rate)
+
+    def now_us(self) -> int:
+        """See ``Clock``."""
+        return WALL_US + self.world.now_ms * 1000
+
+    def set_rate(self, rate: float) -> None:
+        """Let the clock go faster or slower from now on."""
+        self._clock_base, self._clock_set_ms = self.monotonic_ms(), self.world.now_ms
+        self._rate = rate
+
+    def delay_until(self, at_ms: int) -> int:
+        """Return how long it is until this clock shows ``at_ms``."""
+        return max(0, math.ceil((at_ms - self.monotonic_ms()) / self._rate))
+
+    # ------------------------------------------------------------------ lives
+
+    @property
+    def process(self) -> str:
+        """What names the present process."""
+        return f"{self.name}.{self.life}"
+
+    def begin_life(self) -> None:
+        """Start a process."""
+        assert not self.alive
+        self.life += 1
+        self.alive = True
+
+    def end_life(self, *, power: bool) -> None:
+        """End the process as SIGKILL does, or with the machine's power."""
+        if power:
+            self.disk.lose_power()
+        else:
+            self.disk.kill()
+        self.alive = self.paused = False
+        self._late.clear()
+        self.life += 1
+
+    def pause(self) -> None:
+        """Stop the process; its clock goes on."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let it go on with everything that has piled up."""
+        self.paused = False
+        late, self._late, life = self._late, [], self.life
+        for action, args in late:
+            self.run(life, action, *args)  # unless an earlier one has ended this life
+
+    def later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
+        """Plan something that ends with the present process."""
+        self.world.at(delay_ms, self.run, self.life, action, *args)
+
+    def run(self, life: int, action: Callable[..., None], *args: Any) -> None:
+        """Let something happen in a life, unless that is over."""
+        if life != self.life or not self.alive:
+            return
+        if self.paused:
+            self._late.append((action, args))
+            return
+        try:
+            action(*args)
+        except PowerLostError:
+            self.world.note("ended in the middle of an operation", self.name)
+            self.end_life(power=self.fails_by_power)
+
+
+class WorldTurns:
+    """A ``TurnScheduler`` whose turns are events of the world."""
+
+    def __init__(self, machine: Machine, delay_ms_max: int) -> None:
+        self._machine = machine
+        self._delay_ms_max = delay_ms_max
+        self.on_crash = crashed
+
+    def schedule(self, turn: Turn) -> None:
+        """See ``TurnScheduler``: a turn comes soon, and others may come before it."""
+        delay_ms = self._machine.world.rng.randint(0, self._delay_ms_max)
+        self._machine.later(delay_ms, turn.run_turn)
+
+    def run_here(self, turn: Turn) -> None:
+        """See ``TurnScheduler``."""
+        turn.run_turn()
+
+
+class WorldDriven:
+    """A pump whose turns are events of the world."""
+
+    def __init__(self, machine: Machine, turn: PumpTurn) -> None:
+        self._machine = machine
+        self._turn = turn
+        self._started = False
+        self._planned_ms = NEVER_MS  # by the world's clock
+        self._number = 0  # of the plan that counts
+
+    def start(self) -> None:
+        """See ``Driven``."""
+        self._started = True
+        self._plan(0)
+
+    def wake(self) -> None:
+        """See ``Driven``."""
+        if self._started:
+            self._plan(self._machine.world.rng.randint(0, 2))
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """See ``Driven``."""
+        self._started = False
+
+    def _plan(self, delay_ms: int) -> None:
+        at_ms = self._machine.world.now_ms + delay_ms
+        if at_ms < self._planned_ms:
+            self._planned_ms = at_ms
+            self._number += 1
+            self._machine.later(delay_ms, self._take, self._number)
+
+    def _take(self, number: int) -> None:
+        if number != self._number or not self._started:
+            return  # there was an earlier one
+        self._planned_ms = NEVER_MS
+        next_ms = self._turn(self._machine.monotonic_ms())
+        if next_ms < NEVER_MS:
+            self._plan(self._machine.delay_until(next_ms))
+
+
+def drive_of(machine: Machine) -> Drive:
+    """Return what lets a machine's world drive pumps."""
+
+    def drive(name: str, turn: PumpTurn) -> Driven:
+        return WorldDriven(machine, turn)
+
+    return drive
+
+
+def crashed(crash: BaseException, /) -> None:
+    """Hear of a bug in the product: the seed has found it."""
+    raise crash

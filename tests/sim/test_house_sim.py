@@ -1,0 +1,120 @@
+"""Seeds of a cluster of the product's own shells, and the proof that they would notice.
+
+HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
+HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from projectfiles import ROOT
+from simkit.house.house import run_seed
+from simkit.house.mutants import BIASED, FIRST_SEEDS, MUTANTS, QUICK
+from simkit.seed_hunt import broken_seed, hunting_order, never_seen
+
+MANY = os.environ.get("HEADWATER_SIM_SEEDS")
+WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
+SEEDS = int(MANY or 0) // 8 or 24
+SIGHT_SEEDS_MAX = 400
+MUTANT_SEEDS_MAX = 200
+GROUPS = 2  # so that workers share them
+FOLDER = ROOT / "tests/lib/simkit/house"
+
+
+def _seeds(group: int, count: int) -> range:
+    only = os.environ.get("HEADWATER_SIM_SEED")
+    if only:
+        return range(int(only), int(only) + 1 if group == 0 else int(only))
+    return range(group, count, GROUPS)
+
+
+@pytest.mark.timeout(3600)  # as many seeds as somebody asks for
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_nothing_acknowledged_is_lost(group: int) -> None:
+    """What the product's shells do under faults keeps every promise, and heals in time."""
+    assert all(run_seed(seed).seen for seed in _seeds(group, SEEDS))
+
+
+def _named_situations() -> set[str]:
+    """Return what the house's code can say that it has seen."""
+    found: set[str] = set()
+    for path in sorted(FOLDER.glob("*.py")):
+        text = path.read_text("utf-8")
+        found.update(re.findall(r'note\(\s*"([^"]+)"', text))
+        for first, second in re.findall(r'note\("([^"]+)" if \w+ else "([^"]+)"', text):
+            found |= {first, second}
+    return found
+
+
+@pytest.mark.timeout(900)  # until the rarest was seen
+def test_every_named_situation_is_reached() -> None:
+    """A fault that never strikes, or a refusal that nobody meets, proves nothing."""
+    wanted = _named_situations()
+    assert len(wanted) > 20
+    order = [*RARE_SEEDS, *range(SIGHT_SEEDS_MAX)]
+    assert never_seen(wanted, lambda seed: run_seed(seed).seen, order) == []
+
+
+RARE_SEEDS = (35, 56, 12)  # in which the rarest situations are known to happen
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mutant", [one for one in MUTANTS if MANY or WHOLE_HUNT or one in QUICK])
+def test_each_mutant_is_caught(mutant: str) -> None:
+    """A shell of the product with one known mistake breaks a promise in some seed."""
+    seeds = hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX)
+    with MUTANTS[mutant]():
+        found = broken_seed(lambda seed: run_seed(seed, faults=BIASED.get(mutant)), seeds)
+        assert found is not None
+
+
+def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:
+    """The same seed happens the same way again, also in processes with other hash seeds."""
+    here = [run_seed(seed).digest for seed in range(1)]
+    script = tmp_path / "digests.py"
+    script.write_text(
+        "from simkit.house.house import run_seed\n"
+        "print(*(run_seed(seed).digest for seed in range(1)))\n",
+        encoding="utf-8",
+    )
+    for hash_seed in ("1", "2"):
+        told = subprocess.run(
+            [sys.executable, str(script)],
+            env={**_environment(), "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout.split() == here
+
+
+def test_the_house_is_built_of_the_product_s_shells() -> None:
+    """What is simulated is what runs: its modules are in the simulation's import graph."""
+    script = "import sys, simkit.house.house; print(*sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shells = (
+        "controller", "cluster_member", "member_beats", "metadata_follower", "registration",
+        "broker", "hosted_partitions", "partition_driver", "replica_shell", "turn_queue", "commits",
+        "retry_tables", "background", "promise_keeper",
+    )  # fmt: skip
+    wanted = {f"broker.runtime.{one}" for one in shells}
+    wanted |= {"broker.storage.partition_log", "broker.codec.replica_messages"}
+    assert wanted <= set(told.stdout.split())
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/lib")])
+    return {**os.environ, "PYTHONPATH": path}
