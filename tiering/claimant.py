@@ -194,7 +194,8 @@ class Claimant:
                 broker=self._config.broker,
                 time_us=self._clock.now_us(),
             )
-            book.settle(lineage, claim, self._beside)
+            cold_end = int(held.source.cold_end)
+            book.settle(lineage, claim, self._beside, cold_end=cold_end)
             held.settled = True
             self._observer("leadership_claimed", {**_keys(held), "lineage_id": held.lineage_id})
         else:

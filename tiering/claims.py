@@ -86,8 +86,12 @@ class ClaimBook:
         self._partition = partition
         self._number = int(partition.number)
 
-    def settle(self, lineage: Lineage, claim: Claim, beside: ThreadPoolExecutor) -> None:
+    def settle(
+        self, lineage: Lineage, claim: Claim, beside: ThreadPoolExecutor, *, cold_end: int
+    ) -> None:
         """Claim the history for the newest leadership; the same claim again is fine.
+
+        ``cold_end`` is what the metadata knows the table to hold of this history.
 
         One LIST and one small GET, one LIST of the ledger at the same time (on ``beside``), then
         one PUT.
@@ -98,7 +102,7 @@ class ClaimBook:
             RemoteTierUnavailableError: nothing is known.
         """
         own = lineage[-1]
-        ahead = beside.submit(self._require_log_not_behind, lineage)
+        ahead = beside.submit(self._require_log_not_behind, lineage, cold_end)
         listed = self._epochs(above=int(lineage[0].leader_epoch) - 1)
         self._require_none_newer(lineage, listed)
         below = [epoch for epoch in listed if epoch < own.leader_epoch]
@@ -171,10 +175,14 @@ class ClaimBook:
             raise ObjectCorruptError(f"{key} is not a claim", key=key)
         return values
 
-    def _require_log_not_behind(self, lineage: Lineage) -> None:
-        """Refuse to lead with a log that ends below what the table was given: an older copy."""
+    def _require_log_not_behind(self, lineage: Lineage, cold_end: int) -> None:
+        """Refuse to lead with a log that ends below what the table was given: an older copy.
+
+        A range may begin below the log's end and reach beyond it: a segment that was shipped after
+        the copy was taken in its middle. It begins at the copy's cold end, or above.
+        """
         start = int(lineage[-1].start)
-        entry = Ledger(self._store).first_from(self._number, start)
+        entry = Ledger(self._store).first_beyond(self._number, start, above=cold_end)
         if entry is None or holds(lineage, entry.lineage_id, entry.end):
             return
         raise ForeignHistoryError(

@@ -146,14 +146,24 @@ class Ledger:
         listed = self._store.list(f"{LEDGER_PREFIX}/{partition}/")
         return [Offset(int(match[2])) for info in listed if (match := _KEY.match(info.key))]
 
-    def first_from(self, partition: int, offset: int) -> LedgerEntry | None:
-        """Return the first entry that begins at or above an offset, if any."""
-        after = ledger_key(partition, offset - 1) if offset > 0 else ""
+    def first_beyond(self, partition: int, offset: int, *, above: int) -> LedgerEntry | None:
+        """Return an entry that ends above an offset, of those that begin at ``above`` on, if any.
+
+        One LIST of what begins there, and one GET if that finds something.
+        """
+        low = min(above, offset)
+        after = ledger_key(partition, low - 1) if low > 0 else ""
         listed = self._store.list(f"{LEDGER_PREFIX}/{partition}/", start_after=after)
+        begins: int | None = None
         for info in listed:
             if match := _KEY.match(info.key):
-                return self.get(partition, Offset(int(match[2])))
-        return None
+                begins = int(match[2])
+                if begins >= offset:
+                    break
+        if begins is None:
+            return None
+        entry = self.get(partition, Offset(begins))
+        return entry if entry.end > offset else None
 
     def last(self, partition: int) -> LedgerEntry | None:
         """Return the last entry, if any: everything below its end was once in the table."""

@@ -48,7 +48,8 @@ def settle(lab: TierLab, source: MemoryTierSource) -> None:
     """Claim what a source leads, as its process would."""
     with ThreadPoolExecutor(1) as pool:
         claim = claim_of(source.lineage, source.partition_id, cluster="lab", broker="b", time_us=1)
-        ClaimBook(lab.table.store, source.partition_id).settle(source.lineage, claim, pool)
+        book = ClaimBook(lab.table.store, source.partition_id)
+        book.settle(source.lineage, claim, pool, cold_end=source.cold_end)
 
 
 def look(lab: TierLab, source: MemoryTierSource, *, thorough: bool = False) -> None:
@@ -180,6 +181,33 @@ def test_a_log_that_is_older_than_the_table_does_not_begin_to_lead(lab: TierLab)
     older.lead_again()
     with pytest.raises(ForeignHistoryError, match="an older copy"):
         settle(lab, older)
+
+
+@pytest.mark.parametrize("segments", [0, 2], ids=["alone", "before others"])
+def test_a_log_that_ends_within_what_the_table_was_given_does_not_begin_to_lead(
+    lab: TierLab, segments: int
+) -> None:
+    """A copy that was taken in the middle of a segment, which was shipped when it was full."""
+    lab.source.append(10)
+    older = lab.source.copied()
+    lab.source.append(10)
+    lab.source.seal_active()
+    lab.source.fill(segments, 20)
+    lab.ship_all()
+    older.lead_again()
+    with pytest.raises(ForeignHistoryError, match=r"was given .* ended at 50"):
+        settle(lab, older)
+
+
+def test_a_range_that_the_metadata_has_not_heard_of_hinders_nobody(lab: TierLab) -> None:
+    """Its leader died after the commit; the log has all of it, and perhaps more."""
+    lab.source.fill(1, 20)
+    lab.ship_all()
+    lab.source.recorded.pop()
+    for number in range(3):
+        lab.source.lead_again()
+        settle(lab, lab.source)
+        lab.source.append(number)
 
 
 def test_a_history_that_goes_on_claims_again_and_again(lab: TierLab) -> None:
