@@ -76,7 +76,11 @@ class NewestAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestTold:
-    """What a leader has committed; without ``high_watermark`` it leads no more, or not yet."""
+    """What a leader has committed; without ``high_watermark`` it leads no more, or not yet.
+
+    With a leader epoch all the same it leads, and another process leads its history or the table is
+    of another one: then nobody can say how the history goes on.
+    """
 
     partition_id: PartitionId
     request_id: int

@@ -52,6 +52,7 @@ from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndRequest, FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import Clock, Files
+from broker.runtime import newest_told
 from broker.runtime.controller import Controller
 from broker.runtime.member_beats import MemberBeats
 from broker.runtime.metadata_follower import MetadataFollower
@@ -301,6 +302,8 @@ class ClusterMember:
             told = None if leader is None else self._ask_newest(leader, partition_id)
             if told is not None and told.high_watermark is not None:
                 return told
+            if told is not None and (refused := newest_told.refusal(told, name, leader)):
+                raise refused
             self._stopping.wait(0.02)
         raise NotLeaderError(f"nobody can say now what is committed in {name}", partition=name)
 
@@ -487,17 +490,7 @@ class ClusterMember:
 
     def _tell_newest(self, asked: NewestAsked) -> NewestTold:
         assert self._broker is not None
-        driver = self._broker.replica(asked.partition_id)
-        newest = None if driver is None else driver.newest_committed
-        if driver is None or newest is None:
-            return NewestTold(partition_id=asked.partition_id, request_id=asked.request_id)
-        return NewestTold(
-            partition_id=asked.partition_id,
-            request_id=asked.request_id,
-            leader_epoch=driver.leader_epoch,
-            log_start=driver.log_start,
-            high_watermark=newest,
-        )
+        return newest_told.newest_told(self._broker.replica(asked.partition_id), asked)
 
 
 class MemberLinks:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.errors import ForeignHistoryError
 from clusterkit.load import stored
 from clusterkit.running import Cluster
 
@@ -115,3 +116,33 @@ def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: 
         list(pool.map(cluster.stop, range(3)))
     cluster.start_all()
     _all_is_there(cluster, _values(0, 200))
+
+
+def test_a_cluster_that_is_older_than_its_table_ends_no_read_early(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """All three disks were put back: the leader is refused its history, and the followers ask it.
+
+    A follower that was told how far such a leader is would end a whole read there, as if that
+    were all.
+    """
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    _publish(cluster, _values(0, 40))
+    cluster.wait_for(cluster.in_sync(STREAM), "everybody in sync")
+    for number in range(3):
+        shutil.copytree(_folder(cluster, number), tmp_path / f"copy{number}")
+    _publish(cluster, _values(40, 100))
+    client.tier_flush(STREAM)
+    for number in range(3):
+        cluster.kill(number)
+        shutil.rmtree(_folder(cluster, number))
+        shutil.copytree(tmp_path / f"copy{number}", _folder(cluster, number))
+    cluster.start_all()
+    with pytest.raises(ForeignHistoryError):
+        cluster.publish(STREAM, b"more")
+    for number in range(3):
+        with pytest.raises(ForeignHistoryError):
+            cluster.read_at(number, STREAM)
+    with pytest.raises(ForeignHistoryError):
+        stored(client, STREAM)
