@@ -454,6 +454,9 @@ class BrokerApi(Protocol):
             UnknownStreamError, UnknownPartitionError; NotLeaderError: nobody can say now.
         """
 
+    def history_position(self, name: str, partition: int) -> CutPosition:
+        """Return what is committed now, and under which leadership; errors as for standing."""
+
     def table_start(self, name: str, partition: int) -> Offset | None:
         """Return the first offset of a partition that is in the table; None: none is."""
 
@@ -473,9 +476,16 @@ class BrokerApi(Protocol):
         """Take a cut: lease first, then the table version, then the high watermarks."""
 
     def check_cut(
-        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+        self,
+        name: str,
+        *,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
+        believe_forgotten: bool = False,
     ) -> None:
         """Confirm that a cut with these positions, by partition, is of the history that is here.
+
+        A position of a leadership that is too old to be remembered is refused, or believed.
 
         Raises:
             ForeignHistoryError: other records may be at its offsets now.

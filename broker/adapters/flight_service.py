@@ -393,9 +393,18 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return [dataclasses.asdict(self._api.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
 
     def _action_check_cut(
-        self, name: str, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+        self,
+        name: str,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
+        believe_forgotten: bool,
     ) -> list[dict[str, Any]]:
-        self._api.check_cut(name, stream_uuid=stream_uuid, positions=positions)
+        self._api.check_cut(
+            name,
+            stream_uuid=stream_uuid,
+            positions=positions,
+            believe_forgotten=believe_forgotten,
+        )
         return [{}]
 
     def _action_drop_lease(self, lease_id: str) -> list[dict[str, Any]]:
@@ -411,17 +420,22 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
         streams = [self._api.stream(name) for name in names]
 
-        def look() -> list[list[int]]:
+        def look() -> list[list[CutPosition]]:
             return [
                 [
-                    int(self._api.standing(stream.name, number).high_watermark)
+                    self._api.history_position(stream.name, number)
                     for number in range(stream.config.partitions)
                 ]
                 for stream in streams
             ]
 
         return [
-            {"name": stream.name, "stream_uuid": stream.uuid, "high_watermarks": found}
+            {
+                "name": stream.name,
+                "stream_uuid": stream.uuid,
+                "high_watermarks": [int(one.hot_end) for one in found],
+                "lineage_ids": [one.lineage_id for one in found],
+            }
             for stream, found in zip(streams, _at_one_moment(look, self._clock), strict=True)
         ]
 
@@ -449,7 +463,9 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
         yield chunk.data, None if metadata is None else bytes(metadata)
 
 
-def _at_one_moment(look: Callable[[], list[list[int]]], clock: Clock) -> list[list[int]]:
+def _at_one_moment(
+    look: Callable[[], list[list[CutPosition]]], clock: Clock
+) -> list[list[CutPosition]]:
     """Return all high watermarks as they were at one moment, by reading them twice.
 
     They only grow, so where two readings are equal, every one of them held between the two.
@@ -458,7 +474,7 @@ def _at_one_moment(look: Callable[[], list[list[int]]], clock: Clock) -> list[li
     Raises:
         OverloadedError: commits were quicker than the readings, every time.
     """
-    before: list[list[int]] = []
+    before: list[list[CutPosition]] = []
     deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
     for _ in range(_READINGS_MAX):
         found = look()

@@ -148,13 +148,20 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     ),
     "check_cut": ActionSpec(
         "Confirm that a saved cut is of the history that is here. {name, stream_uuid, positions: "
-        "[[lineage_id, hot_end], ...]} -> {}.",
-        {"name": _name, "stream_uuid": _uuid, "positions": _positions},
-        {},
+        "[[lineage_id, hot_end], ...], believe_forgotten?} -> {}; a leadership too old to be "
+        "remembered is refused unless it is to be believed.",
+        {
+            "name": _name,
+            "stream_uuid": _uuid,
+            "positions": _positions,
+            "believe_forgotten": _flag,
+        },
+        {"believe_forgotten": False},
     ),
     "high_watermarks": ActionSpec(
         "Tell the high watermarks of all partitions of some streams, which all held at one "
-        "moment. {names} -> {name, stream_uuid, high_watermarks} per stream.",
+        "moment, and under which leaderships. {names} -> {name, stream_uuid, high_watermarks, "
+        "lineage_ids} per stream.",
         {"names": _names},
         {},
     ),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker.errors import ForeignHistoryError, HeadwaterError, InvalidCutError
-from broker.model.lineage import Lineage, holds
+from broker.model.lineage import Lineage, holds, is_forgotten
 from broker.model.offsets import Offset
 
 
@@ -23,9 +23,16 @@ class CutPosition(NamedTuple):
 
 
 def refusal(
-    stream: str, lineages: Sequence[Lineage], positions: Sequence[CutPosition]
+    stream: str,
+    lineages: Sequence[Lineage],
+    positions: Sequence[CutPosition],
+    *,
+    believe_forgotten: bool = False,
 ) -> HeadwaterError | None:
-    """Return why a cut with these positions, by partition, cannot be read here; None if it can."""
+    """Return why a cut with these positions, by partition, cannot be read here; None if it can.
+
+    ``believe_forgotten``: a leadership that is too old to be remembered is taken for ours.
+    """
     if len(positions) != len(lineages):
         return InvalidCutError(
             f"the cut names {len(positions)} partitions of {stream!r}, which has {len(lineages)}",
@@ -39,6 +46,8 @@ def refusal(
                 stream=stream,
                 partition=number,
             )
+        if believe_forgotten and is_forgotten(lineage, position.lineage_id, position.hot_end):
+            continue
         if not holds(lineage, position.lineage_id, position.hot_end):
             return ForeignHistoryError(
                 f"the cut of {stream!r} partition {number} ends at {position.hot_end} of a history "

@@ -72,3 +72,13 @@ def holds(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bool:
         if one.lineage_id == lineage_id:
             return at + 1 == len(lineage) or end <= lineage[at + 1].start
     return False
+
+
+def is_forgotten(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bool:
+    """Tell whether a position may be of a leadership that newer ones have pushed out of a lineage.
+
+    It cannot be told apart from one of another history that ended as low.
+    """
+    if len(lineage) < LINEAGE_KEPT or any(one.lineage_id == lineage_id for one in lineage):
+        return False
+    return end <= lineage[0].start

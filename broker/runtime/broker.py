@@ -366,6 +366,12 @@ class Broker:
         """See ``BrokerApi.standing``."""
         return self._standing(self._with_partition(name, partition), partition)
 
+    def history_position(self, name: str, partition: int) -> CutPosition:
+        """See ``BrokerApi.history_position``."""
+        stream = self._with_partition(name, partition)
+        at = self._standing(stream, partition)
+        return CutPosition(self._lineage_id(stream, partition, at.leader_epoch), at.high_watermark)
+
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica, for metrics."""
         return self._hosted.all()
@@ -446,8 +452,9 @@ class Broker:
         )
 
     def check_cut(
-        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
-    ) -> None:
+        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition],
+        believe_forgotten: bool = False,
+    ) -> None:  # fmt: skip
         """See ``BrokerApi.check_cut``. What is not known here may have been decided elsewhere."""
         stream = self.stream(name)
         if stream.uuid != stream_uuid:
@@ -457,11 +464,14 @@ class Broker:
                 expected=stream_uuid,
                 found=stream.uuid,
             )
-        if cut_refusal(name, self._lineages(stream), positions) is not None:
-            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
-            refused = cut_refusal(name, self._lineages(stream), positions)
-            if refused is not None:
+        for look in range(2):
+            lineages = self._lineages(stream)
+            refused = cut_refusal(name, lineages, positions, believe_forgotten=believe_forgotten)
+            if refused is None:
+                return
+            if look == 1:
                 raise refused
+            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
 
     def _lineages(self, stream: Stream) -> list[Lineage]:
         return [one.lineage for one in self._metadata.state.partitions.get(stream.uuid, ())]

@@ -78,6 +78,7 @@ class StreamHighWatermarks:
 
     stream_uuid: StreamUuid
     offsets: tuple[Offset, ...]
+    lineage_ids: tuple[str | None, ...]  # the leadership under which each was committed
 
 
 class Client:
@@ -324,6 +325,22 @@ class Client:
         }
         self._brokers.action("check_cut", values)
 
+    def check_history(
+        self, name: str, stream_uuid: str, positions: Sequence[tuple[str, int]]
+    ) -> None:
+        """Confirm that what somebody has copied of a stream is of the history that it has now.
+
+        ``positions`` has for each partition a lineage id of :meth:`high_watermarks` and an end at
+        or below the high watermark beside it. Leaderships too old to be remembered are believed.
+
+        Raises:
+            ForeignHistoryError: the stream was restored from an older copy since, or it is another
+                copy of it; other records may be below these ends.
+            StreamRecreatedError, UnknownStreamError: the stream is gone.
+        """
+        values = {"name": name, "stream_uuid": stream_uuid, "positions": [*map(list, positions)]}
+        self._brokers.action("check_cut", {**values, "believe_forgotten": True})
+
     def high_watermarks(self, names: Sequence[str]) -> dict[str, StreamHighWatermarks]:
         """Return the high watermarks of some streams, all as they were at one moment.
 
@@ -338,6 +355,7 @@ class Client:
             one["name"]: StreamHighWatermarks(
                 stream_uuid=StreamUuid(one["stream_uuid"]),
                 offsets=tuple(Offset(offset) for offset in one["high_watermarks"]),
+                lineage_ids=tuple(one["lineage_ids"]),
             )
             for one in results
         }

@@ -31,6 +31,7 @@ from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
+from spark_jobs.tables.own_history import OwnHistory
 from spark_jobs.tables.schema_match import Fit
 from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_here, run_on_executors
 
@@ -91,6 +92,7 @@ class Appender:
         self._source = source
         self._transform = transform
         self._positions = target.positions
+        self._history = OwnHistory(source)
         self._main = CommittingTable(target, source)
         self._rejects = None if rejects is None else CommittingTable(rejects, source)
 
@@ -100,10 +102,12 @@ class Appender:
         Raises:
             TableMismatchError: the rows are not what was appended.
             StreamRecreatedError: it was filled from another incarnation of the stream.
+            ForeignHistoryError: it holds records that the stream has not any more.
         """
         state = self._main.find()
         if state is None:
             return Watermarks(version=-1, ends={}, starts={})
+        self._history.require(state.mine, uri=self._main.target.uri)
         return Watermarks(
             version=state.snapshot.version,
             ends={number: claim.end for number, claim in state.mine.items()},
@@ -119,6 +123,8 @@ class Appender:
         Raises:
             GapError: a range begins above the watermark.
             OverlapError: an appender of another name holds some of these offsets.
+            ForeignHistoryError: the table holds records that the stream has not any more; see
+                :mod:`spark_jobs.tables.own_history`. Nothing was appended.
             StaleWatermarkError: another appender was first. Nothing of this append is in the
                 table; appending again appends what is left.
             SchemaMismatchError: the rows do not fit the table; names the column.
@@ -126,6 +132,7 @@ class Appender:
             HeadwaterError: what reading the stream raised, in a task.
         """
         main = self._planned(self._main, ranges, self._row_schema(), self._optional())
+        self._history.require(main.state.mine, uri=main.table.target.uri)
         if not main.ranges:
             return Appended(version=main.state.snapshot.version, ranges={})
         others = main.state.claims.others(main.table.target.app, self._source.stream_uuid)
@@ -139,8 +146,10 @@ class Appender:
             main=main.output,
             rejects=None if rejects is None else rejects.output,
         )
+        here = self._history.now()
         try:
             done = self._done(work, parts)
+            lineages = self._history.noted(main.ranges, here, uri=main.table.target.uri)
         except BaseException:
             _sweep(main, rejects)  # no commit was tried yet
             raise
@@ -153,9 +162,9 @@ class Appender:
         files = [file for each in done for file in each.files]
         try:
             if rejects is not None:
-                self._commit_rejects(rejects, done, note)
+                self._commit_rejects(rejects, done, lineages, note)
                 rejects = None  # its files are in the table
-            version = self._commit(main, files, done, note)
+            version = self._commit(main, files, done, lineages, note)
         except (FencedError, OverlapError, TableMismatchError) as error:  # surely not committed
             _log.warning("append_lost uri=%s: %s", main.table.target.uri, error)
             _sweep(main, rejects)
@@ -265,7 +274,11 @@ class Appender:
     # ---------------------------------------------------------------------------- committing
 
     def _commit_rejects(
-        self, rejects: _Planned, done: Sequence[SliceDone], note: Mapping[str, Any]
+        self,
+        rejects: _Planned,
+        done: Sequence[SliceDone],
+        lineages: Mapping[int, str],
+        note: Mapping[str, Any],
     ) -> None:
         files = [file for each in done for file in each.reject_files]
         if not files:
@@ -276,19 +289,20 @@ class Appender:
                 rows[each.partition] += file.rows_count
         # A partition without rejected rows stays where it is.
         moving = {number: offsets for number, offsets in rejects.ranges.items() if rows[number]}
-        self._commit_to(rejects, files, moving, rows, note)
+        self._commit_to(rejects, files, moving, rows, lineages=lineages, note=note)
 
     def _commit(
         self,
         main: _Planned,
         files: Sequence[WrittenFile],
         done: Sequence[SliceDone],
+        lineages: Mapping[int, str],
         note: Mapping[str, Any],
     ) -> int:
         rows = dict.fromkeys(main.ranges, 0)
         for each in done:
             rows[each.partition] += each.rows_count
-        return self._commit_to(main, files, main.ranges, rows, note)
+        return self._commit_to(main, files, main.ranges, rows, lineages=lineages, note=note)
 
     def _commit_to(
         self,
@@ -296,6 +310,8 @@ class Appender:
         files: Sequence[WrittenFile],
         ranges: Mapping[int, OffsetRange],
         rows: Mapping[int, int],
+        *,
+        lineages: Mapping[int, str],
         note: Mapping[str, Any],
     ) -> int:
         told = {
@@ -309,6 +325,7 @@ class Appender:
             files,
             ranges,
             rows=rows,
+            lineages=lineages,
             commit_id=planned.output.folder,
             note=told,
         )

@@ -88,7 +88,7 @@ class CommittingTable:
             StreamRecreatedError: this appender filled it from another incarnation of the stream.
         """
         app, uuid = self._target.app, self._source.stream_uuid
-        ids = [each for number in partitions for each in plan.app_ids(app, uuid, number)]
+        ids = [each for number in partitions for each in plan.all_ids(app, uuid, number)]
         snapshot = self._table.find(ids)
         self._require_progress(snapshot)
         if snapshot is None:
@@ -170,6 +170,7 @@ class CommittingTable:
         ranges: Mapping[int, OffsetRange],
         *,
         rows: Mapping[int, int],
+        lineages: Mapping[int, str],
         commit_id: str,
         note: Mapping[str, Any],
     ) -> int:
@@ -187,7 +188,7 @@ class CommittingTable:
             plan.require_unmoved(planned.mine, state.mine, ranges)
             plan.require_apart(ranges, state.claims.others(app, uuid))
             self._require_shape(planned, state, fit)
-            return plan.moved(app, uuid, state.mine, ranges, rows)
+            return plan.moved(app, uuid, state.mine, ranges, rows, lineages=lineages)
 
         text = f"headwater {app} {_ranges_text(ranges)}"
         return self._committed(

@@ -14,8 +14,10 @@ from spark_jobs.source.partitions import OffsetSlice
 
 PREFIX: Final = "headwater-append"
 _APP_ID: Final = re.compile(
-    rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<partition>\d{{1,9}})(?P<what>/start|/rows)?\Z"
+    rf"{PREFIX}/(?P<app>[^/]+)/(?P<uuid>[^/]+)/(?P<partition>\d{{1,9}})"
+    r"(?P<what>/start|/rows|/lineage_high|/lineage_low)?\Z"
 )
+_HALF: Final = 1 << 64  # a lineage id has 128 bits, and a transaction's version 64 with a sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Claim:
     start: Offset
     end: Offset
     rows_count: int
+    lineage_id: str | None = None  # whose history ``end`` is of; None: an older version's append
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,17 @@ def app_ids(app: str, uuid: str, partition: int) -> tuple[str, str, str]:
     return end, f"{end}/start", f"{end}/rows"
 
 
+def lineage_ids(app: str, uuid: str, partition: int) -> tuple[str, str]:
+    """Return the transactions that together say whose history a partition's rows are of."""
+    end = f"{PREFIX}/{app}/{uuid}/{partition}"
+    return f"{end}/lineage_high", f"{end}/lineage_low"
+
+
+def all_ids(app: str, uuid: str, partition: int) -> tuple[str, ...]:
+    """Return every transaction that a claim may be made of."""
+    return (*app_ids(app, uuid, partition), *lineage_ids(app, uuid, partition))
+
+
 def claims_of(transactions: Mapping[str, int]) -> Claims:
     """Read the claims out of a version's transactions; others' are passed over.
 
@@ -76,7 +90,9 @@ def claims_of(transactions: Mapping[str, int]) -> Claims:
                 f"the transactions of {key} claim [{start}, {end}) with {rows} rows",
                 partition=key[2],
             )
-        claims[key] = Claim(start=Offset(start), end=Offset(end), rows_count=rows)
+        claims[key] = Claim(
+            start=Offset(start), end=Offset(end), rows_count=rows, lineage_id=_lineage_id(parts)
+        )
     return Claims(of=claims)
 
 
@@ -155,8 +171,13 @@ def moved(
     claims: Mapping[int, Claim],
     ranges: Mapping[int, OffsetRange],
     rows: Mapping[int, int],
+    *,
+    lineages: Mapping[int, str],
 ) -> dict[str, int]:
-    """Return the transactions that a commit sets: what the partitions claim after it."""
+    """Return the transactions that a commit sets: what the partitions claim after it.
+
+    ``lineages`` says of each partition under which leadership its new end was committed.
+    """
     transactions = {}
     for partition, new in sorted(ranges.items()):
         end_id, start_id, rows_id = app_ids(app, uuid, partition)
@@ -165,6 +186,11 @@ def moved(
         transactions[rows_id] = (0 if before is None else before.rows_count) + rows[partition]
         if before is None:
             transactions[start_id] = int(new.start)
+        number = int(lineages[partition], 16)
+        for app_id, half in zip(
+            lineage_ids(app, uuid, partition), divmod(number, _HALF), strict=True
+        ):
+            transactions[app_id] = half - _HALF // 2
     return transactions
 
 
@@ -224,6 +250,13 @@ def slices(
                 for start, end in itertools.pairwise(bounds)
             ]
     return found
+
+
+def _lineage_id(parts: Mapping[str, int]) -> str | None:
+    high, low = parts.get("/lineage_high"), parts.get("/lineage_low")
+    if high is None or low is None:
+        return None
+    return f"{(high + _HALF // 2) * _HALF + low + _HALF // 2:032x}"
 
 
 def _at(claim: Claim | None) -> str:

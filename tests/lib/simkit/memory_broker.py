@@ -466,7 +466,12 @@ class MemoryBroker:
         )
 
     def check_cut(
-        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition]
+        self,
+        name: str,
+        *,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
+        believe_forgotten: bool = False,
     ) -> None:
         """Refuse cuts of other histories, as a broker does that never lost its own."""
         stream = self.stream(name)
@@ -476,7 +481,7 @@ class MemoryBroker:
             first_lineage(first_lineage_id(stream.uuid, number))
             for number in range(stream.config.partitions)
         ]
-        refused = refusal(name, lineages, positions)
+        refused = refusal(name, lineages, positions, believe_forgotten=believe_forgotten)
         if refused is not None:
             raise refused
 
@@ -542,6 +547,12 @@ class MemoryBroker:
         """Return what is committed."""
         found = self.partition(name, partition)
         return PartitionStanding(found.log_start, found.high_watermark, found.leader_epoch)
+
+    def history_position(self, name: str, partition: int) -> CutPosition:
+        """Return what is committed; there was one leadership only."""
+        found = self.partition(name, partition)
+        lineage_id = first_lineage_id(self.stream(name).uuid, partition)
+        return CutPosition(lineage_id, found.high_watermark)
 
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """Make everything that is committed cold."""

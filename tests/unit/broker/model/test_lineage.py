@@ -13,6 +13,7 @@ from broker.model.lineage import (
     begun,
     first_lineage_id,
     holds,
+    is_forgotten,
 )
 from broker.model.offsets import Offset
 
@@ -44,6 +45,17 @@ def test_the_oldest_leaderships_are_forgotten_in_time() -> None:
     assert lineage[-1].leader_epoch == LINEAGE_KEPT + 10
     with pytest.raises(AssertionError, match="only grow"):
         begun(lineage, _leadership(3, 9))
+
+
+def test_what_is_forgotten_is_told_from_what_is_foreign() -> None:
+    """Only an end below all that is remembered, and only where something was pushed out."""
+    lineage: Lineage = ()
+    for number in range(LINEAGE_KEPT):
+        lineage = begun(lineage, _leadership(number + 1, 100 + number))
+    assert is_forgotten(lineage, _id(999), 100)
+    assert not is_forgotten(lineage, _id(999), 101)
+    assert not is_forgotten(lineage[1:], _id(999), 100)
+    assert not is_forgotten(lineage, _id(3), 100)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "G" * 32, "A" * 32, "0" * 32 + "\n"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from spark_jobs.tables.plan import Claim
 
 UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OTHER = "1f0e0d0c-0b0a-4908-8706-050403020100"
+LINEAGES = dict.fromkeys(range(5), "5" * 32)
 
 
 def span(start: int, end: int) -> OffsetRange:
@@ -24,6 +27,15 @@ def claim(start: int, end: int, rows: int | None = None) -> Claim:
     """Return a claim, by default with a row per offset."""
     count = end - start if rows is None else rows
     return Claim(start=Offset(start), end=Offset(end), rows_count=count)
+
+
+def held(start: int, end: int, rows: int) -> Claim:
+    """Return a claim of the leadership that ``LINEAGES`` has for every partition."""
+    return replace(claim(start, end, rows), lineage_id=LINEAGES[0])
+
+
+def _without_lineages(moves: dict[str, int]) -> dict[str, int]:
+    return {app_id: end for app_id, end in moves.items() if "/lineage_" not in app_id}
 
 
 spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda two: span(*sorted(two)))
@@ -92,8 +104,10 @@ def test_chunks_come_to_an_end(remaining: dict[int, OffsetRange], most: int) -> 
 
 def test_claims_survive_the_transactions() -> None:
     """What a commit sets is what the next appender reads; the start is set once."""
-    first = plan.moved("a", UUID, {}, {0: span(5, 9), 2: span(0, 1)}, {0: 3, 2: 1})
-    assert first == {
+    first = plan.moved(
+        "a", UUID, {}, {0: span(5, 9), 2: span(0, 1)}, {0: 3, 2: 1}, lineages=LINEAGES
+    )
+    assert _without_lineages(first) == {
         f"headwater-append/a/{UUID}/0": 9,
         f"headwater-append/a/{UUID}/0/start": 5,
         f"headwater-append/a/{UUID}/0/rows": 3,
@@ -102,9 +116,9 @@ def test_claims_survive_the_transactions() -> None:
         f"headwater-append/a/{UUID}/2/rows": 1,
     }
     mine = plan.claims_of({**first, "somebody/else": 1}).mine("a", UUID)
-    assert mine == {0: claim(5, 9, 3), 2: claim(0, 1, 1)}
-    second = plan.moved("a", UUID, mine, {0: span(9, 12)}, {0: 2})
-    assert second == {
+    assert mine == {0: held(5, 9, 3), 2: held(0, 1, 1)}
+    second = plan.moved("a", UUID, mine, {0: span(9, 12)}, {0: 2}, lineages=LINEAGES)
+    assert _without_lineages(second) == {
         f"headwater-append/a/{UUID}/0": 12,
         f"headwater-append/a/{UUID}/0/rows": 5,
     }
@@ -138,8 +152,15 @@ def test_appenders_of_two_names_keep_apart() -> None:
     """Neighbours are fine, a shared offset is not; other streams and partitions do not count."""
     claims = plan.claims_of(
         {
-            **plan.moved("ingest", UUID, {}, {0: span(10, 20), 1: span(0, 99)}, {0: 10, 1: 99}),
-            **plan.moved("ingest", OTHER, {}, {0: span(0, 99)}, {0: 99}),
+            **plan.moved(
+                "ingest",
+                UUID,
+                {},
+                {0: span(10, 20), 1: span(0, 99)},
+                {0: 10, 1: 99},
+                lineages=LINEAGES,
+            ),
+            **plan.moved("ingest", OTHER, {}, {0: span(0, 99)}, {0: 99}, lineages=LINEAGES),
         }
     )
     others = claims.others("backfill", UUID)
@@ -151,3 +172,15 @@ def test_appenders_of_two_names_keep_apart() -> None:
         assert overlap.value.app == "ingest"
     assert claims.others("ingest", UUID) == []
     assert claims.strangers("ingest", UUID) == [OTHER]
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_a_lineage_id_survives_as_two_transactions(number: int) -> None:
+    """A transaction's version has 64 bits with a sign, an id has 128 without."""
+    lineage = f"{number:032x}"
+    moves = plan.moved("a", UUID, {}, {2: span(0, 7)}, {2: 7}, lineages={2: lineage})
+    assert all(-(2**63) <= version < 2**63 for version in moves.values())
+    assert set(moves) == set(plan.all_ids("a", UUID, 2))
+    assert plan.claims_of(moves).mine("a", UUID)[2].lineage_id == lineage
+    del moves[plan.lineage_ids("a", UUID, 2)[0]]
+    assert plan.claims_of(moves).mine("a", UUID)[2].lineage_id is None
