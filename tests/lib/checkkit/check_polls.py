@@ -100,7 +100,11 @@ def _check_contents(facts: Facts, polls: Polls) -> Iterator[Violation]:
     rows = rows[order]
     same = records[rows[1:]] == records[rows[:-1]]
     for place in np.flatnonzero(same & (polls.offsets[rows[1:]] != polls.offsets[rows[:-1]])):
-        other, again = rows[place], int(rows[place + 1])
+        other, again = int(rows[place]), int(rows[place + 1])
+        record, partition = int(records[again]), int(polls.partitions[again])
+        lower, offset = int(polls.offsets[other]), int(polls.offsets[again])
+        if facts.stored_again(record, partition, lower, offset):
+            continue
         detail = f"{facts.name(records[again])} was read at {polls.offsets[other]} as well"
         yield _violation(Anomaly.DOUBLED, polls, again, detail)
 

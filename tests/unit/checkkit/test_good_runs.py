@@ -196,6 +196,7 @@ def retry_meets_a_log_whose_first_copy_only_the_table_has() -> Verdict:
     world.fail_over()
     world.retry("b")
     world.ack("b", world.store("b"))
+    world.poll("consumer", 0, 3)
     world.cold_ends[0] = 3
     return world.judge_all()
 
