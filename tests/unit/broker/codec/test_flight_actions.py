@@ -26,6 +26,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "name": "s",
         "stream_uuid": "00000000-0000-0000-0000-000000000001",
         "positions": [("a" * 32, 7), (None, 0)],
+        "believe_forgotten": True,
     },
     "tier_status": {"name": "s"},
     "high_watermarks": {"names": ["s", "t"]},
