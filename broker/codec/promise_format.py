@@ -13,7 +13,7 @@ or says so.
 
     kind 0  free
     kind 1  a replica: key and number name its partition; log start, promised end, epoch of the
-            last promised record
+            last promised record; flags: bit 0 renewing, the others the mark of its batch, or 0
     kind 2  a counter: key is its name, padded with zeros; its two values, and 0
 """
 
@@ -37,6 +37,7 @@ KIND_FREE: Final = 0
 KIND_REPLICA: Final = 1
 KIND_COUNTER: Final = 2
 FLAG_RENEWING: Final = 1  # the log is being replaced: that it is absent is no loss
+_MARK_SHIFT: Final = 1  # the rest of a replica's flags: which batch was promised last, or 0
 
 _CRC: Final = struct.Struct("<I")
 _HEADER_MAGIC: Final = b"HWPM"
@@ -115,6 +116,16 @@ def decode_slot(data: Any) -> SlotValues | None:
         kind=kind, sequence=sequence, key=key, number=number, flags=flags, first=first,
         second=second, third=third,
     )  # fmt: skip
+
+
+def flags_of(mark: int) -> int:
+    """Return the flags of a replica's slot whose last promised batch has this mark, of 31 bits."""
+    return mark << _MARK_SHIFT
+
+
+def mark_in(flags: int) -> int:
+    """Return the mark of the last promised batch; 0: none was noted."""
+    return flags >> _MARK_SHIFT
 
 
 def slot_position(index: int, copy: int) -> int:

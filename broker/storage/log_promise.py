@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from broker.codec.record_batch import BatchHeader, PreparedBatch
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
+from broker.storage.log_folder import LogFolder
+from broker.storage.log_reader import LogState
+from broker.storage.promised_batch import NO_MARK, mark_before, mark_of
 from broker.storage.promises import HELD, Promised, ReplicaPromise
 
 
@@ -14,6 +18,7 @@ class LogPromise:
     def __init__(self, replica: ReplicaPromise | None) -> None:
         """Promise nothing before :meth:`begin`."""
         self._replica = replica
+        self._last = (Offset(0), NO_MARK)  # the newest batch: its end and its mark
         self.begun = replica is None
 
     def known(self, *, held: bool) -> Promised | None:
@@ -21,16 +26,30 @@ class LogPromise:
         found = None if self._replica is None else self._replica.promised
         return HELD if found is None and held else found
 
+    def ends_with(self, batch: BatchHeader | PreparedBatch, end: Offset) -> None:
+        """Hear which batch was written last; the log ends at ``end`` now."""
+        self._last = (end, mark_of(batch, end))
+
+    def look_back(self, folder: LogFolder, state: LogState, index_interval_bytes: int) -> None:
+        """Look which batch a healthy log ends with: an earlier process wrote it. Blocks."""
+        if self._replica is not None:
+            end = state.log_end
+            mark = mark_before(folder, state, end, index_interval_bytes)
+            self._last = (end, mark or NO_MARK)
+
     def begin(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
         """Say that the log is held; raises OSError while there is no room for it."""
         if self._replica is not None:
-            self._replica.begin(start, end, _epoch_before(epochs, end))
+            self._replica.begin(start, end, _epoch_before(epochs, end), self._mark_at(end))
             self.begun = True
 
     def synced(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
         """Promise what is synced, before anybody hears of it."""
         if self._replica is not None and self.begun:
-            self._replica.promise(start, end, _epoch_before(epochs, end))
+            self._replica.promise(start, end, _epoch_before(epochs, end), self._mark_at(end))
+
+    def _mark_at(self, end: Offset) -> int:
+        return self._last[1] if self._last[0] == end else NO_MARK
 
     def lower(self, end: Offset, epochs: EpochHistory) -> None:
         """Take back what is above ``end``, durably, before the log is cut.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -39,12 +39,12 @@ class LogState:
 
     def __init__(
         self,
-        segments: tuple[Segment, ...],
+        segments: Sequence[Segment],
         log_start: Offset,
         log_end: Offset,
-        damaged: tuple[DamagedRange, ...],
+        damaged: tuple[DamagedRange, ...] = (),
     ) -> None:
-        self.segments = segments
+        self.segments = tuple(segments)
         self.log_start = log_start
         self.log_end = log_end
         self.damaged = damaged

@@ -95,6 +95,25 @@ def another_log(
     )
 
 
+def another_batch(
+    path: str, promised: Promised, mark: int | None, found: OffsetRange
+) -> DamagedRange | None:
+    """Return the range of a log whose batch at the promised end is not the promised one, if so.
+
+    ``mark`` is that of the batch that is there; None: there is none to be compared.
+    """
+    if not promised.mark or mark is None or mark == promised.mark:
+        return None
+    return DamagedRange(
+        path=path,
+        position=0,
+        offsets=found,
+        reason=f"the records before offset {promised.end} are not those that were promised: the "
+        "log of another copy of this data folder was put here",
+        proof=RotProof.PROMISED,
+    )
+
+
 def epochs_of(segments: Sequence[Segment]) -> EpochHistory:
     """Return the epochs that occur in the segments."""
     starts: list[EpochStart] = []

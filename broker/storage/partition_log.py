@@ -237,6 +237,7 @@ class PartitionLog:
                     )
                 self._state.log_end = active.segment.end_offset
                 first += count
+                self._promise.ends_with(batches[first - 1], self.log_end)
         except DiskFullError:
             if self.log_end > start:
                 # The group began in an earlier segment. The epoch goes on, so its history stays:
@@ -270,6 +271,7 @@ class PartitionLog:
                 with self._errors("append"):
                     active.write_stored(left[:count], now_us=now_us)
                 self._state.log_end = active.segment.end_offset
+                self._promise.ends_with(left[count - 1].header, self.log_end)
                 left = left[count:]
         return self.log_end
 
@@ -303,10 +305,7 @@ class PartitionLog:
         return True
 
     def roll_if_due(self, now_us: int) -> bool:
-        """Seal the active segment if it is older than the configuration allows.
-
-        To be called now and then, also without writes: it moves the recovery point, too.
-        """
+        """Seal the active segment if it is too old, and move the recovery point; call it often."""
         self._check_healthy()
         if self._active is None:
             return False
@@ -483,6 +482,7 @@ class PartitionLog:
         """Say that the replica is held, and how far it reaches, unless it is damaged."""
         if self._promise.begun or self._state.damaged:
             return
+        self._promise.look_back(self._folder, self._state, self._config.index_interval_bytes)
         with self._errors("a promise"):
             self._promise.begin(self.log_start, self._synced_end, self._epochs)
 
@@ -595,4 +595,5 @@ class PartitionLog:
         with suppress(DiskFullError):
             self._begin_promise()
         if not state.damaged:  # cutting made durable what was only written, and says so
+            self._promise.look_back(self._folder, state, self._config.index_interval_bytes)
             self._note_synced(found.log_end)

@@ -45,6 +45,7 @@ class Promised:
     start: Offset
     end: Offset
     last_epoch: LeaderEpoch
+    mark: int = 0  # of the batch that ends at ``end``, see promised_batch.py; 0: not known
     renewing: bool = False  # the log is being replaced: that it is absent is no loss
 
 
@@ -322,10 +323,11 @@ class ReplicaPromise:
             Offset(values.first),
             Offset(values.second),
             LeaderEpoch(values.third),
+            bytes_of.mark_in(values.flags),
             bool(values.flags & bytes_of.FLAG_RENEWING),
         )
 
-    def begin(self, start: Offset, end: Offset, last_epoch: LeaderEpoch) -> None:
+    def begin(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, mark: int = 0) -> None:
         """Say that the replica is held; it counts once :meth:`Promises.sync` has returned.
 
         Raises:
@@ -334,10 +336,12 @@ class ReplicaPromise:
         """
         if self._slot is None:
             self._slot = self._promises.make_slot(self._partition_id)
-        self.promise(start, end, last_epoch)
+        self.promise(start, end, last_epoch, mark)
 
-    def promise(self, start: Offset, end: Offset, last_epoch: LeaderEpoch) -> None:
+    def promise(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, mark: int = 0) -> None:
         """Raise the promise, before anybody is told. Cheap; the next sync makes it durable.
+
+        Without a ``mark`` the one that was noted for the same end stays.
 
         Raises:
             LogFailedError: the file has failed: nothing more may be told.
@@ -345,15 +349,13 @@ class ReplicaPromise:
         slot = self._slot
         assert slot is not None, "a replica is held before it promises"
         values = slot.values
-        if (
-            values.second == end
-            and values.first == start
-            and values.third == last_epoch
-            and not values.flags
-            and values.sequence
-        ):
+        flags = bytes_of.flags_of(mark)
+        same = values.second == end and values.third == last_epoch and values.sequence > 0
+        if same and not mark:
+            flags = values.flags & ~bytes_of.FLAG_RENEWING
+        if same and values.first == start and values.flags == flags:
             return
-        self._write(start, end, last_epoch)
+        self._write(start, end, last_epoch, flags)
 
     def lower(self, end: Offset, last_epoch: LeaderEpoch) -> None:
         """Take back what is above ``end``, durably: the log is about to be cut. Blocks."""

@@ -8,14 +8,13 @@ that its bytes had been written whole:
 
     a. it lies below the recovery point, or below what an index covers, or in a sealed segment;
     b. a later valid batch was written when the log was already synced beyond it;
-    c. none of its sectors is missing, and a torn write always leaves one.
-
+    c. none of its sectors is missing, and a torn write always leaves one;
     d. its records were promised (``storage/promises.py``): they had been synced.
 
 What is kept is made durable again before anybody sees it: bytes above the recovery point are
 written once more, for after a failed fsync the kernel may hold them as clean, yet not on disk.
 
-A log that was promised and is absent, or ends below the promise, is damaged. Nothing is made then.
+A log that was promised and is absent, ends below the promise or has other records there is damaged.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ from broker.storage.log_folder import (
     RecoveryPointFile,
     is_full,
 )
+from broker.storage.log_reader import LogState
 from broker.storage.lost_log import (
     RecoveredLog,
-    another_log,
     below_promise,
     epochs_of,
     missing_segment,
     nothing_left,
 )
+from broker.storage.promised_batch import not_promised
 from broker.storage.promises import Promised
 from broker.storage.scan import (
     WINDOW_SIZE,
@@ -141,8 +141,9 @@ class _Recovery:
         log_end = self._check_end(point, log_start)
         epochs = self._load_epochs(log_end)
         if self._promised is not None and not self._report.damaged_ranges:
-            found = OffsetRange(log_start, log_end)
-            self._note_lost_end(another_log(self._folder.path, self._promised, epochs, found))
+            state, interval = LogState(self._segments, log_start, log_end), self._interval_bytes
+            other = not_promised(self._folder, state, epochs, self._promised, interval)
+            self._note_lost_end(other)
         self._write_caches(epochs)
         if not self._report.damaged_ranges and self._segments[-1].sealed:
             self._complete_roll(log_end)  # it was torn after its first half
@@ -556,9 +557,9 @@ class _Recovery:
             self._report.damaged_ranges.append(
                 DamagedRange(
                     path=self._folder.segment_file(point.segment_base, "log"),
-                    position=0
-                    if last_base != point.segment_base
-                    else self._segments[-1].size_bytes,
+                    position=(
+                        self._segments[-1].size_bytes if last_base == point.segment_base else 0
+                    ),
                     offsets=OffsetRange(end, max(end, point.log_end)),
                     reason="records below the recovery point are missing",
                     proof=RotProof.MISSING,
@@ -568,10 +569,10 @@ class _Recovery:
 
     def _check_promise(self, end: Offset) -> Offset:
         """Return the end that was promised; what is missing below it is damage."""
-        if self._promised is None:
+        if (promised := self._promised) is None:
             return Offset(0)
-        self._note_lost_end(below_promise(self._folder.path, self._promised, end))
-        return self._promised.end
+        self._note_lost_end(below_promise(self._folder.path, promised, end))
+        return promised.end
 
     def _note_lost_end(self, lost: DamagedRange | None) -> None:
         if lost is not None:

@@ -123,6 +123,15 @@ def _another_partitions_folder(at: Killed) -> None:
         shutil.copytree(other.log_folder, at.log)
 
 
+def _twins_folder(at: Killed) -> None:
+    """The log of a copy of this data folder that went on by itself, to the same offset."""
+    with running(at.older) as twin:
+        for number in range(25, 40):
+            twin.put(b"twin%d" % number, now_us=1000 * (number + 1))
+        shutil.rmtree(at.log)
+        shutil.copytree(twin.log_folder, at.log)
+
+
 LOSSES: Final[tuple[Damage, ...]] = (
     _folder_gone,
     _folder_emptied,
@@ -142,6 +151,7 @@ LOSSES: Final[tuple[Damage, ...]] = (
     _first_segment_and_point_gone,
     _middle_segment_gone,
     _another_partitions_folder,
+    _twins_folder,
 )
 
 
