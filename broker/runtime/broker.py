@@ -35,16 +35,13 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     RemoteTierUnavailableError,
-    StreamRecreatedError,
     UnknownPartitionError,
     UnknownStreamError,
 )
 from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.cut_positions import CutPosition
-from broker.model.cut_positions import refusal as cut_refusal
-from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
-from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports import (
@@ -64,6 +61,7 @@ from broker.runtime.background import Background
 from broker.runtime.commit_scheduler import TurnScheduler
 from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
+from broker.runtime.known_lineages import KnownLineages
 from broker.runtime.leadership_gate import SETTLE_MS, Claims
 from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
 from broker.runtime.membership import Alone, Membership, Metadata
@@ -123,6 +121,7 @@ class Broker:
         self._broker_id = broker_id
         self._namespace = namespace
         self._metadata = metadata
+        self._lineages = KnownLineages(metadata, confirm_ms=_CONFIRM_MS)
         self._clock = clock
         self._membership = membership or Alone(metadata, broker_id)
         self._remote: RemoteLog | None = None
@@ -370,7 +369,9 @@ class Broker:
         """See ``BrokerApi.history_position``."""
         stream = self._with_partition(name, partition)
         at = self._standing(stream, partition)
-        return CutPosition(self._lineage_id(stream, partition, at.leader_epoch), at.high_watermark)
+        return CutPosition(
+            self._lineages.id_of(stream, partition, at.leader_epoch), at.high_watermark
+        )
 
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica, for metrics."""
@@ -452,40 +453,16 @@ class Broker:
         )
 
     def check_cut(
-        self, name: str, *, stream_uuid: StreamUuid, positions: Sequence[CutPosition],
+        self,
+        name: str,
+        *,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
         believe_forgotten: bool = False,
-    ) -> None:  # fmt: skip
-        """See ``BrokerApi.check_cut``. What is not known here may have been decided elsewhere."""
+    ) -> None:
+        """See ``BrokerApi.check_cut``."""
         stream = self.stream(name)
-        if stream.uuid != stream_uuid:
-            raise StreamRecreatedError(
-                f"stream {name!r} is now {stream.uuid}, the cut is of {stream_uuid}",
-                stream=name,
-                expected=stream_uuid,
-                found=stream.uuid,
-            )
-        for look in range(2):
-            lineages = self._lineages(stream)
-            refused = cut_refusal(name, lineages, positions, believe_forgotten=believe_forgotten)
-            if refused is None:
-                return
-            if look == 1:
-                raise refused
-            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
-
-    def _lineages(self, stream: Stream) -> list[Lineage]:
-        return [one.lineage for one in self._metadata.state.partitions.get(stream.uuid, ())]
-
-    def _lineage_id(self, stream: Stream, number: int, leader_epoch: LeaderEpoch) -> str | None:
-        """Return the id of a leadership; a leader elsewhere may know of it before this broker."""
-        for look in range(2):
-            lineages = self._lineages(stream)
-            for one in reversed(lineages[number] if number < len(lineages) else ()):
-                if one.leader_epoch == leader_epoch:
-                    return one.lineage_id
-            if look == 0:
-                self._metadata.barrier(timeout_ms=_CONFIRM_MS)
-        return None
+        self._lineages.require(stream, stream_uuid, positions, believe_forgotten=believe_forgotten)
 
     def _table_state(self, stream: Stream) -> TableState:
         if self._remote is None and stream in self.streams_in_tables():
@@ -508,7 +485,7 @@ class Broker:
             table,
             position,
             recorded=recorded,
-            lineage_id=self._lineage_id(stream, number, position.leader_epoch),
+            lineage_id=self._lineages.id_of(stream, number, position.leader_epoch),
         )
 
     def _standing(self, stream: Stream, number: int) -> PartitionStanding:
