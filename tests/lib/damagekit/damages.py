@@ -57,7 +57,10 @@ def _flip(target: Path, place: str) -> None:
 
 
 def _remove(target: Path) -> None:
+    """Remove it in one step: a broker that runs may be writing into the folder."""
     if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
+        gone = target.with_name(f".{target.name}.gone")
+        target.rename(gone)
+        shutil.rmtree(gone)
     else:
         target.unlink()
