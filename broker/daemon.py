@@ -214,7 +214,7 @@ class _Daemon:
     def _open_data_dir(self) -> tuple[DiskFiles, str, Promises]:
         """Lock the folder, see whose it is, and what was promised from it."""
         node = self._config.node
-        files = _open_files(Path(node.data_dir))
+        files = DiskFiles(Path(node.data_dir))
         self._undo.append(files.close)
         directory = claim_directory(files, cluster=node.cluster, broker_id=node.id)
         promises = Promises(files, directory)
@@ -410,11 +410,6 @@ def _require_no_table(broker: Broker) -> None:
             "tables, and lake.uri (HEADWATER_LAKE_URI) is empty; set it to where the tables are",
             streams=tiered[:10],
         )
-
-
-def _open_files(data_dir: Path) -> DiskFiles:
-    data_dir.mkdir(parents=True, exist_ok=True)
-    return DiskFiles(data_dir)
 
 
 def _flight_service_config(config: FlightConfig) -> FlightServiceConfig:

@@ -115,14 +115,20 @@ class DiskFiles:
         """Make and lock the root.
 
         Raises:
-            InvalidConfigError: another process holds the root.
-            OSError: the root cannot be made.
+            InvalidConfigError: another process holds the root, or nothing can be written there.
         """
-        root.mkdir(parents=True, exist_ok=True)
-        self._root = root.resolve()
-        self._lock = os.open(
-            self._root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        self._root = root.absolute()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._root = root.resolve()
+            self._lock = os.open(self._root / _LOCK_NAME, flags, 0o600)
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"the data directory {self._root} cannot be written: {cause.strerror}; make it "
+                "writable, or choose another data directory",
+                path=str(self._root),
+            ) from cause
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as cause:

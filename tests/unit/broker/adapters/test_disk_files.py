@@ -53,6 +53,15 @@ def test_a_root_has_one_owner(tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
+def test_a_folder_that_cannot_be_written_has_a_name(tmp_path: Path) -> None:
+    """A read-only file system, a file in its place: what is wrong, where, and what to do."""
+    (tmp_path / "file").touch()
+    (tmp_path / "data" / ".lock").mkdir(parents=True)
+    for root, reason in (("file/data", "Not a directory"), ("data", "Is a directory")):
+        with pytest.raises(InvalidConfigError, match=rf"{root} cannot be written: {reason}"):
+            DiskFiles(tmp_path / root)
+
+
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the system takes a few bytes at a time, all of them arrive in order."""
     real = os.pwritev
