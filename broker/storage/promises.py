@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -153,8 +154,43 @@ class Promises:
                 self._file.datasync()
             except OSError as cause:
                 self._fail("fdatasync", cause)
+            self._require_still_here(*covered[0])
             for slot, sequence in covered:
                 slot.durable = max(slot.durable, sequence)
+
+    def _require_still_here(self, slot: _Slot, sequence: int) -> None:
+        """Refuse to go on when the file of this name is another one than the file that is open.
+
+        Somebody has exchanged or removed the data folder below a running broker, which would go on
+        acknowledging into files that no restart finds.
+        """
+        newest = -1
+        try:
+            file = self._files.open(PROMISES_NAME)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return  # no descriptor, say: it is looked at again
+        else:
+            try:
+                for copy in range(2):
+                    data = file.read_at(
+                        bytes_of.slot_position(slot.index, copy), bytes_of.SLOT_SIZE
+                    )
+                    with suppress(MetadataCorruptError):
+                        found = bytes_of.decode_slot(data)
+                        newest = max(newest, -1 if found is None else found.sequence)
+            except OSError:
+                return
+            finally:
+                file.close()
+        if newest < sequence:
+            self._failure = (
+                f"{PROMISES_NAME} was exchanged or removed while the broker runs, and perhaps all "
+                "of the data folder: what is written now may be in files that no restart finds; "
+                "put the folder back and start the broker again"
+            )
+            self._refuse_if_failed()
 
     def close(self) -> None:
         """Make everything durable and close the file."""

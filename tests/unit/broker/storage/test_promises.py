@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import errno
 import random
+from typing import NoReturn
 
 import pytest
 
@@ -224,3 +227,42 @@ def test_a_power_cut_while_a_log_is_cut_looks_like_no_damage() -> None:
                 assert log.log_end == 3
                 break
     assert interrupted > 10
+
+
+@pytest.mark.parametrize("removed", [True, False], ids=["removed", "an older copy"])
+def test_a_file_that_is_exchanged_below_a_running_broker_ends_its_promises(removed: bool) -> None:
+    """What is written from then on would be in a file that no restart finds."""
+    disk = SimDisk(random.Random(6))
+    promises = Promises(disk.files())
+    replica = _begun(promises, 0, 4)
+    promises.sync()
+    older = disk.peek(PROMISES_NAME)
+    _promise(replica, 9)
+    inode = disk.delete(PROMISES_NAME)
+    if not removed:
+        other = copy.deepcopy(inode)
+        other.content[:], other.durable[:] = older, older
+        disk.restore(PROMISES_NAME, other)
+    with pytest.raises(LogFailedError, match="exchanged or removed while the broker runs"):
+        promises.sync()
+    with pytest.raises(LogFailedError, match="exchanged or removed"):
+        _promise(replica, 10)
+
+
+def test_a_file_that_cannot_be_opened_a_second_time_is_no_other_file() -> None:
+    """A process without a descriptor left goes on, and looks again."""
+    disk = SimDisk(random.Random(6))
+    files = disk.files()
+    promises = Promises(files)
+    replica = _begun(promises, 0, 4)
+    promises.sync()
+    _promise(replica, 9)
+    opened, files.open = files.open, _no_descriptor  # type: ignore[method-assign]
+    promises.sync()
+    files.open = opened  # type: ignore[method-assign]
+    _promise(replica, 10)
+    promises.sync()
+
+
+def _no_descriptor(path: str, *, create: bool = False) -> NoReturn:
+    raise OSError(errno.EMFILE, f"{path} {create}")
