@@ -187,8 +187,8 @@ class ClaimBook:
             return
         raise ForeignHistoryError(
             f"the table of {self._partition} was given [{entry.start}, {entry.end}), and the log "
-            f"that is here ended at {start} when it began to lead: it is an older copy. This "
-            "partition takes no writes and ships nothing",
+            f"that is here ended at {start} when it began to lead: it is an older copy of "
+            "the history. This partition takes no writes and ships nothing",
             partition=str(self._partition),
             expected=start,
             found=int(entry.end),
