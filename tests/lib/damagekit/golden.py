@@ -37,6 +37,7 @@ RETENTIONS: Final = ("kept", "freed")
 STATES: Final = ("running", "stopped", "killed")
 OLDER: Final = ("older-stopped", "older-running")
 _WAIT_S: Final = 20.0
+_COPIES_MAX: Final = 20
 
 # name -> what is special about it
 STREAMS: Final[dict[str, dict[str, Any]]] = {
@@ -72,10 +73,19 @@ class World:
 
 
 def clone(source: Path, target: Path) -> None:
-    """Copy a tree with its times; shares blocks where the file system can."""
+    """Copy a tree with its times; shares blocks where the file system can.
+
+    A running broker renames files in it meanwhile; then the copy is made once more.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     command = ["cp", "-a", "--reflink=auto", str(source), str(target)]
-    subprocess.run(command, check=True, timeout=60)
+    for tries_left in reversed(range(_COPIES_MAX)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            return
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        assert tries_left, done.stderr
 
 
 def build(folder: Path, *, retention: str, seed: int) -> World:
