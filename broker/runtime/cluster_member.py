@@ -54,11 +54,11 @@ from broker.model.stream import Stream, StreamConfig
 from broker.ports import Clock, Files
 from broker.runtime import newest_told
 from broker.runtime.controller import Controller
-from broker.runtime.member_beats import MemberBeats
+from broker.runtime.member_beats import MemberBeats, SeenMetadata
 from broker.runtime.metadata_follower import MetadataFollower
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.pumps import Drive, Driven, on_threads
-from broker.runtime.registration import Registration
+from broker.runtime.registration import ProposingMetadata, Registration
 from broker.runtime.sessions import note_clean_stop
 
 _log = structlog.get_logger(__name__)
@@ -70,32 +70,11 @@ _PROPOSE_MS: Final = 5_000
 _STOP_MS: Final = 10_000
 
 
-class ClusterMetadata(Protocol):
-    """What a member needs of the metadata log. See ``RaftMetadataLog``."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here."""
-
-    @property
-    def applied_index(self) -> int:
-        """Index of the newest entry applied here."""
-
-    @property
-    def leader(self) -> str | None:
-        """Who leads the metadata, as far as is known here: the broker of that name."""
+class ClusterMetadata(SeenMetadata, ProposingMetadata, Protocol):
+    """What a member needs of the metadata log, its pumps included. See ``RaftMetadataLog``."""
 
     def propose(self, command: bytes, *, timeout_ms: int = ...) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``."""
-
-    def propose_soon(
-        self,
-        command: bytes,
-        answered: Callable[[HeadwaterError | None], None],
-        *,
-        timeout_ms: int,
-    ) -> None:
-        """Propose without waiting."""
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
         """Hear every change."""
