@@ -14,12 +14,15 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from simkit.faulty_store import FaultyStore
 from simkit.tier_source import MemoryTierSource, make_stream
+from tiering import object_proof
+from tiering.certify import certify_counts
 from tiering.config import TieringConfig
 from tiering.delta_table import DeltaStreamTable
 from tiering.lake import Lake
 from tiering.ledger import LedgerEntry
 from tiering.location import StoreConfig
 from tiering.object_store import open_store
+from tiering.proofs import CACHE
 from tiering.reader import read_rows
 from tiering.segment_writer import RangeFacts, SegmentPlace, log_rows
 from tiering.shipper import PartitionShipper
@@ -134,3 +137,20 @@ def cut_of(snapshot: TableSnapshot, stream: Stream) -> Cut:
         taken_us=1,
         lease=Lease(lease_id=LeaseId("lease"), expires_us=2),
     )
+
+
+def forget_proofs() -> None:
+    """Forget what this process has proved of tables and objects, as a new process would."""
+    CACHE.forget()
+    object_proof._OBJECTS.forget()
+
+
+def certify(lab: TierLab, version: int | None = None) -> list[int]:
+    """Run the default certificate over a version, with a table object of its own.
+
+    Returns the number of cold records by partition.
+    """
+    table = lab.lake.table(lab.stream)
+    snapshot = table.snapshot(version)
+    proofs, _, _ = certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store)
+    return [proof.cold_count for proof in proofs]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,26 +28,19 @@ from broker.errors import (
 )
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import TickingClock, TierLab, cut_of
+from simkit.tier_lab import TickingClock, TierLab, certify, cut_of, forget_proofs
 from simkit.tier_source import MemoryTierCatalog
-from tiering import object_proof
 from tiering.certify import certify_counts, require_sound
 from tiering.delta_log import commit_digest
-from tiering.proofs import CACHE, decode, encode, prove
+from tiering.proofs import decode, encode, prove
 from tiering.table import transaction_id
 from tiering.tiering import Tiering
+
+pytestmark = pytest.mark.usefixtures("forgetful")
 
 EACH = 40
 COUNT = 3
 END = EACH * COUNT
-
-
-@pytest.fixture(autouse=True)
-def forgetful() -> Iterator[None]:
-    """Begin and end as a process that has proved nothing."""
-    fresh()
-    yield
-    fresh()
 
 
 @pytest.fixture
@@ -56,27 +49,13 @@ def lab(tmp_path: Path) -> TierLab:
     lab = TierLab(tmp_path / "lake")
     lab.source.fill(COUNT, EACH)
     lab.ship_all()
-    fresh()  # what the uploader proved, a reader does not know
+    forget_proofs()  # what the uploader proved, a reader does not know
     return lab
-
-
-def fresh() -> None:
-    """Forget what was proved, as a new process would."""
-    CACHE.forget()
-    object_proof._OBJECTS.forget()
 
 
 def root(lab: TierLab) -> Path:
     """Return the table's folder."""
     return lab.table.store.config.root
-
-
-def certify(lab: TierLab, version: int | None = None) -> list[int]:
-    """Run the default certificate over a version, with a table object of its own."""
-    table = lab.lake.table(lab.stream)
-    snapshot = table.snapshot(version)
-    proofs, _, _ = certify_counts(snapshot, cut_of(snapshot, lab.stream), table.store)
-    return [proof.cold_count for proof in proofs]
 
 
 def test_a_cut_is_of_the_commit_that_made_its_version(lab: TierLab) -> None:
@@ -165,7 +144,7 @@ def test_a_foreign_change_of_equal_counts_is_named(lab: TierLab, name: str) -> N
             certify(lab)
         assert (caught.value.version, caught.value.operation) == (COUNT + 1, operation)
         assert "delta-rs" in str(caught.value.author)
-        fresh()
+        forget_proofs()
     assert certify(lab, COUNT) == [END]  # the version before is as it was
 
 
@@ -208,7 +187,7 @@ def test_a_rewrite_that_says_it_changes_nothing_is_compared_with_the_ledger(lab:
             certify(lab)
         with pytest.raises(ObjectCorruptError, match="digest"):
             require_sound(lab.table.snapshot(), lab.table.store, 0, span(3, 12))
-        fresh()
+        forget_proofs()
 
 
 def test_an_honest_rewrite_is_read_once_and_remembered(lab: TierLab) -> None:
@@ -222,7 +201,7 @@ def test_an_honest_rewrite_is_read_once_and_remembered(lab: TierLab) -> None:
         found = prove(lab.table.snapshot(), lab.table.store)
         assert all(one.ours and one.crc32c is not None for one in found.files.values())
         requests.append(lab.store.calls["get"])
-        fresh()
+        forget_proofs()
     assert requests[0] - requests[1] > COUNT  # as many ledger entries, and the rows
 
 
@@ -339,7 +318,7 @@ def test_statistics_that_a_checkpoint_tells_differently_are_named(lab: TierLab) 
     exchange_stats(lab, "timestamp")
     lab.lake.table(lab.stream).checkpoint()
     exchange_stats(lab, "timestamp")  # back again
-    fresh()
+    forget_proofs()
     with pytest.raises(TableMismatchError, match="committed as"):
         prove(lab.lake.table(lab.stream).snapshot(), lab.table.store)
 
@@ -447,12 +426,12 @@ def test_a_stored_proof_is_gone_on_with(lab: TierLab) -> None:
     assert stored[-1].name == f"{newest:020}.json.gz"
     lab.source.fill(1, EACH)
     lab.ship_all()
-    fresh()
+    forget_proofs()
     snapshot = lab.table.snapshot()
     lab.store.calls.clear()
     found = prove(snapshot, lab.table.store)
     assert lab.store.calls["get"] == 1 + 1 + (snapshot.version - newest)  # proof, anchor, commits
-    fresh()
+    forget_proofs()
     for path in stored:
         path.unlink()
     assert prove(snapshot, lab.table.store) == found
@@ -472,7 +451,7 @@ def test_a_damaged_or_foreign_stored_proof_is_passed_over(lab: TierLab, tmp_path
     theirs = encode(prove(other.table.snapshot(), other.table.store))
     for bad in (b"", b"{}", good[:-9], good[:40] + b"\0" + good[41:], theirs):
         path.write_bytes(bad)
-        fresh()
+        forget_proofs()
         assert prove(snapshot, lab.table.store) == want
     assert decode(good, "key") == want
 
@@ -483,7 +462,7 @@ def test_a_stored_proof_does_not_outlive_a_rewritten_log(lab: TierLab) -> None:
     lab.ship_all()
     version = lab.table.snapshot().version
     edited(commit_file(lab, version), lambda a: a.get("commitInfo", {}).update(userName="x"))
-    fresh()
+    forget_proofs()
     with pytest.raises(TableMismatchError, match="rewritten"):
         certify(lab)
 
@@ -496,7 +475,7 @@ def test_a_table_without_a_whole_log_stands_on_its_stored_proof(lab: TierLab) ->
     assert (root(lab) / f"_headwater/proof/{version:020}.json.gz").exists()
     for number in range(version):
         commit_file(lab, number).unlink()
-    fresh()
+    forget_proofs()
     assert certify(lab) == [END + 114]
 
 
