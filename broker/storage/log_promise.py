@@ -31,11 +31,19 @@ class LogPromise:
         self._last = (end, mark_of(batch, end))
 
     def look_back(self, folder: LogFolder, state: LogState, index_interval_bytes: int) -> None:
-        """Look which batch a healthy log ends with: an earlier process wrote it. Blocks."""
-        if self._replica is not None:
-            end = state.log_end
-            mark = mark_before(folder, state, end, index_interval_bytes)
-            self._last = (end, mark or NO_MARK)
+        """Look which batch a healthy log ends with, unless its mark is noted. Blocks.
+
+        An earlier process wrote the batch. A mark that is noted for this end was compared with it
+        when the log was opened.
+        """
+        if self._replica is None:
+            return
+        end, noted = state.log_end, self._replica.promised
+        if noted is not None and noted.mark and noted.end == end:
+            self._last = (end, noted.mark)
+            return
+        mark = mark_before(folder, state, end, index_interval_bytes)
+        self._last = (end, mark or NO_MARK)
 
     def begin(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
         """Say that the log is held; raises OSError while there is no room for it."""
