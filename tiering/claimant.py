@@ -27,7 +27,7 @@ from broker.model.stream import Stream
 from broker.ports import Clock, TierSource
 from tiering.claims import ClaimBook, claim_of
 from tiering.config import Observer, TieringConfig
-from tiering.object_store import ObjectStore
+from tiering.table import Table
 
 _THREADS: Final = 8
 _THOROUGH_EVERY: Final = 30  # looks
@@ -55,7 +55,7 @@ class Claimant:
 
     def __init__(
         self,
-        store_of: Callable[[Stream], ObjectStore],
+        table_of: Callable[[Stream], Table],
         *,
         cluster: str,
         clock: Clock,
@@ -68,7 +68,7 @@ class Claimant:
         ``is_replaced`` asks the metadata anew whether a leadership of this id was followed by
         another one; then a newer claim is that successor's. It may block, and raise HeadwaterError.
         """
-        self._store_of = store_of
+        self._table_of = table_of
         self._is_replaced = is_replaced
         self._cluster = cluster
         self._clock = clock
@@ -185,7 +185,7 @@ class Claimant:
         if not lineage or lineage[-1].lineage_id != held.lineage_id:
             return  # it leads no more, or anew: that is another claim
         partition = held.source.partition_id
-        book = ClaimBook(self._store_of(held.stream), partition)
+        book = ClaimBook(self._table_of(held.stream), partition)
         if not held.settled:
             claim = claim_of(
                 lineage,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from broker.codec.checksum import crc32c
 from broker.errors import (
+    CorruptDataError,
     ForeignHistoryError,
     HistoryClaimedError,
     ObjectCorruptError,
@@ -23,8 +24,10 @@ from broker.errors import (
 )
 from broker.model.ids import PartitionId
 from broker.model.lineage import Leadership, Lineage, holds, is_lineage_id
+from broker.model.offsets import OffsetRange
+from tiering.history import newest_range
 from tiering.ledger import Ledger
-from tiering.object_store import ObjectStore
+from tiering.table import Table
 
 CLAIM_PREFIX: Final = "_headwater/lineage"
 _FORMAT: Final = 1
@@ -80,9 +83,10 @@ def claim_of(
 class ClaimBook:
     """The claims of one partition, in its table's store. Blocking; any thread."""
 
-    def __init__(self, store: ObjectStore, partition: PartitionId) -> None:
-        """Take the table's own store."""
-        self._store = store
+    def __init__(self, table: Table, partition: PartitionId) -> None:
+        """Take the stream's table."""
+        self._table = table
+        self._store = table.store
         self._partition = partition
         self._number = int(partition.number)
 
@@ -93,8 +97,8 @@ class ClaimBook:
 
         ``cold_end`` is what the metadata knows the table to hold of this history.
 
-        One LIST and one small GET, one LIST of the ledger at the same time (on ``beside``), then
-        one PUT.
+        One LIST and one small GET; at the same time (on ``beside``) one LIST of the ledger and one
+        look at the table's log; then one PUT.
 
         Raises:
             HistoryClaimedError: another process leads a copy of it.
@@ -102,13 +106,15 @@ class ClaimBook:
             RemoteTierUnavailableError: nothing is known.
         """
         own = lineage[-1]
-        ahead = beside.submit(self._require_log_not_behind, lineage, cold_end)
+        noted = beside.submit(self._require_log_not_behind, lineage, cold_end)
+        committed = beside.submit(self._require_log_not_behind_table, lineage)
         listed = self._epochs(above=int(lineage[0].leader_epoch) - 1)
         self._require_none_newer(lineage, listed)
         below = [epoch for epoch in listed if epoch < own.leader_epoch]
         if below:
             self._require_in(lineage, below[-1])
-        ahead.result()
+        noted.result()
+        committed.result()
         body = claim.encode()
         key = claim_key(self._number, int(own.leader_epoch))
         if not self._store.put_if_absent(key, body, crc32c=crc32c(body)):
@@ -185,13 +191,36 @@ class ClaimBook:
         entry = Ledger(self._store).first_beyond(self._number, start, above=cold_end)
         if entry is None or holds(lineage, entry.lineage_id, entry.end):
             return
-        raise ForeignHistoryError(
-            f"the table of {self._partition} was given [{entry.start}, {entry.end}), and the log "
-            f"that is here ended at {start} when it began to lead: it is an older copy of "
-            "the history. This partition takes no writes and ships nothing",
+        raise self._older_copy(entry.range, start)
+
+    def _require_log_not_behind_table(self, lineage: Lineage) -> None:
+        """Refuse to lead with a log that ends below the table: also by a commit not yet noted.
+
+        Whoever made that commit died, or is about to note it. What is wrong with the table
+        otherwise is for its shipper to say.
+        """
+        start, number = lineage[-1].start, self._number
+        try:
+            if self._table.cold_ends().get(number, 0) <= start:
+                return
+            snapshot = self._table.find()
+            newest = None if snapshot is None else newest_range(self._table, snapshot, number)
+        except CorruptDataError:
+            return
+        if snapshot is None or snapshot.cold_end(number) <= start:
+            return
+        if newest is None or not holds(lineage, newest.lineage_id, newest.end):
+            beyond = OffsetRange(start, snapshot.cold_end(number))
+            raise self._older_copy(beyond if newest is None else newest.range, start)
+
+    def _older_copy(self, given: OffsetRange, start: int) -> ForeignHistoryError:
+        return ForeignHistoryError(
+            f"the table of {self._partition} was given {given}, and the log that is here ended at "
+            f"{start} when it began to lead: it is an older copy of the history. This partition "
+            "takes no writes and ships nothing",
             partition=str(self._partition),
             expected=start,
-            found=int(entry.end),
+            found=int(given.end),
         )
 
 

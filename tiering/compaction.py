@@ -16,8 +16,8 @@ from typing import Final
 from broker.errors import RemoteTierUnavailableError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
+from tiering.accounts import accounts
 from tiering.coverage import overlapping
-from tiering.ledger import Ledger
 from tiering.object_store import ObjectStore
 from tiering.range_proof import proved_rows
 from tiering.segment_writer import SegmentPlace, check_segment, write_rows
@@ -74,7 +74,7 @@ def rewrite(
         RemoteTierUnavailableError: the store does not answer.
     """
     partition = PartitionId(snapshot.stream_uuid, PartitionNumber(wanted.partition))
-    entries = Ledger(store).entries(wanted.partition, wanted.range)
+    entries = accounts(snapshot, store, wanted.partition, wanted.range)
     name = f"{wanted.range.start:020}-{wanted.range.end:020}-{secrets.token_hex(8)}.parquet"
     place = SegmentPlace(
         cluster=snapshot.cluster,

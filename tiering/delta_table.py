@@ -95,6 +95,8 @@ class DeltaStreamTable:
         self._lock = threading.Lock()
         self._library = DeltaLibrary(store, storage_options)
         self._version_seen = -1  # the newest in this process; -1: none
+        self._looks = 0  # at the cold ends
+        self._cold_ends: Mapping[int, Offset] | None = None  # what the last look found
 
     @property
     def uri(self) -> str:
@@ -126,6 +128,22 @@ class DeltaStreamTable:
                     found=found,
                 )
         return snapshot
+
+    def cold_ends(self) -> Mapping[int, Offset]:
+        """Return where each partition ends in the newest version; see the port.
+
+        Who asks while a look waits for its turn shares it.
+        """
+        assert self._stream is not None, "a table opened for reading has no partitions of its own"
+        assert self._cluster is not None
+        asked = self._looks
+        with self._lock:
+            if self._looks == asked or self._cold_ends is None:
+                self._looks += 1
+                self._cold_ends = None
+                table = self._library.newest()
+                self._cold_ends = self._ends_of(table, self._stream, self._cluster)
+            return self._cold_ends
 
     def _require_no_older(self, version: int) -> None:
         """Refuse a log that ends below a version that this process has seen; remember this one.
@@ -392,6 +410,19 @@ class DeltaStreamTable:
                 for make in (transaction_id, start_transaction_id)
             ],
         )
+
+    def _ends_of(
+        self, table: DeltaTable | None, stream: Stream, cluster: str
+    ) -> Mapping[int, Offset]:
+        found = {} if table is None else self._transactions_of(table, stream, cluster)
+        return {
+            number: Offset(
+                found.get(
+                    transaction_id(cluster, _partition_id(stream.uuid, number), self._kind), 0
+                )
+            )
+            for number in range(stream.config.partitions)
+        }
 
     def _owner(self, properties: Mapping[str, str]) -> Stream:
         """Return the stream that the table says it belongs to, if that is the expected one."""

@@ -175,8 +175,12 @@ class Ledger:
         last = self.last(partition)
         return Offset(0) if last is None else last.end
 
-    def entries(self, partition: int, within: OffsetRange) -> list[LedgerEntry]:
-        """Return the entries that cover a range, in order.
+    def entries(
+        self, partition: int, within: OffsetRange, *, unnoted: Iterable[LedgerEntry] = ()
+    ) -> list[LedgerEntry]:
+        """Return the entries that cover a range, in order; accounts.py is what readers want.
+
+        ``unnoted`` are ranges above all entries that commits account for themselves.
 
         Raises:
             GapError, OverlapError: the entries do not join, or do not reach over the range.
@@ -185,6 +189,12 @@ class Ledger:
         starts = [start for start in self.starts(partition) if start < within.end]
         first = max((at for at, start in enumerate(starts) if start <= within.start), default=0)
         found = [self.get(partition, start) for start in starts[first:]]
+        noted = starts[-1] if starts else Offset(-1)
+        found += [
+            entry
+            for entry in unnoted
+            if noted < entry.start < within.end and entry.end > within.start
+        ]
         _require_joined(found, within, partition)
         return found
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from broker.errors import HeadwaterError, ObjectCorruptError
 from broker.model.offsets import Offset, OffsetRange
-from tiering.ledger import Ledger
+from tiering.accounts import accounts
 from tiering.object_store import ObjectInfo, ObjectStore
 from tiering.proofs import CACHE, ProofCache, note_contents
 from tiering.provenance import ProvedFile, Provenance
@@ -194,7 +194,7 @@ def _prove_span(
     snapshot: TableSnapshot, store: ObjectStore, partition: int, span: OffsetRange
 ) -> None:
     held = snapshot.ranges[partition]
-    entries = Ledger(store).entries(partition, span)
+    entries = accounts(snapshot, store, partition, span)
     whole = OffsetRange(
         max(held.start, min(span.start, entries[0].start)),
         min(held.end, max(span.end, entries[-1].end)),

@@ -127,6 +127,12 @@ class Table(Protocol):
             TableRolledBackError: the table is missing or older than ``cold_end_min`` proves.
         """
 
+    def cold_ends(self) -> Mapping[int, Offset]:
+        """Return where each partition ends in the newest version; 0 where there is no table.
+
+        Cheaper than :meth:`find`, and nothing is proved or refused. Looked at after the call began.
+        """
+
     def snapshot(self, version: int | None = None) -> TableSnapshot:
         """Load one version, or the newest; raises ObjectMissingError when it is not there."""
 

@@ -71,7 +71,7 @@ class Tiering:
         self._proved = ProvedEnds()  # against the local log, by shippers
         self._judged = ProvedEnds()  # by the metadata's lineage, for readers
         self._claimant = Claimant(
-            lambda stream: self._table(stream).store,
+            self._table,
             cluster=lake.cluster,
             clock=clock,
             config=self._config,

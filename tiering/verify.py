@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from broker.codec.digest import RangeDigest
 from broker.model.certificate import PartitionCertificate
+from tiering.accounts import accounts
 from tiering.certify import prove_partition, require_files
-from tiering.ledger import Ledger
 from tiering.object_store import ObjectStore
 from tiering.proofs import prove
 from tiering.range_proof import RangeProof, proved_rows, verify_entries
@@ -62,7 +62,7 @@ def verify_partition(
     whole = RangeDigest() if digest is None else digest
     held = snapshot.ranges[partition]
     prove_partition(snapshot, partition, store)
-    entries = Ledger(store).entries(partition, held)
+    entries = accounts(snapshot, store, partition, held)
 
     def hear(rows: pa.RecordBatch) -> None:
         whole.update(rows)

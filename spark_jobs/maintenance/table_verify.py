@@ -21,6 +21,7 @@ from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import HeldStream, StoreAddress
 from spark_jobs.sessions import parallelism
+from tiering.accounts import accounts
 from tiering.certify import certify_counts
 from tiering.ledger import Ledger
 from tiering.table import TableSnapshot
@@ -191,7 +192,7 @@ def _proofs(
         yield _tail_proof(task, server, stream, stream_uuid)
         return
     store = address.open()
-    entries = Ledger(store).entries(task.partition, task.range)
+    entries = accounts(task.snapshot, store, task.partition, task.range)
     yield from verify_entries(task.snapshot, store, task.partition, task.range, entries)
 
 

@@ -28,6 +28,8 @@ from headwater import embedded
 from headwater.client import Client
 from headwater.client.fetch import Fetch
 from headwater.history import History
+from tiering.lake import Lake
+from tiering.verify import verify_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -156,15 +158,23 @@ def moto(folder: Path) -> Iterator[Home]:
         yield Home(folder, "s3://twins/lake", environment)
 
 
+@contextmanager
+def ended(home: Home) -> Iterator[Home]:
+    """End its brokers."""
+    try:
+        yield home
+    finally:
+        for site in home.sites:
+            with suppress(AssertionError):
+                site.broker.kill()
+
+
 @pytest.fixture(params=[local, moto], ids=["local", "moto"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     """A home whose brokers are ended."""
     make: Callable[[Path], Iterator[Home]] = request.param
-    with make(tmp_path) as home:  # type: ignore[attr-defined]
+    with make(tmp_path) as home, ended(home):  # type: ignore[attr-defined]
         yield home
-        for site in home.sites:
-            with suppress(AssertionError):
-                site.broker.kill()
 
 
 def original(home: Home) -> Site:
@@ -228,6 +238,48 @@ def test_a_restored_backup_after_the_original_takes_nothing(home: Home) -> None:
         restored.require_exact()
     restored.broker.kill()
     first.start().require_exact()
+
+
+def test_a_commit_that_was_not_noted_stops_an_older_copy(tmp_path: Path) -> None:
+    """The original died between its last commit and the ledger's entry of it.
+
+    The older copy learns of it before it takes a write; the check of everything finds all well,
+    with the original back and before it has written the entry.
+    """
+    with local(tmp_path) as home, ended(home):
+        first = original(home)
+        assert first.broker.stop_within(60)
+        backup = home.folder / "backup"
+        shutil.copytree(first.broker.data_dir, backup)
+        before = list(first.acked)
+        first.start()
+        first.publish(20)
+        ledger = home.folder / "lake" / "default" / "s" / "_headwater" / "ledger"
+        kept = ledger.with_name("kept")
+        with Client(first.broker.url) as client:
+            cut = client.cut("s", ttl_ms=60_000, owner="twins")
+        ledger.rename(kept)
+        ledger.write_bytes(b"")  # a file where a folder must be: no entry is written
+        log = home.folder / "lake" / "default" / "s" / "_delta_log"
+        version = cut.table_version
+        assert version is not None
+        with suppress(HeadwaterError), Client(first.broker.url) as client:
+            client.tier_flush("s", timeout_ms=3_000)
+        assert (log / f"{version + 1:020}.json").exists()
+        first.broker.kill()
+        ledger.unlink()
+        kept.rename(ledger)
+        assert len(list(ledger.glob("0/*.json"))) == 1
+        claims = sorted(ledger.parent.glob("lineage/0/*.json"))
+        restored = home.twin_of(first, "restored", backup)
+        restored.acked = before
+        restored.start().require_fenced()
+        restored.broker.kill()
+        assert sorted(ledger.parent.glob("lineage/0/*.json")) == claims, "the copy has claimed"
+        table = Lake.open(home.lake, cluster=cut.cluster).table_at(cut.table_uri)
+        verify_table(table.snapshot(), table.store)
+        assert len(list(ledger.glob("0/*.json"))) == 1
+        first.start().require_exact()
 
 
 def test_a_process_that_slept_answers_nothing_after_it(home: Home) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.cut import Cut, Lease, PartitionCut
@@ -14,6 +15,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from simkit.faulty_store import FaultyStore
 from simkit.tier_source import MemoryTierSource, make_stream
+from tiering import lifecycle as tier
 from tiering import object_proof
 from tiering.certify import certify_counts
 from tiering.config import TieringConfig
@@ -29,6 +31,10 @@ from tiering.shipper import PartitionShipper
 from tiering.table import TableSnapshot
 
 CLUSTER = "lab"
+
+
+class DiedError(Exception):
+    """The power went off."""
 
 
 class TickingClock:
@@ -99,6 +105,20 @@ class TierLab:
         while shipper.run_cycle():
             pass
         return self.table.snapshot()
+
+    def commit_unnoted(self) -> None:
+        """Ship the next segment and die between its commit and its ledger entry."""
+        shipper = self.shipper()
+        perform = shipper.perform
+
+        def dying(effect: tier.Effect) -> tier.Event:
+            if isinstance(effect, tier.WriteLedger):
+                raise DiedError
+            return perform(effect)
+
+        shipper.perform = dying  # type: ignore[method-assign]
+        with pytest.raises(DiedError):
+            shipper.run_cycle()
 
 
 def read_table(

@@ -21,8 +21,10 @@ from simkit.wall_clock import WallClock
 from tiering.claimant import Claimant
 from tiering.claims import ClaimBook, claim_key, claim_of
 from tiering.config import TieringConfig
+from tiering.delta_table import DeltaStreamTable
+from tiering.lake import Lake
 from tiering.location import StoreConfig
-from tiering.object_store import ObjectStore, open_store
+from tiering.object_store import open_store
 
 WAIT_S = 20.0
 
@@ -48,13 +50,13 @@ def settle(lab: TierLab, source: MemoryTierSource) -> None:
     """Claim what a source leads, as its process would."""
     with ThreadPoolExecutor(1) as pool:
         claim = claim_of(source.lineage, source.partition_id, cluster="lab", broker="b", time_us=1)
-        book = ClaimBook(lab.table.store, source.partition_id)
+        book = ClaimBook(lab.table, source.partition_id)
         book.settle(source.lineage, claim, pool, cold_end=source.cold_end)
 
 
 def look(lab: TierLab, source: MemoryTierSource, *, thorough: bool = False) -> None:
     """Look whether the claim still stands."""
-    ClaimBook(lab.table.store, source.partition_id).look(source.lineage, thorough=thorough)
+    ClaimBook(lab.table, source.partition_id).look(source.lineage, thorough=thorough)
 
 
 # ----------------------------------------------------------------------------------- two copies
@@ -199,11 +201,35 @@ def test_a_log_that_ends_within_what_the_table_was_given_does_not_begin_to_lead(
         settle(lab, older)
 
 
+@pytest.mark.parametrize("noted", [0, 2], ids=["nothing noted", "some noted"])
+def test_a_log_that_is_older_than_a_commit_that_was_not_noted_does_not_begin_to_lead(
+    tmp_path: Path, noted: int
+) -> None:
+    """The original died between its last commit and the ledger's entry of it."""
+    lab = TierLab(tmp_path / "lake")
+    lab.source.fill(noted, 20)
+    while lab.shipper().run_cycle():
+        pass
+    settle(lab, lab.source)
+    lab.source.append(10)
+    older = lab.source.copied()
+    lab.source.append(10)
+    lab.source.seal_active()
+    lab.commit_unnoted()
+    older.lead_again()
+    with pytest.raises(ForeignHistoryError, match=r"was given .* an older copy"):
+        settle(lab, older)
+    lab.source.lead_again()
+    settle(lab, lab.source)
+
+
 def test_a_range_that_the_metadata_has_not_heard_of_hinders_nobody(lab: TierLab) -> None:
     """Its leader died after the commit; the log has all of it, and perhaps more."""
     lab.source.fill(1, 20)
     lab.ship_all()
     lab.source.recorded.pop()
+    lab.source.fill(1, 20)
+    lab.commit_unnoted()
     for number in range(3):
         lab.source.lead_again()
         settle(lab, lab.source)
@@ -223,14 +249,14 @@ def test_a_history_that_goes_on_claims_again_and_again(lab: TierLab) -> None:
         look(lab, lab.source, thorough=True)
 
 
-def test_a_claim_costs_two_listings_a_get_and_a_put(lab: TierLab) -> None:
-    """One of the listings beside the other; a look costs one question."""
+def test_a_claim_costs_two_listings_a_look_at_the_log_a_get_and_a_put(lab: TierLab) -> None:
+    """One of the listings, and the table's log, beside the other; a look costs one question."""
     lab.source.lead_again()
     store = lab.table.store
     assert isinstance(store, FaultyStore)
     store.calls.clear()
     settle(lab, lab.source)
-    assert dict(store.calls) == {"list": 2, "get": 1, "put": 1}
+    assert dict(store.calls) == {"list": 2, "head": 1, "get": 1, "put": 1}
     store.calls.clear()
     look(lab, lab.source)
     assert dict(store.calls) == {"head": 1}
@@ -271,7 +297,7 @@ class Rig:
         self.replaced: set[str] = set()  # leaderships that the metadata has ended
         self.asked: list[str] = []  # about which leaderships the metadata was asked
         self.claimant = Claimant(
-            self._store_of,
+            self._table_of,
             cluster="rig",
             clock=WallClock(),
             config=TieringConfig(check_interval_ms=10, backoff_ms_min=5, backoff_ms_max=20),
@@ -286,8 +312,8 @@ class Rig:
             self.happened.notify_all()
         return lineage_id in self.replaced
 
-    def _store_of(self, stream: Stream) -> ObjectStore:
-        return self.store.under(stream.name)
+    def _table_of(self, stream: Stream) -> DeltaStreamTable:
+        return Lake(self.store, cluster="rig").table(stream)
 
     def _heard(self, event: str, facts: object) -> None:
         assert facts
@@ -379,6 +405,50 @@ def test_a_leader_that_the_metadata_replaced_is_not_fenced_by_its_successor(
     assert source.refused is None
     assert "leadership_lost" not in rig.events
     successor.claimant.stop()
+
+
+class CountingLock:
+    """A lock that says how many have come to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.came = threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_callers_that_wait_share_a_look_at_the_table(
+    lab: TierLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many partitions of a stream begin at once; nobody gets what was found before he asked."""
+    table, lock = lab.table, CountingLock()
+    newest, looks = table._library.newest, []
+
+    def looked() -> object:
+        looks.append(1)
+        return newest()
+
+    monkeypatch.setattr(table, "_lock", lock)
+    monkeypatch.setattr(table._library, "newest", looked)
+    with ThreadPoolExecutor(8) as pool:
+        with lock:
+            asked = [pool.submit(table.cold_ends) for _ in range(8)]
+            for _ in range(9):
+                assert lock.came.acquire(timeout=WAIT_S)
+            lab.source.fill(1, 20)
+            while lab.shipper().run_cycle():
+                pass
+        assert [one.result() for one in asked] == [{0: 60}] * 8
+    assert len(looks) == 1
+    lab.source.fill(1, 20)
+    while lab.shipper().run_cycle():
+        pass
+    assert table.cold_ends() == {0: 80}
 
 
 def test_many_partitions_are_claimed_side_by_side(rig: Rig) -> None:

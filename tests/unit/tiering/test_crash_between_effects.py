@@ -13,19 +13,17 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.schema import ROW_SCHEMA
+from broker.errors import GapError, ObjectCorruptError
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import TierLab, read_table
+from simkit.tier_lab import DiedError, TierLab, cut_of, forget_proofs, read_table
 from tiering import lifecycle as tier
-from tiering.ledger import Ledger
+from tiering.certify import certify_counts
+from tiering.ledger import Ledger, ledger_key
 from tiering.shipper import PartitionShipper
 from tiering.verify import verify_table
 
 SEGMENTS = 3
 EFFECTS_MAX = 64
-
-
-class DiedError(Exception):
-    """The power went off."""
 
 
 class DyingShipper:
@@ -111,6 +109,50 @@ def test_nothing_is_recorded_before_table_and_ledger_have_it(tmp_path: Path) -> 
         pass
     assert lab.source.recorded == [20, 40, 60]
     assert checked > 20
+
+
+@pytest.mark.parametrize("noted", [0, 2], ids=["first range", "later range"])
+def test_what_is_committed_and_not_noted_yet_is_proved_by_its_commit(
+    tmp_path: Path, noted: int
+) -> None:
+    """Between the commit and the ledger entry the full check and every read find a whole table."""
+    lab = TierLab(tmp_path)
+    lab.source.fill(noted + 1, 20)
+    for _ in range(noted):
+        lab.shipper().run_cycle()
+    lab.commit_unnoted()
+    forget_proofs()
+    snapshot, end = lab.table.snapshot(), 20 * (noted + 1)
+    assert Ledger(lab.table.store).end(0) == end - 20
+    assert [proof.end for proof in verify_table(snapshot, lab.table.store)] == [end]
+    certify_counts(snapshot, cut_of(snapshot, lab.stream), lab.table.store)
+    assert read_table(lab.table, 0).equals(lab.source.truth())
+
+
+def test_what_is_committed_and_not_noted_yet_is_compared_with_its_commit(tmp_path: Path) -> None:
+    """Its rows are read, and its digest is the commit's own: a flipped bit is named."""
+    lab = TierLab(tmp_path)
+    lab.source.fill(2, 20)
+    lab.shipper().run_cycle()
+    lab.commit_unnoted()
+    newest = max(lab.table.store.config.root.glob("partition=0/*.parquet"))
+    body = bytearray(newest.read_bytes())
+    body[len(body) // 2] ^= 4
+    newest.write_bytes(body)
+    with pytest.raises(ObjectCorruptError, match=newest.name):
+        verify_table(lab.table.snapshot(), lab.table.store)
+
+
+def test_a_lost_ledger_entry_below_others_is_still_named(tmp_path: Path) -> None:
+    """No crash leaves that: whoever ships on has noted what is below."""
+    lab = TierLab(tmp_path)
+    lab.source.fill(2, 20)
+    lab.ship_all()
+    lab.source.fill(1, 20)
+    lab.commit_unnoted()
+    (lab.table.store.config.root / ledger_key(0, 0)).unlink()
+    with pytest.raises(GapError, match="ledger"):
+        verify_table(lab.table.snapshot(), lab.table.store)
 
 
 def _require_exact(lab: TierLab, *, segments: int = SEGMENTS) -> None:
