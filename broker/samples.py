@@ -65,11 +65,14 @@ class BrokerSamples:
         self.cluster: ClusterSamples | None = None
 
     def failure(self) -> str | None:
-        """Return why the broker is not ready: the first partition whose log takes no writes."""
+        """Return why the broker is not ready: the first partition whose log takes no writes.
+
+        Also what its start found that nobody knows of.
+        """
         for driver in self._broker.drivers():
             if driver.refusal is not None:
                 return f"{driver.stream.name}/{driver.partition_id.number}: {driver.refusal}"
-        return None
+        return self._broker.complaint
 
     def partition_samples(self) -> list[PartitionSample]:
         """Return one sample per partition."""

@@ -28,6 +28,7 @@ from broker.core.metadata.state import MetadataState
 from broker.errors import DiskFullError, InvalidRequestError, LogFailedError, MetadataCorruptError
 from broker.ports import File, Files
 from broker.storage.log_folder import ignoring_full_disk, is_full
+from broker.storage.stream_folders import stored_partitions, stream_folder
 from broker.storage.whole_file import write_whole
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +66,7 @@ class LocalMetadataLog:
 
         Raises:
             MetadataCorruptError: the snapshot or the journal is damaged, missing, or older than
-                what ``promises`` noted before an answer was given.
+                what ``promises`` noted before an answer was given, or than logs that are here.
         """
         self._files = files
         self._promises = promises
@@ -81,7 +82,7 @@ class LocalMetadataLog:
         self.state, self._index = self._load_snapshot()
         self._journal = self._open_journal()
         self._position = self._replay()
-        self._compare_with_noted()
+        self._require_newest()
         self._note()
         self._ballast = 0
         self._take_ballast()
@@ -189,6 +190,30 @@ class LocalMetadataLog:
             self._failure = failed
             raise
 
+    def _require_newest(self) -> None:
+        self._compare_with_noted()
+        self._compare_with_logs()
+
+    def _compare_with_logs(self) -> None:
+        """Refuse an older copy whose promises are as old: logs lie here that it does not know.
+
+        A log is made after its stream is in the journal, and removed after its deletion is. So a
+        stream that is in neither was made after these files were copied.
+        """
+        stored = {one.stream_uuid for one in stored_partitions(self._files)}
+        unknown = sorted(stored - self.state.partitions.keys() - set(self.state.deleted))
+        if unknown:
+            logs = ", ".join(map(stream_folder, unknown[:10])) + " and others" * bool(unknown[10:])
+            raise MetadataCorruptError(
+                f"{self._folder} ends at entry {self._index}, and knows nothing of the streams "
+                f"whose logs are in {logs}, nor that they were deleted: files were lost, or an "
+                "older copy was put back. Nothing was changed. Put the newest copy of the folder "
+                "back; to do without the records of these logs, move them out of the data folder.",
+                path=self._folder,
+                found=self._index,
+                streams=unknown[:10],
+            )
+
     def _compare_with_noted(self) -> None:
         """Refuse an older copy: it would not know streams, and free what it does not know of."""
         noted = None if self._promises is None else self._promises.noted(_COUNTER)
@@ -244,6 +269,7 @@ class LocalMetadataLog:
         if not self._files.exists(path):
             if self._index:
                 raise MetadataCorruptError(f"{path} is missing beside a snapshot", path=path)
+            self._require_newest()  # else it is lost, and not to be begun anew
             self._write_whole("journal", b"")
         return self._files.open(path)
 
@@ -264,7 +290,7 @@ class LocalMetadataLog:
         while position < len(data):
             entry = _next_entry(data, position, path)
             if entry is None:
-                self._compare_with_noted()  # else it had been answered, and is not torn
+                self._require_newest()  # else it had been answered, and is not torn
                 self._journal.truncate(position)
                 self._sync()
                 break

@@ -180,8 +180,7 @@ class Broker:
                 self._membership.logs_closed()
             self.registered(self._membership.register())
             self._reconcile_with_room()
-        if self._promises.found:  # else nobody could say whether the metadata is the newest
-            self._remove_leftovers()
+        self._remove_leftovers()
         self._begin_leading()
         self.go_on()
 
@@ -205,7 +204,10 @@ class Broker:
             self.reconcile()
 
     def _remove_leftovers(self) -> None:
-        """Give back the disk of streams that were deleted while this broker was down."""
+        """Give back the disk of what was deleted, or moved away, while this broker was down.
+
+        First everything that was committed before is applied here: what was made since may be new.
+        """
         try:
             self._metadata.barrier(timeout_ms=_CONFIRM_MS)
             self._hosted.remove_leftovers(self._metadata.state)
@@ -372,6 +374,11 @@ class Broker:
         return CutPosition(
             self._lineages.id_of(stream, partition, at.leader_epoch), at.high_watermark
         )
+
+    @property
+    def complaint(self) -> str | None:
+        """What an operator has to look at, though every replica here may be in order."""
+        return self._hosted.complaint
 
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica, for metrics."""

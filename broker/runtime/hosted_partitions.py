@@ -16,13 +16,14 @@ from typing import Final
 import structlog
 
 from broker.core.isr import LagLimits
+from broker.core.metadata.leftovers import Belongs, where_belongs
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
 from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid, is_uuid
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports import Clock, Files
@@ -34,10 +35,18 @@ from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.turn_queue import OwnerCall
 from broker.storage.partition_log import LogConfig, PartitionLog
 from broker.storage.promises import Promises
+from broker.storage.stream_folders import (
+    log_folder,
+    newest_epoch,
+    stored_numbers,
+    stored_partitions,
+    stream_folder,
+)
 
 _log = structlog.get_logger(__name__)
 
 _ASIDE: Final = "damaged"
+_UNKNOWN: Final = "unknown"
 CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
 
 MarkOpened = Callable[[Sequence[PartitionId]], None]
@@ -98,6 +107,7 @@ class HostedPartitions:
         self._led: dict[StreamUuid, frozenset[int]] = {}
         self._late: dict[PartitionId, OwnerCall] = {}  # views that are not taken in yet
         self._closing: dict[tuple[StreamUuid, int], tuple[PartitionDriver, OwnerCall]] = {}
+        self._set_aside: list[str] = []
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
@@ -222,7 +232,7 @@ class HostedPartitions:
         self, partition_id: PartitionId, config: LogConfig, *, held: bool
     ) -> PartitionLog:
         """Open a log; one that the disk does not give is damaged, and no other suffers for it."""
-        folder = _folder(partition_id.stream_uuid, partition_id.number)
+        folder = log_folder(partition_id)
         promise = self._promises.replica(partition_id)
         try:
             return PartitionLog.open(
@@ -237,7 +247,7 @@ class HostedPartitions:
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
         config, setting = stream.config, self._setting
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
-        folder = _folder(stream.uuid, number)
+        folder = log_folder(partition_id)
         log_config = LogConfig(
             segment_bytes_max=config.segment_bytes_max,
             segment_age_ms_max=config.segment_age_ms_max,
@@ -353,13 +363,14 @@ class HostedPartitions:
                 driver.closed(call)
             del self._closing[uuid, number]
             self._forget(PartitionId(uuid, PartitionNumber(number)))
-            if uuid not in self._drivers and not any(one == uuid for one, _ in self._closing):
-                self._files.remove_folder(f"streams/{uuid}")
-                _log.info("stream_removed", stream_uuid=uuid)
 
     def _forget(self, partition_id: PartitionId) -> None:
         """Remove a log that is not held any more, and after it what was promised of it."""
-        self._files.remove_folder(_folder(partition_id.stream_uuid, partition_id.number))
+        uuid = partition_id.stream_uuid
+        self._files.remove_folder(log_folder(partition_id))
+        if not stored_numbers(self._files, uuid):  # else others belong here: open, or waiting
+            self._files.remove_folder(stream_folder(uuid))
+            _log.info("stream_removed", stream_uuid=uuid)
         self._promises.replica(partition_id).remove()
         self._marked.discard(partition_id)
 
@@ -384,31 +395,58 @@ class HostedPartitions:
         return whole
 
     def remove_leftovers(self, state: MetadataState) -> None:
-        """Remove what streams left here that were deleted, or moved, while this broker was down.
+        """Remove what was deleted, or moved away, while this broker was down.
 
-        ``state`` is complete and confirmed: what it does not know was deleted.
+        ``state`` is confirmed. A log of which it neither knows nor remembers the deletion is moved
+        aside instead: perhaps the whole cluster's metadata is older than this log. So is one that
+        is said to be elsewhere, and has records of a leader of whom nothing is known.
         """
         with self._lock:
-            for partition_id in sorted({*self._folders(), *self._promises.replicas()}):
-                rows = state.partitions.get(partition_id.stream_uuid, ())
-                number = partition_id.number
-                if number < len(rows) and self._setting.me in rows[number].replicas:
-                    continue
+            stored = stored_partitions(self._files)
+            for partition_id in sorted({*stored, *self._promises.replicas()}):
                 if self.find(partition_id) is not None:
                     continue  # a newer state is for the next reconcile
-                self._forget(partition_id)
-                if not rows:
-                    self._files.remove_folder(f"streams/{partition_id.stream_uuid}")
-                _log.info("leftover_removed", partition=str(partition_id))
+                belongs = where_belongs(state, partition_id, self._setting.me)
+                if belongs is Belongs.HERE:
+                    continue
+                if belongs is Belongs.DELETED or self._is_elsewhere(state, partition_id, belongs):
+                    self._forget(partition_id)
+                    _log.info("leftover_removed", partition=str(partition_id))
+                elif partition_id in stored:
+                    folder = self._move_aside(partition_id, _UNKNOWN)
+                    _log.error("unknown_log_set_aside", partition=str(partition_id), folder=folder)
+                    self._set_aside.append(folder)
+            if kept := self._files.list(_UNKNOWN):
+                _log.warning("unknown_logs_kept", folder=_UNKNOWN, logs=kept[:10], count=len(kept))
 
-    def _folders(self) -> list[PartitionId]:
-        return [
-            PartitionId(StreamUuid(uuid), PartitionNumber(int(name)))
-            for uuid in self._files.list("streams")
-            if is_uuid(uuid)
-            for name in self._files.list(f"streams/{uuid}")
-            if name.isascii() and name.isdigit() and str(int(name)) == name
-        ]
+    def _is_elsewhere(
+        self, state: MetadataState, partition_id: PartitionId, belongs: Belongs
+    ) -> bool:
+        """Tell whether others have what a log holds: the metadata is not older than the log."""
+        if belongs is not Belongs.ELSEWHERE:
+            return False
+        epoch = newest_epoch(self._files, partition_id)
+        row = state.partitions[partition_id.stream_uuid][partition_id.number]
+        return epoch is not None and epoch <= row.leader_epoch
+
+    def _move_aside(self, partition_id: PartitionId, aside: str) -> str:
+        """Move a log to where nobody opens it, durably; return where it is now."""
+        folder = f"{aside}/{partition_id.stream_uuid}-{partition_id.number}-{self._broker_epoch}"
+        self._files.make_folder(aside)
+        self._files.replace(log_folder(partition_id), folder)
+        self._files.sync_folder(aside)
+        self._files.sync_folder(stream_folder(partition_id.stream_uuid))
+        return folder
+
+    @property
+    def complaint(self) -> str | None:
+        """What was found at start that nobody knows of, if anything was."""
+        if not self._set_aside:
+            return None
+        return (
+            f"logs of streams that the metadata does not know were moved to {self._set_aside[0]}"
+            f"{' and others' if self._set_aside[1:] else ''}: the metadata may be older than they"
+        )
 
     # ------------------------------------------------------------------ damage
 
@@ -424,12 +462,9 @@ class HostedPartitions:
         with self._lock:
             closed_whole = self.close()
             for one in partition_ids:
-                aside = f"{_ASIDE}/{one.stream_uuid}-{one.number}-{self._broker_epoch}"
-                if self._files.exists(_folder(one.stream_uuid, one.number)):
-                    self._files.make_folder(_ASIDE)
-                    self._files.replace(_folder(one.stream_uuid, one.number), aside)
-                    self._files.sync_folder(_ASIDE)
-                    self._files.sync_folder(f"streams/{one.stream_uuid}")
+                aside = None
+                if self._files.exists(log_folder(one)):
+                    aside = self._move_aside(one, _ASIDE)
                 # After it: a damaged log must not be believed because nothing is promised.
                 self._promises.replica(one).renew()
                 _log.error("damaged_log_set_aside", partition=str(one), folder=aside)
@@ -455,7 +490,3 @@ class HostedPartitions:
             stream,
             {number: one for number, one in drivers.items() if one.leads and number not in gone},
         )
-
-
-def _folder(uuid: StreamUuid, number: int) -> str:
-    return f"streams/{uuid}/{number}"

@@ -33,6 +33,8 @@ FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
 FEATURE_LEVEL_MAX: Final = 2  # what this build understands
 
+DELETED_KEPT_MAX: Final = 4096  # 160 kB; of older ones a broker that was down keeps the logs
+
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
 
 PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
@@ -113,6 +115,7 @@ class MetadataState:
     streams: Mapping[str, Stream] = field(default_factory=dict)  # by name
     partitions: Mapping[StreamUuid, tuple[PartitionState, ...]] = field(default_factory=dict)
     leases: Mapping[LeaseId, LeaseState] = field(default_factory=dict)
+    deleted: tuple[StreamUuid, ...] = ()  # the newest last: of no other stream a log may be removed
     feature_level: int = FEATURE_LEVEL_ALONE
     next_id: int = 1  # ids that no name and no clock can make equal; see AllocateIds
     broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch

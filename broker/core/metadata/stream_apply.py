@@ -21,6 +21,7 @@ from broker.core.metadata.partition_apply import find, put, refused_replicas
 from broker.core.metadata.partition_rules import first_lineage, first_partition, may_lead
 from broker.core.metadata.size import refused_growth, weight_of_lease, weight_of_stream
 from broker.core.metadata.state import (
+    DELETED_KEPT_MAX,
     FEATURE_LEVEL_REPLICATED,
     LeaseState,
     MetadataState,
@@ -94,6 +95,7 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
             state,
             streams={**state.streams, wanted.name: wanted},
             partitions={**state.partitions, wanted.uuid: rows},
+            deleted=tuple(one for one in state.deleted if one != wanted.uuid),
             weight=weight,
         ),
         {"uuid": wanted.uuid, "created": True},
@@ -176,6 +178,7 @@ def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
                 uuid: rows for uuid, rows in state.partitions.items() if uuid != present.uuid
             },
             leases=leases,
+            deleted=(*state.deleted, present.uuid)[-DELETED_KEPT_MAX:],
             weight=state.weight - gone - _weight_of_absent(state, leases),
         ),
         {},

@@ -16,6 +16,7 @@ import pytest
 from broker.errors import ForeignHistoryError
 from clusterkit.load import stored
 from clusterkit.running import Cluster
+from headwater.embedded import http_status
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_forgetful")]
 
@@ -105,6 +106,63 @@ def test_a_follower_that_has_forgotten_is_no_copy_until_it_has_caught_up(cluster
             cluster.kill(number)
     cluster.start_all()
     _all_is_there(cluster, _values(0, 500))
+
+
+def test_a_stream_deleted_while_a_broker_was_down_leaves_nothing_there(cluster: Cluster) -> None:
+    """The broker catches up, and hears of the deletion, before it looks at what is left."""
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    client.create_stream("gone", replication_factor=3, min_isr=2)
+    uuid = client.stream("gone").uuid
+    _publish(cluster, _values(0, 50))
+    cluster.kill(0)
+    left = _folder(cluster, 0) / "streams" / uuid
+    assert left.exists()
+    cluster.client(cluster.url_of(1)).delete_stream("gone")
+    cluster.start_all()
+    cluster.wait_for(lambda: not left.exists(), "its log is removed")
+    _all_is_there(cluster, _values(0, 50))
+    assert not (_folder(cluster, 0) / "unknown").exists()
+
+
+def test_streams_that_the_metadata_of_all_brokers_forgot_are_kept(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """All three metadata folders and promises are put back: nobody knows the stream any more."""
+    client = cluster.client()
+    client.create_stream("before", replication_factor=3, min_isr=2)
+    for number in range(3):
+        cluster.stop(number)
+    for number in range(3):
+        shutil.copytree(_folder(cluster, number) / "raft", tmp_path / f"raft-{number}")
+        shutil.copy(_folder(cluster, number) / "promises", tmp_path / f"promises-{number}")
+    cluster.start_all()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    uuid = client.stream(STREAM).uuid
+    _publish(cluster, _values(0, 50))
+    for number in range(3):
+        cluster.kill(number)
+    segments = {}
+    for number in range(3):
+        folder = _folder(cluster, number)
+        log = folder / "streams" / uuid / "0"
+        segments[number] = {one.name: one.read_bytes() for one in log.glob("*.log")}
+        shutil.rmtree(folder / "raft")
+        shutil.copytree(tmp_path / f"raft-{number}", folder / "raft")
+        shutil.copy(tmp_path / f"promises-{number}", folder / "promises")
+    for number in range(3):
+        name = cluster.name(number)
+        cluster.servers[name] = cluster.plan.start(name, wait=False)
+    for number in range(3):
+        cluster.wait_for(
+            lambda number=number: len(cluster.said(number, "broker_started")) == 3,  # type: ignore[misc]
+            "it serves",
+        )
+        assert cluster.said(number, "unknown_log_set_aside")
+        (aside,) = (_folder(cluster, number) / "unknown").glob(f"{uuid}-0-*")
+        assert {one.name: one.read_bytes() for one in aside.glob("*.log")} == segments[number]
+        http = cluster.plan.ports[cluster.name(number)].http
+        assert http_status(http, "GET", "/readyz") == 503
 
 
 def test_a_stream_that_syncs_by_interval_outlives_a_polite_stop_of_all(cluster: Cluster) -> None:

@@ -39,7 +39,13 @@ def disk_broker(
     disk = DiskFiles(folder)
     files = wrap(disk)
     promises = None if owner is None else Promises(files, owner)
-    metadata = LocalMetadataLog(files, promises=promises)
+    try:
+        metadata = LocalMetadataLog(files, promises=promises)
+    except BaseException:
+        if promises is not None:
+            promises.close()
+        disk.close()
+        raise
     crashes: list[BaseException] = []
     scheduler = CommitScheduler(workers, on_crash or crashes.append)
     scheduler.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +21,8 @@ from broker.core.metadata.commands import (
     decode,
     encode,
 )
-from broker.core.metadata.state import MetadataState
+from broker.core.metadata.leftovers import Belongs, where_belongs
+from broker.core.metadata.state import DELETED_KEPT_MAX, MetadataState
 from broker.errors import (
     MetadataCorruptError,
     StaleColdEndError,
@@ -28,7 +31,7 @@ from broker.errors import (
     UnknownLeaseError,
     UnknownStreamError,
 )
-from broker.model.ids import BrokerId, LeaseId, StreamUuid
+from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 
@@ -112,7 +115,34 @@ def test_deleting_names_the_incarnation_and_takes_its_leases_along() -> None:
     stale = DeleteStream(name="orders", expected_uuid=OTHER)
     assert isinstance(_refusal(state, stale), StreamRecreatedError)
     state, _ = apply(state, DeleteStream(name="orders", expected_uuid=UUID))
-    assert state == MetadataState()
+    assert state == MetadataState(deleted=(UUID,))
+
+
+def test_only_a_deletion_that_is_remembered_says_that_a_log_is_a_leftover() -> None:
+    """A stream that the metadata does not mention may be younger than the metadata."""
+    one = PartitionId(UUID, PartitionNumber(0))
+    assert where_belongs(MetadataState(), one, ME) is Belongs.UNKNOWN
+    state = _run(CREATE)
+    assert where_belongs(state, one, ME) is Belongs.HERE
+    assert where_belongs(state, one, BrokerId("another")) is Belongs.ELSEWHERE
+    assert where_belongs(state, PartitionId(UUID, PartitionNumber(9)), ME) is Belongs.UNKNOWN
+    state, _ = apply(state, DeleteStream(name="orders", expected_uuid=UUID))
+    assert where_belongs(state, one, ME) is Belongs.DELETED
+    again = MetadataState.from_json(state.to_json())
+    assert where_belongs(again, one, ME) is Belongs.DELETED
+    state, _ = apply(again, CREATE)  # proposed a second time by who had no answer
+    assert where_belongs(state, one, ME) is Belongs.HERE
+    assert state.deleted == ()
+
+
+def test_deletions_are_remembered_up_to_a_number() -> None:
+    """The newest ones; of an older one nothing is known, and nothing is removed."""
+    many = tuple(StreamUuid(str(uuid.UUID(int=at + 99))) for at in range(DELETED_KEPT_MAX))
+    state = replace(_run(CREATE), deleted=many)
+    state, _ = apply(state, DeleteStream(name="orders", expected_uuid=UUID))
+    assert state.deleted == (*many[1:], UUID)
+    one = PartitionId(many[0], PartitionNumber(0))
+    assert where_belongs(state, one, ME) is Belongs.UNKNOWN
 
 
 def test_state_survives_its_text_and_damage_is_named() -> None:

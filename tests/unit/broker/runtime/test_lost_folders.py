@@ -309,11 +309,59 @@ def test_a_stream_deleted_while_the_broker_was_down_leaves_nothing(tmp_path: Pat
         assert live.rows() == [b"v"]
 
 
-def test_nothing_is_removed_on_the_word_of_metadata_that_nobody_vouches_for(
-    at: Killed,
+def _files_in(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir()}
+
+
+@pytest.mark.parametrize("damage", ["older", "snapshot and journal gone", "journal cut"])
+def test_older_metadata_beside_promises_of_their_age_are_refused_by_name(
+    tmp_path: Path, damage: str
 ) -> None:
-    """Without the promises nobody could say that the metadata are the newest: folders stay."""
-    shutil.copytree(at.log.parent, at.folder / "streams" / "00000000-0000-4000-8000-000000000000")
-    (at.folder / "promises").unlink()
-    with running(at.folder):
-        assert (at.folder / "streams" / "00000000-0000-4000-8000-000000000000").exists()
+    """Two faults of one restore: what was made since is no leftover of a deleted stream."""
+    with running(tmp_path / "origin") as live:
+        live.broker.create_stream("before", StreamConfig(subject="t"))
+        image(live.folder, tmp_path / "older")
+        live.broker.create_stream(STREAM, StreamConfig(subject="s"))
+        live.put(b"v")
+        uuid = live.broker.stream(STREAM).uuid
+        folder = image(live.folder, tmp_path / "killed")
+    newest = image(folder / "metadata", tmp_path / "newest")
+    journal = folder / "metadata" / "journal"
+    if damage == "older":
+        shutil.rmtree(folder / "metadata")
+        shutil.copytree(tmp_path / "older" / "metadata", folder / "metadata")
+    elif damage == "journal cut":
+        size = (tmp_path / "older" / "metadata" / "journal").stat().st_size
+        journal.write_bytes(journal.read_bytes()[: size + 9])
+    else:
+        journal.unlink()
+        (folder / "metadata" / "snapshot").unlink(missing_ok=True)
+    (folder / "promises").unlink()
+    if damage != "snapshot and journal gone":
+        shutil.copy(tmp_path / "older" / "promises", folder / "promises")
+    before = _files_in(folder / "metadata")
+    for _ in range(2):
+        with pytest.raises(MetadataCorruptError, match=f"metadata.*{uuid}"), running(folder):
+            pass
+        assert _files_in(folder / "metadata") == before, "nothing is changed"
+    shutil.rmtree(folder / "metadata")
+    newest.rename(folder / "metadata")
+    with running(folder) as live:
+        assert live.rows() == [b"v"]
+
+
+@pytest.mark.parametrize("with_promises", [True, False])
+def test_a_folder_that_the_metadata_does_not_know_is_not_removed(
+    at: Killed, *, with_promises: bool
+) -> None:
+    """It may be all that is left of a stream: it is named, until somebody takes it away."""
+    unknown = at.folder / "streams" / "00000000-0000-4000-8000-000000000000"
+    shutil.copytree(at.log.parent, unknown)
+    if not with_promises:
+        (at.folder / "promises").unlink()
+    for _ in range(2):
+        with pytest.raises(MetadataCorruptError, match=unknown.name), running(at.folder):
+            pass
+    unknown.rename(at.folder.parent / "taken away")
+    with running(at.folder) as live:
+        assert live.rows() == at.values

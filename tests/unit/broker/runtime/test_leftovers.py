@@ -1,0 +1,157 @@
+"""Logs that nobody opens: removed on the word of a deletion, or of a move, and on no other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.core.metadata.state import MetadataState, PartitionState
+from broker.errors import DiskFullError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.stream import StreamConfig
+from broker.samples import BrokerSamples
+from broker.storage.partition_log import PartitionLog
+from simkit.brokers import disk_broker
+from simkit.lone_broker import OWNER, STREAM, Killed, Running, killed
+
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
+Change = Callable[[MetadataState], MetadataState]
+
+
+class Cluster:
+    """The metadata of a cluster of which this broker is one: others may have changed it."""
+
+    def __init__(self, log: LocalMetadataLog) -> None:
+        self._log = log
+        self.change: Change = lambda state: state
+
+    @property
+    def state(self) -> MetadataState:
+        """What the cluster says."""
+        return self.change(self._log.state)
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """See ``MetadataLog.propose``."""
+        return self._log.propose(command)
+
+    def barrier(self, *, timeout_ms: int = 1_000) -> int:
+        """See ``MetadataLog.barrier``."""
+        return self._log.barrier(timeout_ms=timeout_ms)
+
+
+def _moved(uuid: str, number: int, epoch: int) -> Change:
+    """Say that a partition has its one replica on another broker, in this leader epoch."""
+    other = BrokerId("b2")
+
+    def change(state: MetadataState) -> MetadataState:
+        key = StreamUuid(uuid)
+        row = PartitionState(
+            leader=other,
+            leader_epoch=LeaderEpoch(epoch),
+            cold_end=state.partitions[key][number].cold_end,
+            replicas=(other,),
+            isr=(other,),
+        )
+        rows = tuple(row if at == number else one for at, one in enumerate(state.partitions[key]))
+        return replace(state, partitions={**state.partitions, key: rows})
+
+    return change
+
+
+def _files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()
+    }
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Killed:
+    """What a broker left."""
+    return killed(tmp_path)
+
+
+def test_a_log_that_the_cluster_does_not_know_is_moved_aside(at: Killed) -> None:
+    """It is kept whole and named, also by the probe; at the next start by a warning."""
+    unknown = at.folder / "streams" / UNKNOWN
+
+    def put_there(log: LocalMetadataLog) -> LocalMetadataLog:
+        shutil.copytree(at.log, unknown / "3")
+        return log
+
+    with disk_broker(at.folder, watched=put_there, owner=OWNER) as broker:
+        assert Running(broker, at.folder).rows() == at.values
+        (aside,) = (at.folder / "unknown").iterdir()
+        assert aside.name.startswith(f"{UNKNOWN}-3-")
+        assert _files_below(aside).keys() == _files_below(at.log).keys()
+        failure = BrokerSamples(broker, None).failure()
+        assert failure is not None
+        assert aside.name in failure
+    with disk_broker(at.folder, owner=OWNER) as broker:
+        assert Running(broker, at.folder).rows() == at.values
+        assert BrokerSamples(broker, None).failure() is None
+        assert aside.exists()
+
+
+@pytest.mark.parametrize(("epoch", "is_kept"), [(9, False), (1, False), (0, True)])
+def test_a_replica_that_was_moved_away_is_removed_unless_it_is_newer(
+    at: Killed, epoch: int, *, is_kept: bool
+) -> None:
+    """Others have what it holds; but not if a leader wrote to it of whom they never heard."""
+
+    def moved(log: LocalMetadataLog) -> Cluster:
+        cluster = Cluster(log)
+        cluster.change = _moved(at.uuid, 0, epoch)
+        return cluster
+
+    with disk_broker(at.folder, watched=moved, owner=OWNER):
+        assert not at.log.exists()
+        kept = [one.name for one in (at.folder / "unknown").glob("*")]
+        assert [one.rpartition("-")[0] for one in kept] == [f"{at.uuid}-0"] * is_kept
+
+
+def test_a_replica_with_an_epoch_history_that_is_not_legible_is_kept(at: Killed) -> None:
+    """Nobody can say whether others have what it holds."""
+    (at.log / "epochs").write_bytes(b"rot")
+
+    def moved(log: LocalMetadataLog) -> Cluster:
+        cluster = Cluster(log)
+        cluster.change = _moved(at.uuid, 0, 9)
+        return cluster
+
+    with disk_broker(at.folder, watched=moved, owner=OWNER):
+        assert len(list((at.folder / "unknown").iterdir())) == 1
+
+
+def test_a_replica_that_goes_leaves_its_neighbour_that_could_not_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that waits for room is on the disk all the same."""
+    clusters: list[Cluster] = []
+
+    def watched(log: LocalMetadataLog) -> Cluster:
+        clusters.append(Cluster(log))
+        return clusters[-1]
+
+    with disk_broker(tmp_path, owner=OWNER) as broker:
+        uuid = broker.create_stream(STREAM, StreamConfig(subject="s", partitions=2)).uuid
+    opened = PartitionLog.open
+
+    def open_but_one(files: Any, folder: str, *args: Any, **settings: Any) -> PartitionLog:
+        if folder.endswith("/1"):
+            raise DiskFullError("no room")
+        return opened(files, folder, *args, **settings)
+
+    monkeypatch.setattr(PartitionLog, "open", open_but_one)
+    with disk_broker(tmp_path, watched=watched, owner=OWNER) as broker:
+        clusters[-1].change = _moved(uuid, 0, 9)
+        with pytest.raises(DiskFullError):
+            broker.reconcile()
+        left = [one.name for one in (tmp_path / "streams" / uuid).iterdir()]
+        assert left == ["1"]
