@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.model.cut import Cut
-from damagekit.catalogue import TWINS, Case
+from damagekit.catalogue import PROMISES, TWINS, WITH_PROMISES, Case
 from damagekit.damages import damage
 from damagekit.golden import World, clone
 from damagekit.outcomes import Look, Outcome
@@ -56,9 +56,17 @@ def _damage(site: Site, case: Case, worlds: Path, folder: Path) -> bool:
         if dice % 2:
             site.look("before", lambda _: False)
     site.say(f"damage {case.damage} {case.entry.path}")
+    damage_of(case, worlds, folder)
+    return case.state == "running" or site.start("start") or site.start("second start")
+
+
+def damage_of(case: Case, worlds: Path, folder: Path) -> None:
+    """Do the damage of a case to the copy of its moment in ``folder``."""
     source = worlds / case.source if case.source else None
     damage(_present(folder / case.entry.path), case.damage, source)
-    return case.state == "running" or site.start("start") or site.start("second start")
+    if case.damage.endswith(WITH_PROMISES):
+        assert source is not None, "an older copy is put there"
+        damage(folder / PROMISES, case.damage, source.parent.parent / PROMISES)
 
 
 def _present(target: Path) -> Path:

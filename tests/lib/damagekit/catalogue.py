@@ -24,6 +24,10 @@ FOLDER_DAMAGES: Final = ("gone", "emptied")
 ROOTS: Final = ("data", "lake")
 # Stories of two brokers of one history; see twins.py.
 TWINS: Final = ("twin beside", "twin beside, the original ships first", "slept through")
+# What one restore puts back together: the metadata, and the second place that would tell.
+METADATA: Final = "data/metadata"
+PROMISES: Final = "data/promises"
+WITH_PROMISES: Final = "-with-promises"
 NOTHING: Final = "nothing"  # the case that shows that the harness itself is right
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -156,6 +160,8 @@ def _damages(
         source = moment.parent / older / entry.path
         if source.exists() and not _same(source, here):
             yield older, str(source.relative_to(worlds))
+            if entry.path == METADATA:
+                yield f"{older}{WITH_PROMISES}", str(source.relative_to(worlds))
     for damage, twin in _others(entry, by_kind[entry.kind]).items():
         source = moment / twin.path
         if not _same(source, here):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from damagekit.case import damage_of
 from damagekit.catalogue import FILE_DAMAGES, Case, cases_of, entries_of
 from damagekit.choice import chosen, sliced
 from damagekit.damages import damage
@@ -24,6 +25,8 @@ def _world(folder: Path, name: str, number: int) -> None:
             f"data/streams/{uuid}/0/00.log": f"{name} first".encode(),
             f"data/streams/{uuid}/0/10.log": b"" if is_old else f"{name} second".encode(),
             f"data/streams/{other}/0/00.log": f"{name} third".encode(),
+            "data/metadata/journal": f"{name} {'old' if is_old else 'new'}".encode(),
+            "data/promises": f"{name} {'old' if is_old else 'new'}".encode(),
             f"lake/default/orders/00-{number:x}abcdef01.parquet": f"{name} rows".encode(),
         }
         for path, content in files.items():
@@ -83,6 +86,22 @@ def test_a_name_is_the_same_in_a_world_that_is_built_anew(worlds: Path, tmp_path
     assert [one.name for one in cases_of(worlds, "kept")] == [
         one.name for one in cases_of(again, "kept")
     ]
+
+
+def test_a_restore_puts_the_metadata_and_the_promises_back(worlds: Path) -> None:
+    """Both are of one older copy; the metadata alone are another case."""
+    cases = [one for one in cases_of(worlds, "kept") if one.entry.alias == "data/metadata"]
+    assert {one.damage for one in cases} == {
+        "gone", "emptied", "another-broker", "older-stopped", "older-running",
+        "older-stopped-with-promises", "older-running-with-promises",
+    }  # fmt: skip
+    moment = worlds / "kept/killed"
+    (case,) = (
+        one for one in cases if (one.state, one.damage) == ("killed", "older-running-with-promises")
+    )
+    damage_of(case, worlds, moment)
+    assert (moment / "data/metadata/journal").read_bytes() == b"kept old"
+    assert (moment / "data/promises").read_bytes() == b"kept old"
 
 
 def test_a_folder_is_emptied_removed_and_put_back(worlds: Path) -> None:
