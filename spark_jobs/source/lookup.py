@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from broker.errors import (
     FencedError,
     InvalidRequestError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     StreamRecreatedError,
     UnavailableError,
@@ -47,6 +48,15 @@ class StreamPositions:
     ranges: Mapping[int, OffsetRange]
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What is committed of all partitions of a stream, by number, and under which leaderships."""
+
+    uuid: StreamUuid
+    ends: tuple[Offset, ...]
+    lineage_ids: tuple[str, ...]
+
+
 class Lookup(Protocol):
     """What planning needs to know. Blocks on the network."""
 
@@ -64,6 +74,15 @@ class Lookup(Protocol):
 
     def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
         """Return about how large the records from an offset on are, in Arrow."""
+
+    def committed(self, name: str) -> Committed:
+        """Return what is committed now; raises UnknownStreamError."""
+
+    def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
+        """Confirm that these ends, of all partitions, are of the history that a stream has now.
+
+        Raises ForeignHistoryError, StreamRecreatedError, UnknownStreamError.
+        """
 
 
 class BrokerLookup:
@@ -150,6 +169,22 @@ class BrokerLookup:
             return max(1, size // max(1, rows))
 
         return self._patiently(ask)
+
+    def committed(self, name: str) -> Committed:
+        """Return what is committed now; see the port."""
+
+        def ask() -> Committed:
+            found = self._client.high_watermarks([name])[name]
+            known = tuple(one for one in found.lineage_ids if one is not None)
+            if len(known) < len(found.lineage_ids):
+                raise NotLeaderError(f"nobody knows yet under whom {name} is committed")
+            return Committed(found.stream_uuid, found.offsets, known)
+
+        return self._patiently(ask)
+
+    def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
+        """Confirm whose history these ends are of; see the port."""
+        self._patiently(lambda: self._client.check_history(name, uuid, ends))
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
         return patiently(call, self._patience_s)

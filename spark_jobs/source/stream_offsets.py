@@ -3,10 +3,12 @@
     {"v": 1, "id": "<uuid>", "p": {"0": 40, "1": 7}}                     one stream
     {"v": 1, "s": {"flights": {"id": "<uuid>", "p": {"0": 40}}, ...}}    several, by name
 
-``p`` has the next offset to read of each partition. ``from`` beside it, in the end of a batch, has
-the first offset of each partition that this batch begins with. The start of a query is nowhere
-else: Spark asks for the initial offset again when it repeats the first batch, and "latest" is
-another offset by then. ``first`` marks an answer to that question, which binds nobody.
+``p`` has the next offset to read of each partition. ``h`` has the leadership under which that
+offset was committed: a stream that was put back to an older copy has other records below it.
+Checkpoints of before have no ``h``, and versions of before pass over it. ``from``, in the end of a
+batch, has the first offset of each partition that this batch begins with. The start of a query is
+nowhere else: Spark asks for the initial offset again when it repeats the first batch, and "latest"
+is another offset by then. ``first`` marks an answer to that question, which binds nobody.
 
 Spark compares offsets as text, so the same offsets are always spelled alike: streams by name,
 partitions by number.
@@ -20,6 +22,7 @@ from typing import Any, Final
 
 from broker.errors import InvalidRequestError, OffsetOutOfRangeError, StreamRecreatedError
 from broker.model.ids import StreamUuid, is_stream_name, is_uuid
+from broker.model.lineage import is_lineage_id
 from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
 
 _VERSION: Final = 1
@@ -32,10 +35,13 @@ class StreamOffsets:
     uuid: StreamUuid
     ends: Mapping[int, Offset]
     starts: Mapping[int, Offset] = field(default_factory=dict)  # of partitions that begin here
+    lineage_ids: Mapping[int, str] = field(default_factory=dict)  # whose history the ends are of
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, its keys in the one right order."""
         found: dict[str, Any] = {"id": self.uuid, "p": _numbers(self.ends)}
+        if self.lineage_ids:
+            found["h"] = {str(number): one for number, one in sorted(self.lineage_ids.items())}
         return found | {"from": _numbers(self.starts)} if self.starts else found
 
 
@@ -151,7 +157,19 @@ def _stream_offsets(body: object) -> StreamOffsets:
     if not isinstance(uuid, str) or not is_uuid(uuid):
         raise InvalidRequestError(f"offsets: id {str(uuid)[:100]} is not a uuid")
     ends, starts = _offsets(body.get("p")), _offsets(body.get("from", {}))
-    return StreamOffsets(StreamUuid(uuid), ends, starts)
+    return StreamOffsets(StreamUuid(uuid), ends, starts, _lineage_ids(body.get("h", {}), ends))
+
+
+def _lineage_ids(body: object, ends: Mapping[int, Offset]) -> dict[int, str]:
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f"not leaderships by partition: {str(body)[:200]}")
+    found = {}
+    for partition, lineage_id in body.items():
+        number = int(partition) if _is_number(partition) else -1
+        if number not in ends or not isinstance(lineage_id, str) or not is_lineage_id(lineage_id):
+            raise InvalidRequestError(f"not leaderships by partition: {str(body)[:200]}")
+        found[number] = lineage_id
+    return found
 
 
 def _offsets(body: object) -> dict[int, Offset]:
@@ -159,11 +177,14 @@ def _offsets(body: object) -> dict[int, Offset]:
         raise InvalidRequestError(f"not offsets by partition: {str(body)[:200]}")
     found = {}
     for partition, offset in body.items():
-        number = isinstance(partition, str) and partition.isascii() and partition.isdigit()
-        if not number or type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
+        if not _is_number(partition) or type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
             raise InvalidRequestError(f"not offsets by partition: {str(body)[:200]}")
         found[int(partition)] = Offset(offset)
     return found
+
+
+def _is_number(partition: object) -> bool:
+    return isinstance(partition, str) and partition.isascii() and partition.isdigit()
 
 
 def _numbers(offsets: Mapping[int, Offset]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from broker.errors import (
@@ -24,6 +24,7 @@ from spark_jobs.source.admission import admit
 from spark_jobs.source.lookup import (
     PATIENCE_S,
     Backoff,
+    Committed,
     Lookup,
     StreamPositions,
     check_named,
@@ -31,6 +32,7 @@ from spark_jobs.source.lookup import (
 )
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.partitions import offset_at
+from spark_jobs.source.stream_history import committed_of, noted, require_history
 from spark_jobs.source.stream_offsets import QueryOffsets, StreamOffsets, recreated
 
 _log = logging.getLogger("headwater.read")
@@ -74,6 +76,7 @@ class StreamPlanner:
         self._initial: QueryOffsets | None = None
         self._ceiling: Mapping[Key, Offset] | None = None
         self._seen: Mapping[str, StreamPositions] = {}
+        self._now: Mapping[str, Committed] = {}
         self._turn = 0
 
     def initial(self) -> QueryOffsets:
@@ -116,6 +119,7 @@ class StreamPlanner:
 
         Raises:
             StreamRecreatedError, UnknownStreamError: a stream is another, or gone.
+            ForeignHistoryError: what was read is not what the stream holds any more.
             UnknownLeaseError: the lease was lost, and records that are due are gone.
             OffsetOutOfRangeError: records that are due are gone, or were never there.
         """
@@ -128,6 +132,15 @@ class StreamPlanner:
         if not any(taken.values()) and not (start.first and self._drifts()):
             return start
         return self._ended(start, begins, taken)
+
+    def require_history(self, end: QueryOffsets) -> None:
+        """Check that a batch which is planned, perhaps anew, is of the streams' own histories.
+
+        Raises ForeignHistoryError; StreamRecreatedError, UnknownStreamError.
+        """
+        for name, offsets in sorted(end.streams.items()):
+            if offsets.lineage_ids:
+                require_history(self._lookup, name, offsets, self._lookup.committed(name))
 
     def reported(self) -> QueryOffsets | None:
         """Return the high watermarks as last seen, for the query's progress."""
@@ -166,17 +179,20 @@ class StreamPlanner:
         """Look at every stream; wait for a high watermark that is below what was read before."""
         backoff = Backoff(self._patience_s)
         while True:
-            streams = {}
+            streams, committed = {}, {}
             for name in lost:
                 try:
                     found = self._lookup.positions(name, self._options.selection)
+                    now = self._lookup.committed(name)  # after: it vouches for the positions
                 except UnknownStreamError:
                     if name in start.streams and self._options.fail_on_data_loss:
                         raise
                     _log.warning("stream_is_gone stream=%s; nothing more is read of it", name)
                     continue
-                streams[name] = self._checked(found)
-            self._seen = streams
+                if name in start.streams and not start.first:
+                    require_history(self._lookup, name, start.streams[name], now)
+                streams[name], committed[name] = committed_of(self._checked(found), now), now
+            self._seen, self._now = streams, committed
             try:
                 return {
                     (name, number): begin
@@ -265,10 +281,16 @@ class StreamPlanner:
                 ends[number] = Offset(begin.start + taken[of, number])
                 if not begin.recorded:
                     starts[number] = begin.start
-            if before is not None:
-                streams[name] = StreamOffsets(before.uuid, ends, starts)
-            elif ends:
-                streams[name] = StreamOffsets(self._seen[name].uuid, ends, starts)
+            if before is None and not ends:
+                continue
+            uuid = self._seen[name].uuid if before is None else before.uuid
+            batch = StreamOffsets(uuid, ends, starts)
+            now = self._now.get(name)
+            if now is not None:
+                batch = noted(None if start.first else before, batch, now)
+            elif before is not None:
+                batch = replace(batch, lineage_ids=before.lineage_ids)
+            streams[name] = batch
         return QueryOffsets(streams)
 
     def _checked(self, stream: StreamPositions) -> StreamPositions:

@@ -106,6 +106,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the slices of a batch; the same for the same offsets."""
         ranges = self._parsed(start).ranges(self._parsed(end))
+        if ranges:
+            self._planner.require_history(self._parsed(end))
         asked = self._options
         total = sum(len(span) for _, spans in ranges.values() for span in spans.values())
         found = []

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.errors import HeadwaterError, OffsetOutOfRangeError, StreamRecreatedError
+from broker.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StreamRecreatedError,
+)
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.source.stream_offsets import QueryOffsets, StreamOffsets, parse_offsets
@@ -122,3 +127,19 @@ def test_a_foreign_checkpoint_is_refused(body: object) -> None:
     """Kafka's offsets, another version, another stream, numbers that are none."""
     with pytest.raises(HeadwaterError):
         parsed(body)
+
+
+def test_whose_history_the_ends_are_of_is_kept() -> None:
+    """Beside the ends; without it, and in versions that do not know it, the rest is the same."""
+    body = {**offsets(p0=5, p10=7), "h": {"0": "a" * 32, "10": "b" * 32}}
+    found = parsed(body)
+    assert found.streams["s"].lineage_ids == {0: "a" * 32, 10: "b" * 32}
+    assert found.to_json("s") == body
+    assert parsed(offsets(p0=5)).streams["s"].lineage_ids == {}
+
+
+@pytest.mark.parametrize("wrong", [[], {"1": "a" * 32}, {"x": "a" * 32}, {"0": "a"}, {"0": 7}])
+def test_leaderships_that_are_none_are_refused(wrong: object) -> None:
+    """The checkpoint was written by somebody else."""
+    with pytest.raises(InvalidRequestError, match="leaderships"):
+        parsed({**offsets(p0=5), "h": wrong})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from broker.errors import (
+    ForeignHistoryError,
     HeadwaterError,
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -14,9 +16,12 @@ from broker.errors import (
     UnknownLeaseError,
     UnknownStreamError,
 )
+from broker.model.cut_positions import CutPosition, refusal
+from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
+from broker.model.lineage import Leadership
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.source.lookup import StreamPositions
+from spark_jobs.source.lookup import Committed, StreamPositions
 from spark_jobs.source.options import parse_stream
 from spark_jobs.source.positions import AtMs
 from spark_jobs.source.selection import Selection
@@ -25,6 +30,11 @@ from spark_jobs.source.stream_planner import StreamPlanner
 
 A = StreamUuid("0f0e0d0c-0b0a-4908-8706-050403020100")
 B = StreamUuid("1f0e0d0c-0b0a-4908-8706-050403020100")
+
+
+def lineage_id(letter: str) -> str:
+    """Return the id of a leadership."""
+    return letter * 32
 
 
 @dataclass
@@ -36,6 +46,8 @@ class World:
     held: set[str] = field(default_factory=set)
     at: dict[int, int] = field(default_factory=dict)
     record_bytes: int = 100
+    lineage: list[tuple[str, int]] = field(default_factory=lambda: [(lineage_id("a"), 0)])
+    asked: int = 0  # how often about a history
 
     def names(self, selection: Selection) -> tuple[str, ...]:
         """Return the streams of the read."""
@@ -62,6 +74,27 @@ class World:
     def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
         """Return how large records are."""
         return self.record_bytes
+
+    def committed(self, name: str) -> Committed:
+        """Return what is committed, and under whom: all partitions have one lineage."""
+        if name not in self.streams:
+            raise UnknownStreamError(f"no stream {name}")
+        uuid, ranges = self.streams[name]
+        ends = tuple(Offset(ranges[n][1]) for n in sorted(ranges))
+        return Committed(uuid, ends, (self.lineage[-1][0],) * len(ends))
+
+    def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
+        """Refuse ends of other histories, as a broker does."""
+        self.asked += 1
+        assert self.streams[name][0] == uuid
+        lineage = tuple(
+            Leadership(leader_epoch=LeaderEpoch(at), lineage_id=one, start=Offset(start))
+            for at, (one, start) in enumerate(self.lineage)
+        )
+        positions = [CutPosition(one, Offset(end)) for one, end in ends]
+        refused = refusal(name, [lineage] * len(self.streams[name][1]), positions)
+        if refused is not None:
+            raise refused
 
     def hold(self, stream: str) -> HeadwaterError | None:
         """Hold a stream."""
@@ -298,3 +331,79 @@ def test_progress_shows_the_high_watermarks() -> None:
 
     assert found is not None
     assert found.to_json("s") == {"v": 1, "id": A, "p": {"0": 100}}
+
+
+# ------------------------------------------------------------------ whose history it is
+
+
+def stored(offsets: QueryOffsets) -> QueryOffsets:
+    """Return offsets as the checkpoint gives them back."""
+    return parse_offsets(offsets.to_json("s"), single="s", names={})
+
+
+@pytest.mark.parametrize("end", [90, 100, 130], ids=["shorter", "as long", "longer"])
+def test_a_query_does_not_go_on_in_another_history(end: int) -> None:
+    """Everything was restored to offset 60, and other records were stored since."""
+    world = one()
+    plan = planner(world)
+    at = plan.latest(plan.initial(), limited=True)
+    world.lineage = [(lineage_id("a"), 0), (lineage_id("b"), 60)]
+    world.streams["s"] = (A, {0: (0, end)})
+    for new in (plan, planner(world)):
+        with pytest.raises(ForeignHistoryError, match="another checkpoint") as refused:
+            new.latest(stored(at), limited=True)
+        assert (refused.value.facts["partition"], refused.value.facts["end"]) == (0, 100)
+        with pytest.raises(ForeignHistoryError):
+            new.require_history(stored(at))
+
+
+def test_a_query_goes_on_over_restarts_and_new_leaders() -> None:
+    """The end is of the history: nobody asks while the same leadership stands."""
+    world = one()
+    plan = planner(world)
+    at = stored(plan.latest(plan.initial(), limited=True))
+    assert dict(at.streams["s"].lineage_ids) == {0: lineage_id("a")}
+    assert plan.latest(at, limited=True) is at
+    plan.require_history(at)
+    assert world.asked == 0
+    world.lineage.append((lineage_id("b"), 100))
+    assert plan.latest(at, limited=True) is at  # the same text: no batch
+    assert world.asked == 1
+    world.streams["s"] = (A, {0: (0, 120)})
+    after = plan.latest(at, limited=True)
+    assert (ends(after), dict(after.streams["s"].lineage_ids)) == ({0: 120}, {0: lineage_id("b")})
+
+
+def test_a_query_that_has_read_less_than_was_lost_goes_on() -> None:
+    """What it read is what the stream holds."""
+    world = one()
+    plan = planner(world, maxOffsetsPerTrigger="40")
+    at = stored(plan.latest(plan.initial(), limited=True))
+    world.lineage = [(lineage_id("a"), 0), (lineage_id("b"), 60)]
+    assert ends(planner(world).latest(at, limited=True)) == {0: 100}
+
+
+def test_an_old_checkpoint_opens_and_learns_whose_history_it_is() -> None:
+    """It noted nothing: what can be checked is its stream and its offsets."""
+    world = one()
+    old = parse_offsets({"v": 1, "id": A, "p": {"0": 40}}, single="s", names={})
+    after = planner(world).latest(old, limited=True)
+    assert dict(after.streams["s"].lineage_ids) == {0: lineage_id("a")}
+    planner(world).require_history(old)
+
+
+def test_a_batch_ends_where_its_history_is_known_to() -> None:
+    """The positions were looked at before: what was lost in between is not read."""
+    world = one()
+    plan = planner(world)
+    start = plan.initial()
+    positions = world.positions
+
+    def then_lost(name: str, selection: Selection) -> StreamPositions:
+        found = positions(name, selection)
+        world.streams["s"] = (A, {0: (0, 60)})
+        return found
+
+    world.positions = then_lost  # type: ignore[method-assign]
+    after = plan.latest(start, limited=True)
+    assert (ends(after), dict(after.streams["s"].lineage_ids)) == ({0: 60}, {0: lineage_id("a")})
