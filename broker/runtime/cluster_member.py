@@ -2,7 +2,8 @@
 
 Implements ``Membership`` for the broker. Owns no partition: messages go to the turns of the replica
 that they are for, changes of the metadata to the broker. What goes on by itself are pumps
-(``MemberBeats``, ``MetadataFollower``, ``Registration``); what blocks here is for callers' threads.
+(``MemberBeats``, ``MetadataFollower``); what is done once is a pump that answers (``Registration``,
+``member_errands``), and what blocks here takes its turns on the caller's thread.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -24,11 +24,10 @@ from broker.core.metadata.commands import (
     ChangeIsr,
     Command,
     ConfirmLeader,
-    StopBroker,
     WithdrawReplica,
     encode,
 )
-from broker.core.metadata.placement import hand_overs, place
+from broker.core.metadata.placement import place
 from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.replica import not_leader
@@ -55,19 +54,17 @@ from broker.ports import Clock, Files
 from broker.runtime import newest_told
 from broker.runtime.controller import Controller
 from broker.runtime.member_beats import MemberBeats, SeenMetadata
+from broker.runtime.member_errands import AskingNewest, GivingUp, HandingOver
 from broker.runtime.metadata_follower import MetadataFollower
 from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.pumps import Drive, Driven, on_threads
+from broker.runtime.pumps import Drive, Driven, on_threads, wait_for_answer
 from broker.runtime.registration import ProposingMetadata, Registration
 from broker.runtime.sessions import note_clean_stop
 
 _log = structlog.get_logger(__name__)
 
 _LOOK_S: Final = 0.1  # whether a start is to end
-_NEWEST_MS: Final = 3_000
-_ASK_MS: Final = 300
 _PROPOSE_MS: Final = 5_000
-_STOP_MS: Final = 10_000
 
 
 class ClusterMetadata(SeenMetadata, ProposingMetadata, Protocol):
@@ -129,12 +126,11 @@ class ClusterMember:
         self._broker: ClusterBroker | None = None
         self._broker_epoch = BrokerEpoch(0)
         self._session = ""
-        self._questions: dict[int, Future[NewestTold]] = {}
+        self._questions: dict[int, Callable[[NewestTold], None]] = {}
         # By partition: who asked how far its log reaches, for an epoch that is not heard of here.
         self._asked: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
         self._numbers = itertools.count(1)
         self._stop_asked = stop_asked
-        self._stopping = threading.Event()
         self._hears = False
         drive = drive or on_threads(clock, on_crash)
         self._beats = MemberBeats(
@@ -163,21 +159,22 @@ class ClusterMember:
 
     def hand_over(self) -> None:
         """Give leaderships away before stopping, as far as others can take them. Blocks."""
-        command = StopBroker(broker=self._setting.me, broker_epoch=self._broker_epoch)
-        try:
-            self._metadata.propose(encode(command), timeout_ms=_STOP_MS)
-        except HeadwaterError as error:
-            _log.warning("stopping_without_hand_over", reason=error.message)
-            return
-        deadline_ms = self._clock.monotonic_ms() + _STOP_MS
-        while self._clock.monotonic_ms() < deadline_ms:
-            if not hand_overs(self._metadata.state, self._setting.me):
-                return  # also when all are stopping: there is nobody to give anything to
-            self._stopping.wait(0.05)
+        wait_for_answer(self._clock, lambda *ears: self.handing_over(*ears).turn)
+
+    def handing_over(
+        self, wake: Callable[[], None], answered: Callable[[bool], None]
+    ) -> HandingOver:
+        """Return the pump that hands over."""
+        return HandingOver(
+            me=self._setting.me,
+            broker_epoch=self._broker_epoch,
+            metadata=self._metadata,
+            wake=wake,
+            answered=answered,
+        )
 
     def stop(self) -> None:
         """End the threads and the connections. Blocks."""
-        self._stopping.set()
         if self._controller is not None:
             self._controller.stop()
         for driven in self._driven:
@@ -235,21 +232,22 @@ class ClusterMember:
 
     def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
         """See ``Membership.give_up``."""
-        return [one for one in damaged if self._give_up(one)]
+        return wait_for_answer(self._clock, lambda *ears: self.giving_up(damaged, *ears).turn)
 
-    def _give_up(self, partition_id: PartitionId) -> bool:
-        deadline_ms = self._clock.monotonic_ms() + _STOP_MS
-        while self._clock.monotonic_ms() < deadline_ms:
-            rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
-            one = rows[partition_id.number]
-            if self._setting.me not in (*one.isr, *one.eligible, one.leader):
-                return bool(one.isr or one.eligible)
-            if {*one.isr, *one.eligible} <= {self._setting.me}:
-                break
-            self.withdraw(partition_id)
-            self._stopping.wait(0.1)
-        _log.error("damaged_replica_kept", partition=str(partition_id), reason="it is the last")
-        return False
+    def giving_up(
+        self,
+        damaged: Sequence[PartitionId],
+        wake: Callable[[], None],
+        answered: Callable[[list[PartitionId]], None],
+    ) -> GivingUp:
+        """Return the pump that gives these up."""
+        return GivingUp(
+            damaged,
+            me=self._setting.me,
+            metadata=self._metadata,
+            withdraw=lambda one: self.withdraw(one, lambda _: wake()),
+            answered=answered,
+        )
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """See ``Membership.resolve``: the cluster's defaults, as far as there are brokers."""
@@ -274,31 +272,45 @@ class ClusterMember:
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
         """See ``Membership.newest``."""
-        deadline_ms = self._clock.monotonic_ms() + _NEWEST_MS
-        while self._clock.monotonic_ms() < deadline_ms:
-            rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
-            leader = rows[partition_id.number].leader if partition_id.number < len(rows) else None
-            told = None if leader is None else self._ask_newest(leader, partition_id)
-            if told is not None and told.high_watermark is not None:
-                return told
-            if told is not None and (refused := newest_told.refusal(told, name, leader)):
-                raise refused
-            self._stopping.wait(0.02)
-        raise NotLeaderError(f"nobody can say now what is committed in {name}", partition=name)
+        told: NewestTold | HeadwaterError = wait_for_answer(
+            self._clock, lambda *ears: self.asking_newest(partition_id, name, *ears).turn
+        )
+        if isinstance(told, HeadwaterError):
+            raise told
+        return told
 
-    def _ask_newest(self, leader: BrokerId, partition_id: PartitionId) -> NewestTold | None:
+    def asking_newest(
+        self,
+        partition_id: PartitionId,
+        name: str,
+        wake: Callable[[], None],
+        answered: Callable[[NewestTold | HeadwaterError], None],
+    ) -> AskingNewest:
+        """Return the pump that asks the leader of a partition, called ``name``."""
+        return AskingNewest(
+            partition_id,
+            name,
+            metadata=self._metadata,
+            ask=lambda leader, told: self._ask_newest(leader, partition_id, told),
+            wake=wake,
+            answered=answered,
+        )
+
+    def _ask_newest(
+        self, leader: BrokerId, partition_id: PartitionId, told: Callable[[NewestTold], None]
+    ) -> Callable[[], None]:
+        """Put a question; return what drops it."""
         number = next(self._numbers)
+        asked = NewestAsked(partition_id=partition_id, request_id=number)
         if leader == self._setting.me:
-            return self._tell_newest(NewestAsked(partition_id=partition_id, request_id=number))
-        future: Future[NewestTold] = Future()
-        self._questions[number] = future
-        try:
-            self._control.send(leader, NewestAsked(partition_id=partition_id, request_id=number))
-            return future.result(_ASK_MS / 1000)
-        except FutureTimeoutError:
-            return None
-        finally:
-            self._questions.pop(number, None)
+            told(self._tell_newest(asked))
+        else:
+            self._questions[number] = told
+            self._control.send(leader, asked)
+        return partial(self._drop_question, number)
+
+    def _drop_question(self, number: int) -> None:
+        self._questions.pop(number, None)
 
     # ------------------------------------------------------------------ what links ask
 
@@ -354,7 +366,11 @@ class ClusterMember:
             )
         )
 
-    def withdraw(self, partition_id: PartitionId) -> None:
+    def withdraw(
+        self,
+        partition_id: PartitionId,
+        answered: Callable[[HeadwaterError | None], None] = lambda _: None,
+    ) -> None:
         """Take a replica out of the ISR, unless it is the last that may hold what is committed."""
         rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
         if partition_id.number >= len(rows):
@@ -368,7 +384,8 @@ class ClusterMember:
                 partition=partition_id.number,
                 broker=self._setting.me,
                 broker_epoch=self._broker_epoch,
-            )
+            ),
+            answered,
         )
 
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
@@ -428,9 +445,9 @@ class ClusterMember:
             case NewestAsked():
                 self._control.send(sender, self._tell_newest(message))
             case NewestTold():
-                future = self._questions.get(message.request_id)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                told = self._questions.pop(message.request_id, None)
+                if told is not None:
+                    told(message)
             case _:
                 if self._controller is not None:
                     self._controller.deliver(sender, message)

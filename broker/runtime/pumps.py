@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from broker.ports import Clock
 
 NEVER_MS: Final = 1 << 62  # the next turn is the one after the next wake
 _WAIT_S_MAX: Final = 3600.0  # what a thread sleeps at a stretch
+_LOOK_S: Final = 0.1  # what a caller sleeps at a stretch; a pump may look at what wakes nobody
+
+Answer = TypeVar("Answer")
 
 PumpTurn = Callable[[int], int]  # monotonic ms now -> monotonic ms of the next turn, at the latest
 
@@ -92,3 +95,22 @@ def on_threads(clock: Clock, on_crash: Callable[[BaseException], None]) -> Drive
         return PumpThread(name, turn, clock=clock, on_crash=on_crash)
 
     return drive
+
+
+def wait_for_answer(
+    clock: Clock, begin: Callable[[Callable[[], None], Callable[[Answer], None]], PumpTurn]
+) -> Answer:
+    """Take the turns of one pump on this thread until it has answered. Blocks.
+
+    ``begin`` is given what wakes the pump and what takes its answer, and returns its turn.
+    """
+    woken = threading.Event()
+    answers: list[Answer] = []
+    turn = begin(woken.set, answers.append)
+    while True:
+        next_ms = turn(clock.monotonic_ms())
+        if answers:
+            return answers[0]
+        wait_s = (next_ms - clock.monotonic_ms()) / 1000
+        woken.wait(min(max(0.0, wait_s), _LOOK_S))
+        woken.clear()  # before the turn: what comes during it is for the next one

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
 from broker.adapters.clock import SystemClock
 from broker.runtime.background import Background
-from broker.runtime.pumps import NEVER_MS, Drive, Driven, PumpTurn, on_threads
+from broker.runtime.pumps import (
+    NEVER_MS,
+    Drive,
+    Driven,
+    PumpTurn,
+    on_threads,
+    wait_for_answer,
+)
 
 
 class Hand:
@@ -121,3 +129,22 @@ def test_the_background_ticks_on_time_and_follows_late_replicas_when_told() -> N
     hand.turns["late"](1001)
     hand.turns["late"](1002)
     assert len(reconciled) == 1
+
+
+def test_a_caller_waits_for_a_pump_that_answers() -> None:
+    """Its turns are taken where it waits: when they are due, after a wake, and now and then."""
+    turns: list[int] = []
+
+    def begin(wake: Callable[[], None], answered: Callable[[str], None]) -> PumpTurn:
+        def turn(now_ms: int) -> int:
+            turns.append(now_ms)
+            if len(turns) == 2:
+                threading.Thread(target=wake).start()
+            if len(turns) == 3:
+                answered("done")
+            return now_ms if len(turns) == 1 else NEVER_MS
+
+        return turn
+
+    assert wait_for_answer(SystemClock(), begin) == "done"
+    assert len(turns) == 3

@@ -1,0 +1,296 @@
+"""What a member does once: giving up damaged replicas, handing over, asking what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import (
+    Command,
+    CreateStream,
+    DeleteStream,
+    NameCandidate,
+    RegisterBroker,
+    StopBroker,
+    WithdrawReplica,
+    decode,
+)
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.errors import CommitTimeoutError, ForeignHistoryError, HeadwaterError, NotLeaderError
+from broker.model.control_messages import NewestTold
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.member_errands import AskingNewest, GivingUp, HandingOver
+from broker.runtime.pumps import NEVER_MS
+
+A, B, C = (BrokerId(name) for name in "abc")
+ONE = BrokerEpoch(1)
+UUID = StreamUuid("00000000-0000-4000-8000-000000000001")
+P0, P1 = (PartitionId(UUID, PartitionNumber(number)) for number in range(2))
+
+
+class Metadata:
+    """Metadata of which a test says what is applied, and when."""
+
+    def __init__(self, *rows: tuple[BrokerId, ...], min_isr: int = 1) -> None:
+        self.state = MetadataState()
+        self.wanted: list[Command] = []  # withdrawals
+        self.under_way: list[tuple[bytes, Callable[[HeadwaterError | None], None]]] = []
+        for broker in (A, B, C):
+            self.apply(RegisterBroker(broker=broker, features_max=FEATURE_LEVEL_MAX))
+        stream = Stream(
+            name="s",
+            uuid=UUID,
+            config=StreamConfig(subject="s", partitions=len(rows), replication_factor=len(rows[0])),
+            created_us=1,
+            table_name="s",
+        )
+        self.apply(CreateStream(stream=stream, leader=A, assignment=rows, min_isr=min_isr))
+
+    def apply(self, command: Command) -> None:
+        """Apply a command."""
+        self.state, _ = apply(self.state, command)
+
+    def propose_soon(
+        self,
+        command: bytes,
+        answered: Callable[[HeadwaterError | None], None],
+        *,
+        timeout_ms: int,
+    ) -> None:
+        """Keep it for the test."""
+        assert timeout_ms > 0
+        self.under_way.append((command, answered))
+
+    def withdraw(self, partition_id: PartitionId) -> None:
+        """Propose as a member does."""
+        command = WithdrawReplica(
+            stream_uuid=UUID, partition=partition_id.number, broker=A, broker_epoch=ONE
+        )
+        self.wanted.append(command)
+
+
+# ---------------------------------------------------------------------- giving up
+
+
+def _giving_up(
+    metadata: Metadata, *damaged: PartitionId
+) -> tuple[GivingUp, list[list[PartitionId]]]:
+    answers: list[list[PartitionId]] = []
+    pump = GivingUp(
+        damaged, me=A, metadata=metadata, withdraw=metadata.withdraw, answered=answers.append
+    )
+    return pump, answers
+
+
+def test_a_damaged_replica_is_withdrawn_again_until_the_metadata_shows_it() -> None:
+    """A proposal may be lost; one replica after the other, and one answer for all."""
+    metadata = Metadata((A, B, C), (A, B, C))
+    pump, answers = _giving_up(metadata, P0, P1)
+    again_ms = pump.turn(0)
+    assert pump.turn(again_ms - 1) == again_ms
+    assert len(metadata.wanted) == 1, "not at every wake"
+    pump.turn(again_ms)
+    assert len(metadata.wanted) == 2, "the first proposal was lost"
+    metadata.apply(metadata.wanted.pop())
+    metadata.wanted.clear()
+    pump.turn(again_ms + 1)
+    assert [one.partition for one in metadata.wanted if isinstance(one, WithdrawReplica)] == [1]
+    metadata.apply(metadata.wanted.pop())
+    assert not answers
+    assert pump.turn(again_ms + 2) == NEVER_MS
+    assert pump.turn(again_ms + 3) == NEVER_MS
+    assert answers == [[P0, P1]]
+
+
+def test_the_last_replica_is_not_given_up() -> None:
+    """What is left of it is all that there is."""
+    metadata = Metadata((A,))
+    pump, answers = _giving_up(metadata, P0)
+    assert pump.turn(0) == NEVER_MS
+    assert answers == [[]]
+    assert metadata.wanted == []
+
+
+def test_a_replica_of_a_deleted_stream_is_nobody_s_to_give_up() -> None:
+    """It was deleted while its broker was down, or since; that must not end the start."""
+    metadata = Metadata((A, B, C))
+    pump, answers = _giving_up(metadata, P0)
+    pump.turn(0)
+    metadata.apply(DeleteStream(name="s", expected_uuid=UUID))
+    assert pump.turn(1) == NEVER_MS
+    assert answers == [[]]
+
+
+def test_giving_up_ends_when_the_metadata_does_not_answer() -> None:
+    """The replica is kept, damaged: it is not counted by this broker, and the next start asks."""
+    metadata = Metadata((A, B, C))
+    pump, answers = _giving_up(metadata, P0)
+    now_ms = 0
+    while not answers:
+        now_ms = pump.turn(now_ms)
+    assert now_ms == NEVER_MS
+    assert answers == [[]]
+    assert 90 <= len(metadata.wanted) <= 101
+
+
+def test_without_damage_the_answer_comes_at_once() -> None:
+    """There is nothing to ask."""
+    pump, answers = _giving_up(Metadata((A, B, C)))
+    assert pump.turn(0) == NEVER_MS
+    assert answers == [[]]
+
+
+# ---------------------------------------------------------------------- handing over
+
+
+def _handing_over(metadata: Metadata, woken: list[int]) -> tuple[HandingOver, list[bool]]:
+    answers: list[bool] = []
+    pump = HandingOver(
+        me=A,
+        broker_epoch=ONE,
+        metadata=metadata,
+        wake=lambda: woken.append(1),
+        answered=answers.append,
+    )
+    return pump, answers
+
+
+def test_leaderships_are_given_away_before_a_stop() -> None:
+    """The broker says that it stops, and waits until nothing is left that others could lead."""
+    metadata, woken = Metadata((A, B, C)), list[int]()
+    pump, answers = _handing_over(metadata, woken)
+    assert pump.turn(0) == NEVER_MS
+    command, heard = metadata.under_way.pop()
+    assert isinstance(decode(command), StopBroker)
+    metadata.apply(decode(command))
+    heard(None)
+    assert woken == [1]
+    later_ms = pump.turn(10)
+    assert 10 < later_ms < 100
+    assert not answers
+    one = metadata.state.partitions[UUID][0]
+    metadata.apply(
+        NameCandidate(
+            stream_uuid=UUID,
+            partition=0,
+            leader_epoch=one.leader_epoch,
+            partition_epoch=one.partition_epoch,
+            candidate=B,
+            candidate_epoch=ONE,
+        )
+    )
+    assert pump.turn(later_ms) == NEVER_MS
+    assert answers == [True]
+
+
+def test_a_stop_that_nobody_decides_is_not_waited_for() -> None:
+    """Without a majority there is nobody to hand over to."""
+    metadata = Metadata((A, B, C))
+    pump, answers = _handing_over(metadata, [])
+    pump.turn(0)
+    metadata.under_way.pop()[1](CommitTimeoutError("no majority"))
+    assert pump.turn(1) == NEVER_MS
+    assert pump.turn(2) == NEVER_MS
+    assert answers == [False]
+
+
+def test_leaderships_that_nobody_takes_are_waited_for_so_long() -> None:
+    """The others have it, and their controllers are busy: a stop has an end all the same."""
+    metadata = Metadata((A, B, C))
+    pump, answers = _handing_over(metadata, [])
+    pump.turn(0)
+    command, heard = metadata.under_way.pop()
+    metadata.apply(decode(command))
+    heard(None)
+    now_ms = 1
+    while not answers:
+        assert now_ms < 20_000
+        now_ms = pump.turn(now_ms)
+    assert answers == [False]
+
+
+# ---------------------------------------------------------------------- what is committed
+
+
+class Asked:
+    """A question to leaders that a test answers."""
+
+    def __init__(self, *rows: tuple[BrokerId, ...]) -> None:
+        self.metadata = Metadata(*(rows or ((A, B, C),)))
+        self.questions: list[tuple[BrokerId, Callable[[NewestTold], None]]] = []
+        self.dropped = self.woken = 0
+        self.answers: list[NewestTold | HeadwaterError] = []
+        self.pump = AskingNewest(
+            P0,
+            "s/0",
+            metadata=self.metadata,
+            ask=self._ask,
+            wake=self._wake,
+            answered=self.answers.append,
+        )
+
+    def _ask(self, leader: BrokerId, told: Callable[[NewestTold], None]) -> Callable[[], None]:
+        self.questions.append((leader, told))
+        return self._drop
+
+    def _drop(self) -> None:
+        self.dropped += 1
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+
+def _told(high_watermark: int | None, leader_epoch: int = 1) -> NewestTold:
+    return NewestTold(
+        partition_id=P0,
+        request_id=1,
+        leader_epoch=LeaderEpoch(leader_epoch),
+        log_start=Offset(0),
+        high_watermark=None if high_watermark is None else Offset(high_watermark),
+    )
+
+
+def test_a_leader_that_is_mute_or_does_not_know_is_asked_again() -> None:
+    """Until one says how far it is; only the question under way is answered."""
+    asked = Asked()
+    again_ms = asked.pump.turn(0)
+    assert [leader for leader, _ in asked.questions] == [A]
+    again_ms = asked.pump.turn(again_ms)
+    assert asked.dropped == 1, "it was mute"
+    asked.pump.turn(again_ms)
+    assert len(asked.questions) == 2
+    asked.questions[-1][1](_told(None, leader_epoch=0))
+    assert asked.woken == 1
+    again_ms = asked.pump.turn(again_ms + 1)
+    assert not asked.answers
+    asked.pump.turn(again_ms)
+    asked.questions[-1][1](_told(7))
+    assert asked.pump.turn(again_ms + 1) == NEVER_MS
+    assert asked.pump.turn(again_ms + 2) == NEVER_MS
+    assert asked.answers == [_told(7)]
+    assert asked.dropped == 3
+
+
+def test_a_leader_that_was_refused_its_history_is_an_answer() -> None:
+    """Waiting would not help: it leads, and nobody can say how the partition goes on."""
+    asked = Asked()
+    asked.pump.turn(0)
+    asked.questions[-1][1](_told(None))
+    asked.pump.turn(1)
+    assert isinstance(asked.answers[0], ForeignHistoryError)
+
+
+def test_a_partition_that_nobody_leads_is_told_so_after_a_while() -> None:
+    """Three seconds are time for an election."""
+    asked = Asked()
+    asked.metadata.apply(DeleteStream(name="s", expected_uuid=UUID))
+    now_ms, turns = 0, 0
+    while not asked.answers:
+        now_ms, turns = asked.pump.turn(now_ms), turns + 1
+        assert now_ms == NEVER_MS or now_ms <= 3_000
+    assert isinstance(asked.answers[0], NotLeaderError)
+    assert turns > 50
+    assert asked.questions == []
