@@ -31,7 +31,7 @@ from broker.errors import (
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, StreamUuid
-from broker.model.offsets import Offset
+from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports import BrokerApi, PartitionHandle
 
@@ -214,16 +214,41 @@ def offset_at(
     """Return the first offset stamped at or after ``stamp_us``, else the high watermark.
 
     Where stamps are not in order, the result is the first that reaches the time, so records after
-    it may be older. Reads the table's time column if the local log may not hold the answer.
+    it may be older. Reads the table's time column if the local log may not hold the answer. Looks
+    again where the cleaner freed a part of the local log meanwhile: the record that reaches the
+    time first may have been in it.
     """
-    log_start = handle.log_start
-    if first < log_start:
-        # The local log only knows its own part, so older records have to be asked first.
-        for batch in api.read_cold(stream.name, partition, first, log_start, _TIME_SCHEMA):
-            stamps = np.asarray(batch.column(1).view(pa.int64()))
-            hits = np.flatnonzero(stamps >= stamp_us)
-            if hits.size:
-                return Offset(batch.column(0)[int(hits[0])].as_py())
+    asked = first  # no record below reaches the time
+    while True:
+        log_start = handle.log_start
+        if asked < log_start:
+            # The local log only knows its own part, so older records have to be asked first.
+            found = _cold_offset_at(api, stream, partition, OffsetRange(asked, log_start), stamp_us)
+            if found is not None:
+                return found
+            asked = log_start
+        try:
+            found = _local_offset_at(handle, stamp_us)
+        except OffsetOutOfRangeError:
+            if handle.log_start == log_start:
+                raise
+            continue
+        if handle.log_start == log_start:
+            return found
+
+
+def _cold_offset_at(
+    api: BrokerApi, stream: Stream, partition: int, cold: OffsetRange, stamp_us: int
+) -> Offset | None:
+    for batch in api.read_cold(stream.name, partition, cold.start, cold.end, _TIME_SCHEMA):
+        stamps = np.asarray(batch.column(1).view(pa.int64()))
+        hits = np.flatnonzero(stamps >= stamp_us)
+        if hits.size:
+            return Offset(batch.column(0)[int(hits[0])].as_py())
+    return None
+
+
+def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
     found = handle.offset_at(stamp_us)
     high_watermark = handle.high_watermark
     if found >= high_watermark:

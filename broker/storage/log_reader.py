@@ -81,6 +81,18 @@ class LogReader:
         Raises:
             SegmentCorruptError: damage below that offset may hold the answer.
         """
+        while True:
+            generation = self._state.generation
+            try:
+                found = self._offset_at(timestamp_us)
+            except SegmentCorruptError:
+                if self._state.generation == generation:
+                    raise
+            else:
+                if self._state.generation == generation:
+                    return found  # no segment that was looked at was freed meanwhile
+
+    def _offset_at(self, timestamp_us: int) -> Offset:
         damaged = self._state.damaged
         found = self._state.log_end
         for segment in self._state.segments:
@@ -192,7 +204,7 @@ class LogReader:
             # the first record that reaches the time may have been in it.
             if any(one.base_offset == segment.base_offset for one in self._state.segments):
                 raise _unreadable(path, cause, segment.base_offset) from cause
-            return segment.end_offset  # freed meanwhile
+            return segment.end_offset  # freed meanwhile: the caller looks again
         except OSError as cause:
             raise _unreadable(path, cause, segment.base_offset) from cause
 

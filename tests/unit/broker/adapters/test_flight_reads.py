@@ -157,6 +157,34 @@ def test_a_start_by_time_is_the_first_record_that_reaches_it(
     broker.close()
 
 
+@pytest.mark.parametrize("already_cold", [0, 10])
+@pytest.mark.parametrize("stamp_us", [1_000, 2_002, 3_001])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_time_is_found_in_what_is_freed_during_the_look(
+    monkeypatch: pytest.MonkeyPatch, moment: str, stamp_us: int, already_cold: int
+) -> None:
+    """The cleaner frees segments before or after the look into the local log."""
+    broker = MemoryBroker()
+    broker.create_stream("s", StreamConfig(subject="s"))
+    for first in (1_000, 2_000, 3_000, 4_000):
+        put(broker, records([b"x"] * 10, timestamp=pa.array(range(first, first + 10))))
+    request = ReadRequest(stream="s", partition=0, start=AtTime(stamp_us))
+    partition = broker.partition("s", 0)
+    expected = resolve(broker, request).start
+    if already_cold:
+        partition.make_cold(Offset(already_cold))
+    look = partition.offset_at
+
+    def freeing(stamp_us: int) -> Offset:
+        found = look(stamp_us) if moment == "after" else None
+        partition.make_cold(Offset(30))
+        return look(stamp_us) if found is None else found
+
+    monkeypatch.setattr(partition, "offset_at", freeing)
+    assert resolve(broker, request).start == expected
+    broker.close()
+
+
 def follow(
     broker: MemoryBroker, check_stop: Callable[[], bool], **request: Any
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:

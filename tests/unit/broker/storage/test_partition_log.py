@@ -22,7 +22,10 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.storage.index import SegmentIndex
+from broker.storage.log_reader import LogReader
 from broker.storage.partition_log import LogConfig, PartitionLog
+from broker.storage.segment import Segment
 from simkit.disk import ROOMY, SimDisk
 from simkit.log_batches import FOLDER, PARTITION, SMALL, bases, open_log, raw_batch, read_all
 
@@ -166,6 +169,26 @@ def test_time_leads_to_the_first_batch_that_reaches_it(disk: SimDisk) -> None:
         assert log.offset_at(stamp) == naive
     log.free([Offset(0)])
     assert log.offset_at(0) == 4
+
+
+def test_a_time_is_looked_for_again_when_its_segment_is_freed_during_the_look(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment's file is gone when it is opened: another record reaches the time first."""
+    log = open_log(disk.files())
+    for stamp in [5, 9, 3, 20, 11, 20, 40, 1, 2]:
+        log.append([raw_batch(stamp_us=stamp)], leader_epoch=EPOCH, now_us=1)
+    log.sync()
+    index_of = LogReader._index
+
+    def freeing(reader: LogReader, segment: Segment) -> SegmentIndex:
+        index = index_of(reader, segment)
+        if segment.base_offset == 0:
+            log.free([Offset(0)])
+        return index
+
+    monkeypatch.setattr(LogReader, "_index", freeing)
+    assert log.offset_at(20) == 5
 
 
 def test_a_time_is_not_looked_for_past_a_segment_that_is_gone(disk: SimDisk) -> None:
