@@ -18,7 +18,7 @@ from damagekit.golden import OLDER, STATES, STREAMS, World
 
 FILE_DAMAGES: Final = (
     "gone", "emptied", "cut-begin", "cut-middle", "cut-end",
-    "flip-begin", "flip-quarter", "flip-middle", "flip-end",
+    "flip-begin", "flip-quarter", "flip-middle", "flip-end", "hole-middle", "hole-end",
 )  # fmt: skip
 FOLDER_DAMAGES: Final = ("gone", "emptied")
 ROOTS: Final = ("data", "lake")

@@ -31,6 +31,8 @@ def damage(target: Path, kind: str, source: Path | None) -> None:
             _cut(target, place)
         case ["flip", place]:
             _flip(target, place)
+        case ["hole", place]:
+            _hole(target, place)
         case _:
             assert source is not None, f"{kind} needs something to put there"
             beside = target.with_name(f"{target.name}.incoming")
@@ -54,6 +56,19 @@ def _flip(target: Path, place: str) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ (1 << (at % 8))]))
+
+
+def _hole(target: Path, place: str) -> None:
+    """Let a part read as zeros, as blocks that were never written: the size stays."""
+    size = target.stat().st_size
+    begin, end = {"middle": (size // 3, 2 * size // 3), "end": (2 * size // 3, size)}[place]
+    with target.open("r+b") as file:
+        file.seek(end)
+        rest = file.read()
+        file.truncate(begin)
+        file.truncate(size)
+        file.seek(end)
+        file.write(rest)
 
 
 def _remove(target: Path) -> None:

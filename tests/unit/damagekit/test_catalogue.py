@@ -76,6 +76,9 @@ def test_each_damage_changes_what_it_damages(worlds: Path, tmp_path: Path) -> No
         target.write_bytes(b"kept first")
         damage(target, case.damage, worlds / case.source if case.source else None)
         assert not target.exists() or target.read_bytes() != b"kept first", case.damage
+    holes = {number: case.damage for number, case in enumerate(first) if "hole" in case.damage}
+    found = {kind: (tmp_path / "copy" / str(at)).read_bytes() for at, kind in holes.items()}
+    assert found == {"hole-middle": b"kep\0\0\0irst", "hole-end": b"kept f\0\0\0\0"}
 
 
 def test_a_name_is_the_same_in_a_world_that_is_built_anew(worlds: Path, tmp_path: Path) -> None:
