@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -31,7 +30,6 @@ from broker.core.metadata.commands import (
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
 from broker.errors import (
-    DiskFullError,
     HeadwaterError,
     InvalidRequestError,
     RemoteTierUnavailableError,
@@ -58,18 +56,19 @@ from broker.ports import (
     TierStatus,
 )
 from broker.runtime.background import Background
+from broker.runtime.broker_start import BrokerStart
 from broker.runtime.commit_scheduler import TurnScheduler
 from broker.runtime.directory import brokers_in, places_in
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
 from broker.runtime.known_lineages import KnownLineages
 from broker.runtime.leadership_gate import SETTLE_MS, Claims
 from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
-from broker.runtime.membership import Alone, Membership, Metadata
+from broker.runtime.membership import CONFIRM_MS, Alone, Membership, Metadata
 from broker.runtime.opened_marks import marks_of
 from broker.runtime.partition_counters import OnCommit, ignore_commit
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.promise_keeper import PromiseKeeper
-from broker.runtime.pumps import Drive, on_threads
+from broker.runtime.pumps import Drive, on_threads, wait_for_answer
 from broker.runtime.replica_shell import not_leader
 from broker.runtime.tier_catalog import BrokerCatalog, TierListeners
 from broker.storage.promises import Promises
@@ -77,7 +76,6 @@ from broker.storage.promises import Promises
 _log = structlog.get_logger(__name__)
 
 _MAINTENANCE_MS: Final = 250
-_CONFIRM_MS: Final = 3_000
 _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 _START_S: Final = 10.0  # for replicas to lead, at the start of a broker or a stream
 
@@ -111,21 +109,23 @@ class Broker:
         claim_ms: int = SETTLE_MS,
         drive: Drive | None = None,
         patience_s: float = 1.0,
+        start_s: float = _START_S,
     ) -> None:
         """Join the ports; nothing is opened before :meth:`start`.
 
         ``promises`` are closed by who made them; without them, the broker has its own. Whoever
-        reconciles waits ``patience_s`` at most for a slow replica.
+        reconciles waits ``patience_s`` at most for a slow replica, at the start ``start_s``.
         """
         self.cluster = cluster
         self._broker_id = broker_id
         self._namespace = namespace
         self._metadata = metadata
-        self._lineages = KnownLineages(metadata, confirm_ms=_CONFIRM_MS)
+        self._lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self._clock = clock
         self._membership = membership or Alone(metadata, broker_id)
         self._remote: RemoteLog | None = None
         self._listeners: list[LeadListener] = []
+        self._start_s = start_s
         self._own_promises = promises is None
         self._promises = promises = promises or Promises(files)
         self._broker_epoch = BrokerEpoch(0)
@@ -169,53 +169,51 @@ class Broker:
 
     def start(self) -> None:
         """Take a new broker epoch, recover every log, start ticking. Blocks."""
+        wait_for_answer(self._clock, lambda *ears: self.starting(*ears).turn)
+
+    def starting(
+        self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]
+    ) -> BrokerStart:
+        """Return the pump that starts this broker; its answer is the broker epoch."""
         if self._promises.complaint is not None:
             _log.warning("promises_incomplete", reason=self._promises.complaint)
-        self.registered(self._membership.register())
-        self._reconcile_with_room()
-        given_up = self._membership.give_up(self._hosted.damaged())
-        if given_up:
-            # Under a new broker epoch: what this process told leaders is of the logs that were.
-            if self._hosted.set_aside(given_up):
-                self._membership.logs_closed()
-            self.registered(self._membership.register())
-            self._reconcile_with_room()
-        self._remove_leftovers()
-        self._begin_leading()
-        self.go_on()
 
-    def go_on(self) -> None:
+        def started(broker_epoch: BrokerEpoch) -> None:
+            self._go_on()
+            answered(broker_epoch)
+
+        return BrokerStart(
+            self,
+            membership=self._membership,
+            hosted=self._hosted,
+            patience_s=self._start_s,
+            wake=wake,
+            answered=started,
+        )
+
+    def _go_on(self) -> None:
         """Let its pumps be driven: what was registered is open."""
         self._keeper.start()
         self._background.start()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Open logs as the process of this broker epoch from now on."""
+        """See ``StartedBroker.registered``."""
         self._broker_epoch = broker_epoch
         self._hosted.registered(broker_epoch)
-
-    def _reconcile_with_room(self) -> None:
-        """Open what can be opened; a full disk must not keep tiering from making room."""
-        with suppress(DiskFullError):  # logged where it was met
-            self.reconcile(patience_s=_START_S)
 
     def _open_what_waits(self) -> None:
         if self._hosted.waits_for_room:
             self.reconcile()
 
-    def _remove_leftovers(self) -> None:
-        """Give back the disk of what was deleted, or moved away, while this broker was down.
-
-        First everything that was committed before is applied here: what was made since may be new.
-        """
+    def remove_leftovers(self) -> None:
+        """See ``StartedBroker.remove_leftovers``: deleted, or moved away, while it was down."""
         try:
-            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
             self._hosted.remove_leftovers(self._metadata.state)
         except (HeadwaterError, OSError) as error:
             _log.warning("leftovers_kept", reason=str(error))
 
-    def _begin_leading(self) -> None:
-        """Give what this broker leads already a lineage id, before anything is published to it."""
+    def begin_leading(self) -> None:
+        """See ``StartedBroker.begin_leading``: before anything is published to it."""
         ends = {
             driver.partition_id: (driver.leader_epoch, driver.log_end)
             for led in self._hosted.led()
@@ -223,7 +221,6 @@ class Broker:
             if driver.failure is None
         }
         self._membership.begin_leading(ends)
-        self._reconcile_with_room()
 
     def open_listeners(self) -> None:
         """Tell the listeners what this broker leads at start. Blocks."""
@@ -261,7 +258,7 @@ class Broker:
 
     def create_stream(self, name: str, config: StreamConfig) -> Stream:
         """See ``BrokerApi.create_stream``. Replicas are placed by the newest metadata."""
-        self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+        self._metadata.barrier(timeout_ms=CONFIRM_MS)
         config = self._membership.resolve(config)
         with self._change:
             present = self._metadata.state.streams.get(name)
@@ -307,7 +304,7 @@ class Broker:
         """See ``BrokerApi.stream``. What is not known here may have been made at another broker."""
         found = self._metadata.state.streams.get(name)
         if found is None:
-            self._metadata.barrier(timeout_ms=_CONFIRM_MS)
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)
             found = self._metadata.state.streams.get(name)
         if found is None:
             known = sorted(self._metadata.state.streams)

@@ -35,7 +35,6 @@ from broker.errors import (
     CommitTimeoutError,
     HeadwaterError,
     NotLeaderError,
-    ShuttingDownError,
 )
 from broker.model.control_messages import (
     ControlMessage,
@@ -55,6 +54,7 @@ from broker.runtime import newest_told
 from broker.runtime.controller import Controller
 from broker.runtime.member_beats import MemberBeats, SeenMetadata
 from broker.runtime.member_errands import AskingNewest, GivingUp, HandingOver
+from broker.runtime.membership import CONFIRM_MS
 from broker.runtime.metadata_follower import MetadataFollower
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.pumps import Drive, Driven, on_threads, wait_for_answer
@@ -63,7 +63,6 @@ from broker.runtime.sessions import note_clean_stop
 
 _log = structlog.get_logger(__name__)
 
-_LOOK_S: Final = 0.1  # whether a start is to end
 _PROPOSE_MS: Final = 5_000
 
 
@@ -72,6 +71,11 @@ class ClusterMetadata(SeenMetadata, ProposingMetadata, Protocol):
 
     def propose(self, command: bytes, *, timeout_ms: int = ...) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``."""
+
+    def barrier_soon(
+        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int
+    ) -> None:
+        """Begin a barrier: once it has passed, what was committed before is applied here."""
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
         """Hear every change."""
@@ -115,7 +119,7 @@ class ClusterMember:
         stop_asked: threading.Event,
         drive: Drive | None = None,
     ) -> None:
-        """Join the ports; nothing is sent before :meth:`register`, which ``stop_asked`` ends."""
+        """Join the ports; nothing is sent before :meth:`registering`, which ``stop_asked`` ends."""
         self._setting = setting
         self._files = files
         self._metadata = metadata
@@ -184,43 +188,32 @@ class ClusterMember:
 
     # ------------------------------------------------------------------ membership
 
-    def register(self) -> BrokerEpoch:
-        """See ``Membership.register``: waits for a majority of the controllers.
+    def registering(
+        self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]
+    ) -> Registration:
+        """See ``Membership.registering``: it needs a majority of the controllers."""
 
-        Raises:
-            ShuttingDownError: the broker was asked to stop meanwhile.
-        """
-        woken = threading.Event()
-        registration = self.registration(woken.set)
-        while True:
-            registration.turn(self._clock.monotonic_ms())
-            if registration.broker_epoch is not None:
-                return self.registered(registration)
-            woken.wait(_LOOK_S)
-            woken.clear()
-            if self._stop_asked.is_set() and not registration.is_proposed:
-                registration.give_up()
-                raise ShuttingDownError("stopped before it was registered")
+        def registered(session: str, broker_epoch: BrokerEpoch) -> None:
+            self._registered(session, broker_epoch)
+            answered(broker_epoch)
 
-    def registration(self, wake: Callable[[], None]) -> Registration:
-        """Begin to register this process; ``wake`` asks for a turn of what is returned."""
         return Registration(
             me=self._setting.me,
             addresses=self._setting.addresses,
             files=self._files,
             metadata=self._metadata,
+            stop_asked=self._stop_asked.is_set,
             wake=wake,
+            answered=registered,
         )
 
-    def registered(self, registration: Registration) -> BrokerEpoch:
+    def _registered(self, session: str, broker_epoch: BrokerEpoch) -> None:
         """Be the process that was registered, and hear what others say to it."""
-        assert registration.broker_epoch is not None, "it has not been taken yet"
-        self._session, self._broker_epoch = registration.session, registration.broker_epoch
+        self._session, self._broker_epoch = session, broker_epoch
         if not self._hears:
             self._hears = True
             self._control.start(self._control_message)
             self._replicas.start(self._replica_message)
-        return self._broker_epoch
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
         """See ``Membership.begin_leading``: candidates say so when they confirm."""
@@ -230,17 +223,13 @@ class ClusterMember:
         if self._broker_epoch:  # else no log was opened, and what is noted is not changed
             note_clean_stop(self._files, self._session)
 
-    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
-        """See ``Membership.give_up``."""
-        return wait_for_answer(self._clock, lambda *ears: self.giving_up(damaged, *ears).turn)
-
     def giving_up(
         self,
         damaged: Sequence[PartitionId],
         wake: Callable[[], None],
         answered: Callable[[list[PartitionId]], None],
     ) -> GivingUp:
-        """Return the pump that gives these up."""
+        """See ``Membership.giving_up``."""
         return GivingUp(
             damaged,
             me=self._setting.me,
@@ -248,6 +237,10 @@ class ClusterMember:
             withdraw=lambda one: self.withdraw(one, lambda _: wake()),
             answered=answered,
         )
+
+    def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
+        """See ``Membership.confirm_metadata``: a majority vouches for it."""
+        self._metadata.barrier_soon(passed, timeout_ms=CONFIRM_MS)
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """See ``Membership.resolve``: the cluster's defaults, as far as there are brokers."""

@@ -89,6 +89,18 @@ class ReplicaSetting:
     timing: FollowerTiming | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Logs that were all told to close."""
+
+    begun: Sequence[tuple[PartitionDriver, OwnerCall]]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has to wait any more."""
+        return all(call.is_over() for _, call in self.begun)
+
+
 class HostedPartitions:
     """Any thread reads; one thread at a time reconciles."""
 
@@ -374,18 +386,26 @@ class HostedPartitions:
         self._promises.replica(partition_id).remove()
         self._marked.discard(partition_id)
 
+    def begin_close(self, wake: Callable[[], None] = lambda: None) -> Closing:
+        """Begin to close every log; ``wake`` is called whenever one is closed."""
+        with self._lock:
+            begun = [(one, one.begin_close()) for one in self.all()]
+        for _, call in begun:
+            call.afterwards(wake)
+        return Closing(begun)
+
     def close(self) -> bool:
         """Finish queued writes and close every log. Blocks.
 
         Returns whether each that was found whole was closed whole, synced to its end.
         """
-        with self._lock:
-            return self._wait_closed([(one, one.begin_close()) for one in self.all()])
+        closing = self.begin_close()
+        return self._wait_closed(closing, CLOSE_S)
 
-    def _wait_closed(self, begun: Sequence[tuple[PartitionDriver, OwnerCall]]) -> bool:
+    def _wait_closed(self, closing: Closing, patience_s: float) -> bool:
         """Wait until logs are closed: together, and a disk that hangs only so long."""
-        deadline_s, whole = time.monotonic() + CLOSE_S, True
-        for driver, call in begun:
+        deadline_s, whole = time.monotonic() + patience_s, True
+        for driver, call in closing.begun:
             try:
                 driver.closed(call, max(0.0, deadline_s - time.monotonic()))
                 whole = whole and (driver.failure is None or driver.is_damaged)
@@ -454,13 +474,13 @@ class HostedPartitions:
         """Return the replicas whose logs were found damaged when they were opened."""
         return [one.partition_id for one in self.all() if one.is_damaged]
 
-    def set_aside(self, partition_ids: Sequence[PartitionId]) -> bool:
-        """Close everything and move these logs away, for whoever wants to look at them.
+    def set_aside(self, partition_ids: Sequence[PartitionId], closing: Closing) -> bool:
+        """Move these logs away, for whoever wants to look at them; all are closed, or hang.
 
         The next :meth:`reconcile` opens all again, those empty. Returns what :meth:`close` does.
         """
         with self._lock:
-            closed_whole = self.close()
+            closed_whole = self._wait_closed(closing, 0.0)
             for one in partition_ids:
                 aside = None
                 if self._files.exists(log_folder(one)):

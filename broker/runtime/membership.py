@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from broker.core.metadata.commands import (
@@ -13,15 +13,17 @@ from broker.core.metadata.commands import (
     encode,
 )
 from broker.core.metadata.state import MetadataState
-from broker.errors import NotEnoughReplicasError, NotLeaderError
+from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.runtime.pumps import NEVER_MS, Pump
 from broker.runtime.replica_shell import AloneLinks, ReplicaLinks
 
+CONFIRM_MS: Final = 3_000  # for the newest metadata
 _BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes
 
 
@@ -42,8 +44,10 @@ class Metadata(Protocol):
 class Membership(Protocol):
     """What being alone, or one of several, changes for a broker. Any thread."""
 
-    def register(self) -> BrokerEpoch:
-        """Register this process; return its broker epoch. Blocks."""
+    def registering(
+        self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]
+    ) -> Pump:
+        """Return the pump that registers this process; its answer is the broker epoch."""
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
         """Begin to lead what is open and led: give each start of leadership its lineage id.
@@ -51,10 +55,21 @@ class Membership(Protocol):
         ``ends`` has the leader epoch and the log end of each partition. Blocks.
         """
 
-    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:
-        """Take damaged replicas out of ISR and eligible; return those that others stand in for.
+    def giving_up(
+        self,
+        damaged: Sequence[PartitionId],
+        wake: Callable[[], None],
+        answered: Callable[[list[PartitionId]], None],
+    ) -> Pump:
+        """Return the pump that takes damaged replicas out of ISR and eligible.
 
-        Blocks until the metadata shows it.
+        Its answer, once the metadata shows it: those that others stand in for.
+        """
+
+    def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
+        """Have everything applied here that was committed before; ``passed`` hears, or why not.
+
+        Any thread may call it.
         """
 
     def logs_closed(self) -> None:
@@ -77,6 +92,18 @@ class Membership(Protocol):
         """
 
 
+class _AtOnce:
+    """A pump that answers in its first turn."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def turn(self, _: int) -> int:
+        """Answer."""
+        self._answer()
+        return NEVER_MS
+
+
 class Alone:
     """The membership of a broker that is its own cluster."""
 
@@ -85,10 +112,18 @@ class Alone:
         self._metadata = metadata
         self._broker_id = broker_id
 
-    def register(self) -> BrokerEpoch:
-        """See ``Membership.register``."""
-        reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
-        return BrokerEpoch(reply["broker_epoch"])
+    def registering(
+        self,
+        wake: Callable[[], None],  # noqa: ARG002 - nobody is waited for
+        answered: Callable[[BrokerEpoch], None],
+    ) -> Pump:
+        """See ``Membership.registering``."""
+
+        def register() -> None:
+            reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
+            answered(BrokerEpoch(reply["broker_epoch"]))
+
+        return _AtOnce(register)
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
         """See ``Membership.begin_leading``: nobody elects it, so it says so itself."""
@@ -108,9 +143,23 @@ class Alone:
             command = BeginLeaderships(broker=self._broker_id, broker_epoch=epoch, begun=some)
             self._metadata.propose(encode(command))
 
-    def give_up(self, damaged: Sequence[PartitionId]) -> list[PartitionId]:  # noqa: ARG002
-        """See ``Membership.give_up``: nobody else has a copy."""
-        return []
+    def giving_up(
+        self,
+        damaged: Sequence[PartitionId],  # noqa: ARG002 - nobody else has a copy
+        wake: Callable[[], None],  # noqa: ARG002
+        answered: Callable[[list[PartitionId]], None],
+    ) -> Pump:
+        """See ``Membership.giving_up``."""
+        return _AtOnce(lambda: answered([]))
+
+    def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
+        """See ``Membership.confirm_metadata``: the log is here."""
+        try:
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)
+        except HeadwaterError as error:
+            passed(error)
+        else:
+            passed(None)
 
     def logs_closed(self) -> None:
         """See ``Membership.logs_closed``: its folder is compared with nobody's."""

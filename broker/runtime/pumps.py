@@ -23,6 +23,13 @@ Answer = TypeVar("Answer")
 PumpTurn = Callable[[int], int]  # monotonic ms now -> monotonic ms of the next turn, at the latest
 
 
+class Pump(Protocol):
+    """Whatever takes turns."""
+
+    def turn(self, now_ms: int, /) -> int:
+        """Do what there is to do; return when the next turn is due at the latest."""
+
+
 class Driven(Protocol):
     """A pump that is taken turns of by somebody."""
 

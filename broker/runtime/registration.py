@@ -1,4 +1,8 @@
-"""The pump that registers this process: a session of its own, proposed until it is taken."""
+"""The pump that registers this process: a session of its own, proposed until it is taken.
+
+The session is durable in the folder before it is proposed: what proves the folder at its next start
+must not be known to the metadata alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import structlog
 
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
-from broker.errors import HeadwaterError, NotLeaderError, UnavailableError
+from broker.errors import HeadwaterError, NotLeaderError, ShuttingDownError, UnavailableError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.ports import Files
@@ -49,13 +53,20 @@ class Registration:
         addresses: Mapping[str, str],
         files: Files,
         metadata: ProposingMetadata,
+        stop_asked: Callable[[], bool],
         wake: Callable[[], None],
+        answered: Callable[[str, BrokerEpoch], None],
     ) -> None:
-        """Begin a session in the folder, durably; ``wake`` asks for a turn."""
+        """Begin a session in the folder, durably; ``wake`` asks for a turn.
+
+        ``answered`` is told the session and the broker epoch, once it is registered.
+        """
         self._me = me
         self._files = files
         self._metadata = metadata
+        self._stop_asked = stop_asked
         self._wake = wake
+        self._answered = answered
         stopped = take_clean_stop(files)  # before the next session, which it says nothing of
         self.session, known = begin_session(files)
         self._clean = stopped is not None and known[-1:] == (stopped,)
@@ -79,24 +90,28 @@ class Registration:
 
         Raises:
             HeadwaterError: the metadata refuses this process.
+            ShuttingDownError: it was asked to stop, and nothing is under way.
         """
         if self._answers:
             self.is_proposed = False
             self._take(self._answers.pop(), now_ms)
         if self.broker_epoch is not None or self.is_proposed:
             return NEVER_MS
+        if self._stop_asked():
+            self._give_up()
+            raise ShuttingDownError("stopped before it was registered")
         if now_ms < self._again_ms:
             return self._again_ms
         self.is_proposed = True
-        self._metadata.propose_soon(self._command, self._answered, timeout_ms=_PROPOSE_MS)
+        self._metadata.propose_soon(self._command, self._hear, timeout_ms=_PROPOSE_MS)
         return NEVER_MS
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Leave the folder as it was found: nothing was opened in this session."""
         if self._clean:
             note_clean_stop(self._files, self.session)
 
-    def _answered(self, error: HeadwaterError | None) -> None:
+    def _hear(self, error: HeadwaterError | None) -> None:
         self._answers.append(error)
         self._wake()
 
@@ -112,3 +127,4 @@ class Registration:
             raise NotLeaderError(f"another process has registered as {self._me}", broker=self._me)
         self.broker_epoch = registered.epoch
         _log.info("registered", broker_epoch=self.broker_epoch)
+        self._answered(self.session, self.broker_epoch)

@@ -52,7 +52,7 @@ class MetadataHouse:
         if kind == "hello":
             return
         if kind == "barrier":
-            led = (sender, office) == (self.leader, self.term)
+            led = office is None or (sender, office) == (self.leader, self.term)
             error = None if led else UnavailableError("another member leads")
         elif office is not None and (sender, office) != (self.leader, self.term):
             self._world.note("proposal of an office that is over")

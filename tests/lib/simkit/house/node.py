@@ -2,14 +2,14 @@
 
 Broker, HostedPartitions, PartitionDriver, ReplicaShell, TurnQueue, Commits, RetryTables,
 ClusterMember, Controller, Promises and PartitionLog are the product's. Messages are encoded when
-they are sent and decoded where they arrive. See ``broker/cluster_node.py`` for the real thing.
+they are sent and decoded where they arrive. It starts by the product's pump, ``BrokerStart``. See
+``broker/cluster_node.py`` for the real thing.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from broker.codec import control_messages, replica_messages
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
 from broker.core.replication.follower import FollowerTiming
-from broker.errors import UnavailableError
 from broker.model.control_messages import ControlMessage
+from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.replica_messages import ReplicaMessage
 from broker.ports import StoredBatch
@@ -29,7 +29,6 @@ from broker.runtime.controller import Controller
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.partition_driver import PartitionDriver
 from broker.runtime.pumps import NEVER_MS
-from broker.runtime.registration import Registration
 from broker.storage.promises import Promises
 from simkit.cluster_world import Network, World
 from simkit.house.metadata import MetadataHouse, MetadataView
@@ -125,13 +124,13 @@ class Node:
         self.broker: Broker | None = None
         self.member: ClusterMember | None = None
         self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
-        self.is_open = False  # registered, and the logs are opened
+        self.is_open = False  # it has started
         network.join(name, self._receive)
 
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Start a process and let it register; see ``Broker.start`` and ``broker/daemon.py``."""
+        """Start a process; see ``broker/daemon.py``."""
         machine, setting, house = self.machine, self._setting, self.house
         assert house is not None
         machine.begin_life()
@@ -181,41 +180,43 @@ class Node:
                 promises=promises,
                 drive=drive,
                 patience_s=0.0,
+                start_s=0.0,
             )
             broker.add_listener(self)
             member.attach(broker)
-            self._registration: Registration = member.registration(self._wake)
-        except OSError as error:  # no room for the session: a process manager tries again
-            self._world.note("start refused by a full disk", error)
-            machine.end_life(power=False)
-            self._world.at(300, self.start_again)
+        except OSError as error:
+            self._refuse(error)
             return
-        self._driven = drive("registration", self._register)
+        self._starting = broker.starting(self._wake, self._started)
+        self._driven = drive("start", self._take_turn)
         self._driven.start()
 
     def _wake(self) -> None:
         self._driven.wake()
 
+    def _take_turn(self, now_ms: int) -> int:
+        try:
+            return self._starting.turn(now_ms)
+        except OSError as error:  # e.g. no room for the session
+            self._refuse(error)
+            return NEVER_MS
+
+    def _refuse(self, error: OSError) -> None:
+        """End the process; a process manager tries again."""
+        self._world.note("start refused by a full disk", error)
+        self.machine.end_life(power=False)
+        self._world.at(300, self.start_again)
+
+    def _started(self, _: BrokerEpoch) -> None:
+        assert self.member is not None
+        self._driven.stop()
+        self.is_open = True
+        self.member.start()
+
     def start_again(self) -> None:
         """Start a process, unless there is one."""
         if not self.machine.alive:
             self.start()
-
-    def _register(self, now_ms: int) -> int:
-        """Take the registration's turns; once it is registered, open the logs and go on."""
-        assert self.broker is not None
-        assert self.member is not None
-        next_ms = self._registration.turn(now_ms)
-        if self._registration.broker_epoch is None:
-            return next_ms
-        self._driven.stop()
-        self.broker.registered(self.member.registered(self._registration))
-        with suppress(UnavailableError):  # whoever follows the metadata tries again
-            self.broker.reconcile()
-        self.is_open = True
-        self.broker.go_on()
-        self.member.start()
-        return NEVER_MS
 
     def led_changed(self, led: LedPartitions) -> None:
         """See ``LeadListener``: what clients are served."""

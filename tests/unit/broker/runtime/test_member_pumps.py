@@ -16,6 +16,7 @@ from broker.errors import (
     DiskFullError,
     HeadwaterError,
     NotLeaderError,
+    ShuttingDownError,
     UnavailableError,
 )
 from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer, LeaderReport
@@ -87,20 +88,30 @@ def _registered(broker: BrokerId) -> RegisterBroker:
 # ---------------------------------------------------------------------- registration
 
 
-def _registration(disk: SimDisk, metadata: Metadata, woken: list[int]) -> Registration:
+def _registration(
+    disk: SimDisk,
+    metadata: Metadata,
+    woken: list[int],
+    *,
+    stop: list[bool] | None = None,
+    told: list[tuple[str, BrokerEpoch]] | None = None,
+) -> Registration:
     return Registration(
         me=A,
         addresses={},
         files=disk.files(),
         metadata=metadata,
+        stop_asked=lambda: bool(stop),
         wake=lambda: woken.append(1),
+        answered=lambda *answer: None if told is None else told.append(answer),
     )
 
 
 def test_a_registration_is_proposed_again_until_it_is_taken() -> None:
     """With the same session: an answer that was lost costs no second registration."""
     disk, metadata, woken = SimDisk(random.Random(1)), Metadata(), list[int]()
-    registration = _registration(disk, metadata, woken)
+    told: list[tuple[str, BrokerEpoch]] = []
+    registration = _registration(disk, metadata, woken, told=told)
     assert registration.turn(0) == NEVER_MS
     assert registration.is_proposed
     metadata.answer(CommitTimeoutError("the answer was lost"))
@@ -111,7 +122,9 @@ def test_a_registration_is_proposed_again_until_it_is_taken() -> None:
     registration.turn(again_ms)
     metadata.answer()
     registration.turn(again_ms)
+    registration.turn(again_ms + 1)
     assert registration.broker_epoch == ONE
+    assert told == [(registration.session, ONE)], "it is answered once"
     assert metadata.state.brokers[A].session == registration.session
 
 
@@ -143,8 +156,14 @@ def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
     disk, metadata = SimDisk(random.Random(1)), Metadata()
     first = _registration(disk, metadata, [])
     note_clean_stop(disk.files(), first.session)
-    second = _registration(disk, metadata, [])
-    second.give_up()
+    stop = list[bool]()
+    second = _registration(disk, metadata, [], stop=stop)
+    second.turn(0)
+    stop.append(True)
+    second.turn(1)  # nobody knows what becomes of the proposal
+    metadata.answer(UnavailableError("no majority"), applied=False)
+    with pytest.raises(ShuttingDownError):
+        second.turn(2)
     third = _registration(disk, metadata, [])
     third.turn(0)
     proposed = decode(metadata.under_way.pop()[0])
