@@ -245,13 +245,15 @@ class _Recovery:
                 self._files.remove(self._folder.file(name))
         bases = self._segment_bases()
         if point is not None:
-            # The log starts at the base of a segment, so whatever begins below it was freed.
+            # The log starts at the base of a segment, so whatever begins below it was freed. If
+            # that segment is not here, the point may be another copy's, which had freed more.
             freed = [
                 name
                 for name in self._files.list(self._folder.path)
                 if (parsed := parse_segment_name(name))
                 and parsed[1] in ("log", "index")
                 and parsed[0] < point.log_start
+                and point.log_start in bases
             ]
             if freed:
                 point_file.confirm(point)

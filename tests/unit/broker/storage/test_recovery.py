@@ -15,9 +15,10 @@ from broker.errors import LogFailedError, MetadataCorruptError, SegmentCorruptEr
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.storage.damage import RotProof
+from broker.storage.log_folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
 from broker.storage.partition_log import LogConfig, PartitionLog
 from simkit.disk import SECTOR, PowerLostError, SimDisk
-from simkit.log_batches import FOLDER, bases, open_log, raw_batch, read_all
+from simkit.log_batches import FOLDER, PARTITION, bases, open_log, raw_batch, read_all
 
 EPOCH = LeaderEpoch(1)
 LARGE = LogConfig(segment_bytes_max=1 << 20, preallocate_bytes=4096, index_interval_bytes=400)
@@ -320,6 +321,50 @@ def test_an_index_left_behind_vouches_for_nothing(disk: SimDisk) -> None:
     log = open_log(disk.files())
     assert not log.recovery.damaged
     assert log.recovery.torn is not None
+
+
+@pytest.mark.parametrize(("twin_start", "is_named"), [(2, False), (3, True), (9, True)])
+def test_the_recovery_point_of_a_copy_that_freed_more_removes_nothing(
+    twin_start: int, *, is_named: bool
+) -> None:
+    """A log starts with a segment: a point that starts where there is none is of another log.
+
+    What lies below it is not what a free left half done. With the right point, all is there again.
+    """
+    disk = SimDisk(random.Random(7))
+    log = open_log(disk.files(), LARGE)
+    for _ in range(2):
+        for _ in range(2):
+            log.append([raw_batch(size=BODY)], leader_epoch=EPOCH, now_us=1)
+        log.seal_active(1)
+    log.append([raw_batch(size=BODY)], leader_epoch=EPOCH, now_us=1)
+    log.close()
+    files = disk.files()
+    folder = LogFolder(files, FOLDER, PARTITION)
+    own = folder.read(folder.file(RECOVERY_NAME))
+    before = [name for name in files.list(FOLDER) if name.endswith(".log")]
+    point, newest, _ = RecoveryPointFile.open(folder)
+    assert newest is not None
+    twin_end = max(twin_start + 1, newest.log_end)
+    twin = dataclasses.replace(
+        newest,
+        sequence=newest.sequence + 1,
+        log_start=Offset(twin_start),
+        segment_base=Offset(max(twin_start, newest.segment_base)),
+        log_end=Offset(twin_end),
+    )
+    point.confirm(twin)
+    point.close()
+    found = open_log(files, LARGE)
+    assert bool(found.recovery.damaged) is is_named
+    found.close()
+    left = [name for name in files.list(FOLDER) if name.endswith(".log")]
+    assert left == (before if is_named else before[1:])
+    if is_named:
+        folder.replace(folder.file(RECOVERY_NAME), own)
+        again = open_log(files, LARGE)
+        assert not again.recovery.damaged
+        assert bases(read_all(again)) == list(range(5))
 
 
 @pytest.mark.parametrize("seed", range(12))
