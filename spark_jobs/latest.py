@@ -79,16 +79,18 @@ def latest_rows(
     needed = list(dict.fromkeys(("partition", "key", "offset", "value", *columns)))
     above = None if snapshot is None else snapshot.ends
     rows = rows_of(spark, cut, needed, server=server, proved=proved, table=table, above=above)
-    rows = rows.where("key IS NOT NULL")
+    rows = rows.where("`key` IS NOT NULL")
     if snapshot is not None:
-        newest_at_end = table_at(spark, snapshot.uri, snapshot.version, cluster=cut.cluster)
+        newest_at_end = table_at(
+            spark, snapshot.uri, snapshot.version, cluster=cut.cluster, snapshot=snapshot
+        )
         rows = newest_at_end.select(*needed).union(rows)
     others = [name for name in needed if name not in ("partition", "key")]
     newest = rows.groupBy("partition", "key").agg(
         functions.max_by(functions.struct(*others), functions.col("offset")).alias("newest")
     )
     flat = newest.select("partition", "key", *(f"newest.{name}" for name in others))
-    return flat.where("value IS NOT NULL").select(*columns)
+    return flat.where("`value` IS NOT NULL").select(*columns)
 
 
 def _open_latest(cut: Cut) -> LatestTable | None:

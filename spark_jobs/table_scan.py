@@ -7,7 +7,9 @@ scan only options that begin with ``fs.``. So the options are put in beside it:
 
 - In a classic session the scan that Delta planned gets them: Delta's statistics still skip files.
 - Where this process has no plan to put them into (Spark Connect) the same files are named to
-  Spark's Parquet reader, as our own reader of the log found them.
+  Spark's Parquet reader, as our own reader of the log found them. So they are in a session that
+  reserves SQL's words: Delta spells the type of its statistics without backticks, and cannot plan
+  a filter on a table with a column ``offset`` there.
 
 A page's header and a file's footer carry no checksum. They are proved with the whole object, before
 the DataFrame exists (tiering/certify.py). What Spark itself knows of the version is compared here.
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import TableMismatchError
 from spark_jobs.sessions import is_connect
-from spark_jobs.source.columns import ROW_COLUMNS
+from spark_jobs.source.columns import ROW_COLUMNS, ddl
 from tiering.lake import Lake
 from tiering.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tiering.key_snapshot import LatestTable
     from tiering.table import TableSnapshot
 
 STRICT: Final = {
@@ -52,7 +55,7 @@ def table_at(
     version: int,
     *,
     cluster: str,
-    snapshot: TableSnapshot | None = None,
+    snapshot: TableSnapshot | LatestTable | None = None,
 ) -> DataFrame:
     """Return Spark's own strict scan of a table at one version. Blocks on the table's log.
 
@@ -61,13 +64,14 @@ def table_at(
         table_uri: where the table is.
         version: which one.
         cluster: whose table it is.
-        snapshot: that version as our own reader sees it, if the caller has it.
+        snapshot: that version as our own reader sees it, if the caller has it; a key snapshot's
+            has to be given.
 
     Raises:
         TableMismatchError: Spark reads another list of files from the log than we do.
         UnavailableError, ObjectMissingError: the log cannot be read from here.
     """
-    if not is_connect(spark):
+    if not is_connect(spark) and not _reserves_words(spark):
         reader = spark.read.format("delta").option("versionAsOf", str(version))
         strict = _planned_strictly(reader.load(table_path(table_uri)), snapshot)
         if strict is not None:
@@ -80,14 +84,20 @@ def table_at(
 def files_of(spark: SparkSession, table_uri: str, paths: Iterable[str]) -> DataFrame:
     """Return Spark's own strict scan of files of a table; of none, no rows."""
     root = table_path(table_uri)
-    schema = ", ".join(f"`{name}` {kind}" for name, kind in ROW_COLUMNS.items())
+    schema = ddl(ROW_COLUMNS)
     named = [f"{root}/{path}" for path in paths]
     if not named:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).options(basePath=root, **STRICT).parquet(*named)
 
 
-def _planned_strictly(rows: DataFrame, snapshot: TableSnapshot | None) -> DataFrame | None:
+def _reserves_words(spark: SparkSession) -> bool:
+    return spark.conf.get("spark.sql.ansi.enforceReservedKeywords", "false") == "true"
+
+
+def _planned_strictly(
+    rows: DataFrame, snapshot: TableSnapshot | LatestTable | None
+) -> DataFrame | None:
     """Return Delta's DataFrame with our options in its scan; None where the plan is another.
 
     Spark has no public word for it; what is used here is looked at again afterwards.
@@ -125,7 +135,8 @@ def _planned_strictly(rows: DataFrame, snapshot: TableSnapshot | None) -> DataFr
         _log.info("plan_not_strict, naming the files instead: %s", str(cause).split("\n")[0])
         return None
     if snapshot is not None:
-        expected = snapshot.version, len(snapshot.files), snapshot.files_bytes
+        listed = snapshot.files
+        expected = snapshot.version, len(listed), sum(file.size_bytes for file in listed)
         if found != expected:
             raise TableMismatchError(
                 f"Spark reads version {found[0]} of {snapshot.uri} as {found[1]} files of "

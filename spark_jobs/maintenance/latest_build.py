@@ -113,7 +113,7 @@ def advance(
 def bucket_column(plans: Sequence[PartitionPlan]) -> str:
     """Return the SQL of a row's bucket; the same as ``key_snapshot_plan.bucket_of``."""
     cases = " ".join(f"WHEN {one.partition} THEN {one.buckets_count}" for one in plans)
-    return f"cast(pmod(crc32(key), CASE partition {cases} END) AS int)"
+    return f"cast(pmod(crc32(`key`), CASE `partition` {cases} END) AS int)"
 
 
 def history_rows(
@@ -121,11 +121,11 @@ def history_rows(
 ) -> DataFrame:
     """Return the records with a key of some ranges of the stream's table, at its very version."""
     within = " OR ".join(
-        f"(partition = {number} AND offset >= {wanted.start} AND offset < {wanted.end})"
+        f"(`partition` = {number} AND `offset` >= {wanted.start} AND `offset` < {wanted.end})"
         for number, wanted in ranges.items()
     )
     rows = table_at(spark, history.uri, history.version, cluster=history.cluster, snapshot=history)
-    return rows.where(within or "false").where("key IS NOT NULL")
+    return rows.where(within or "false").where("`key` IS NOT NULL")
 
 
 def _outcome(
@@ -195,7 +195,7 @@ def _touched(
         with translated():
             found = (
                 history_rows(spark, history, {one.partition: one.to_read for one in many})
-                .selectExpr("partition", f"{bucket_column(many)} AS bucket")
+                .selectExpr("`partition`", f"{bucket_column(many)} AS bucket")
                 .distinct()
                 .collect()
             )

@@ -80,7 +80,7 @@ def _newest(rows: DataFrame) -> DataFrame:
     newest = rows.groupBy("partition", "key").agg(
         functions.max_by(record, functions.col("offset")).alias("newest")
     )
-    return newest.select("newest.*").where("value IS NOT NULL")
+    return newest.select("newest.*").where("`value` IS NOT NULL")
 
 
 def _difference(left: DataFrame, right: DataFrame) -> tuple[int, list[dict[str, Any]]]:

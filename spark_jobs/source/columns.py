@@ -48,6 +48,9 @@ KAFKA_COLUMNS: Final = (
     "timestampType",
 )
 
+# A session's spark.sql.timestampType may take the word for a type without a zone.
+_UNAMBIGUOUS: Final = {"timestamp": "timestamp_ltz"}
+
 # One row per slice, for jobs that fetch the records themselves.
 RANGE_COLUMNS: Final[dict[str, str]] = {
     "stream": "string",
@@ -60,7 +63,7 @@ RANGE_COLUMNS: Final[dict[str, str]] = {
 
 def ddl(columns: Iterable[str], known: Mapping[str, str] = READ_COLUMNS) -> str:
     """Return Spark's DDL text of a projection, every column nullable."""
-    return ", ".join(f"`{name}` {known[name]}" for name in columns)
+    return ", ".join(f"`{name}` {_UNAMBIGUOUS.get(known[name], known[name])}" for name in columns)
 
 
 def check_projection(
@@ -97,7 +100,8 @@ def check_types(
     for name, given in typed:
         if given != known[name]:
             raise InvalidRequestError(
-                f"{where} declares {name} as {given}, but it is {known[name]}; "
+                f"{where} declares {name} as {given}, but it is "
+                f"{_UNAMBIGUOUS.get(known[name], known[name])}; "
                 "cast after the read instead"
             )
     return names
