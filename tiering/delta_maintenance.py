@@ -86,6 +86,14 @@ class MaintainedTable:
         """Canonical URI of the table's folder."""
         return self._store.config.uri
 
+    def stream(self) -> str:
+        """Return the name of the stream whose records or newest records the table has, else "".
+
+        Raises ObjectMissingError without a table.
+        """
+        properties = self._opened().metadata().configuration
+        return str(properties.get("headwater.stream", ""))
+
     def vacuum(self, *, retain_hours: int, dry_run: bool) -> Vacuumed:
         """Delete what no version of the last ``retain_hours`` needs; or say what that would be.
 

@@ -116,6 +116,12 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
 def _compact_table(args: argparse.Namespace) -> Facts:
     lake = Lake.open(args.table).with_deadline(_DEADLINE_S)
     table = MaintainedTable(lake.store, storage_options_of(lake.store))
+    if owner := table.stream():
+        # Its newest commits may be lost: their objects would look like orphans to VACUUM.
+        raise InvalidRequestError(
+            f"{table.uri} is a table of the stream {owner}: leave --table out and give --stream "
+            f"{owner}, which proves first that the table is whole"
+        )
     facts: dict[str, Any] = {"table_uri": table.uri, "dry_run": args.dry_run}
     if args.stream is not None:
         stream = client_of(args.server).stream(args.stream)

@@ -62,6 +62,19 @@ def run(job: Any, spark: SparkSession, served: Served, *argv: str) -> dict[str, 
     return dict(job.run(spark, arguments(job, *argv, "--server", served.server), REPORT))
 
 
+def test_a_table_of_a_stream_is_not_compacted_by_its_place(
+    spark: SparkSession, stream: Served
+) -> None:
+    """By its place nobody proves that the table is whole, and VACUUM deletes what it misses."""
+    run(snapshot, spark, stream, "--stream", "s")
+    client = Client(stream.server)
+    held = client.cut("s", ttl_ms=60_000)
+    assert held.table_uri is not None
+    for uri in (held.table_uri, f"{held.table_uri}__latest"):
+        with pytest.raises(InvalidRequestError, match="give --stream s"):
+            run(compact, spark, stream, "--table", uri, "--vacuum")
+
+
 def test_compaction_beside_readers_and_the_uploader(
     spark: SparkSession, stream: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
