@@ -30,7 +30,7 @@ from broker.core.metadata.commands import (
 from broker.core.metadata.placement import place
 from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
-from broker.core.replication.replica import not_leader
+from broker.core.replication.replica import first_request_id, not_leader
 from broker.errors import (
     CommitTimeoutError,
     HeadwaterError,
@@ -133,7 +133,7 @@ class ClusterMember:
         self._questions: dict[int, Callable[[NewestTold], None]] = {}
         # By partition: who asked how far its log reaches, for an epoch that is not heard of here.
         self._asked: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1)  # of questions, until it is registered
         self._stop_asked = stop_asked
         self._hears = False
         drive = drive or on_threads(clock, on_crash)
@@ -210,6 +210,8 @@ class ClusterMember:
     def _registered(self, session: str, broker_epoch: BrokerEpoch) -> None:
         """Be the process that was registered, and hear what others say to it."""
         self._session, self._broker_epoch = session, broker_epoch
+        # What the process before this one asked may be answered to this one, late.
+        self._numbers = itertools.count(first_request_id(broker_epoch))
         if not self._hears:
             self._hears = True
             self._control.start(self._control_message)

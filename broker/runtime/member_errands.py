@@ -229,5 +229,6 @@ class AskingNewest:
         return NEVER_MS
 
     def _hear(self, told: NewestTold) -> None:
-        self._told.append(told)
-        self._wake()
+        if told.partition_id == self._partition_id:
+            self._told.append(told)
+            self._wake()

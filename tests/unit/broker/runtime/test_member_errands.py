@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
 
+from broker.adapters.clock import SystemClock
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
     Command,
@@ -17,13 +22,15 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import CommitTimeoutError, ForeignHistoryError, HeadwaterError, NotLeaderError
-from broker.model.control_messages import NewestTold
+from broker.model.control_messages import ControlMessage, NewestAsked, NewestTold
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.runtime.cluster_member import ClusterMember, MemberSetting
 from broker.runtime.member_errands import AskingNewest, GivingUp, HandingOver
 from broker.runtime.pumps import NEVER_MS
+from simkit.disk import SimDisk
 
 A, B, C = (BrokerId(name) for name in "abc")
 ONE = BrokerEpoch(1)
@@ -64,12 +71,35 @@ class Metadata:
         assert timeout_ms > 0
         self.under_way.append((command, answered))
 
+    def lead(self, leader: BrokerId) -> None:
+        """Let a broker lead the first partition."""
+        first, *others = self.state.partitions[UUID]
+        rows = (replace(first, leader=leader), *others)
+        self.state = replace(self.state, partitions={UUID: rows})
+
     def withdraw(self, partition_id: PartitionId) -> None:
         """Propose as a member does."""
         command = WithdrawReplica(
             stream_uuid=UUID, partition=partition_id.number, broker=A, broker_epoch=ONE
         )
         self.wanted.append(command)
+
+
+class Control:
+    """A transport of which a test sees what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[BrokerId, ControlMessage]] = []
+
+    def start(self, deliver: Callable[..., None]) -> None:
+        """Nobody sends here."""
+
+    def send(self, to: BrokerId, message: ControlMessage) -> None:
+        """Keep it."""
+        self.sent.append((to, message))
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 # ---------------------------------------------------------------------- giving up
@@ -294,3 +324,45 @@ def test_a_partition_that_nobody_leads_is_told_so_after_a_while() -> None:
     assert isinstance(asked.answers[0], NotLeaderError)
     assert turns > 50
     assert asked.questions == []
+
+
+def test_an_answer_about_another_partition_is_none() -> None:
+    """Whatever number it carries."""
+    asked = Asked()
+    asked.pump.turn(0)
+    asked.questions[-1][1](replace(_told(7), partition_id=P1))
+    asked.pump.turn(1)
+    assert not asked.answers
+
+
+def test_no_two_processes_of_a_broker_share_the_number_of_a_question() -> None:
+    """A late answer to the process before says what was committed before this one asked."""
+    numbers = []
+    for epoch in (1, 2):
+        metadata, control = Metadata((B, C)), Control()
+        member = ClusterMember(
+            setting=MemberSetting(me=A),
+            files=SimDisk(random.Random(1)).files(),
+            metadata=cast(Any, metadata),
+            control=control,
+            replicas=cast(Any, control),
+            controller=None,
+            clock=SystemClock(),
+            on_crash=lambda _: None,
+            stop_asked=threading.Event(),
+        )
+        registering = member.registering(lambda: None, lambda _: None)
+        registering.turn(0)
+        for _ in range(epoch):
+            metadata.apply(RegisterBroker(broker=A, features_max=FEATURE_LEVEL_MAX))
+        command, answered = metadata.under_way.pop()
+        metadata.apply(decode(command))
+        answered(None)
+        registering.turn(0)
+        metadata.lead(C)
+        member.asking_newest(P0, "s/0", lambda: None, lambda _: None).turn(0)
+        ((to, message),) = control.sent
+        assert to == C
+        assert isinstance(message, NewestAsked)
+        numbers.append(message.request_id)
+    assert len(set(numbers)) == 2
