@@ -110,6 +110,48 @@ def test_replace_and_remove_change_names(files: Files) -> None:
         files.remove("a/old")
 
 
+def test_a_folder_is_renamed_with_all_that_is_in_it(files: Files) -> None:
+    """So damaged logs are set aside; a name that is taken is refused."""
+    for name in ("a/b/f", "a/b/c/g"):
+        files.make_folder(name.rpartition("/")[0])
+        file = files.open(name, create=True)
+        file.write_at(0, [name.encode()])
+        file.close()
+    files.make_folder("aside")
+    files.replace("a/b", "aside/b-1")
+    files.sync_folder("aside")
+    files.sync_folder("a")
+    assert not files.exists("a/b")
+    assert files.list("a") == []
+    assert files.list("aside/b-1") == ["c", "f"]
+    assert files.open("aside/b-1/c/g").read_at(0, 10) == b"a/b/c/g"
+    files.make_folder("a/b")
+    files.open("a/b/f", create=True).close()
+    with pytest.raises(OSError, match="aside/b-1"):
+        files.replace("a/b", "aside/b-1")
+
+
+def test_a_simulated_folder_has_one_name_after_a_power_cut() -> None:
+    """The old one or the new one, and all that was durable is below it."""
+    seen = set()
+    for seed in range(40):
+        disk = SimDisk(random.Random(seed))
+        files = disk.files()
+        files.make_folder("a/b")
+        for name in ("a/b/f", "a/b/g"):
+            file = files.open(name, create=True)
+            file.write_at(0, [b"x"])
+            file.datasync()
+        files.sync_folder("a/b")
+        files.make_folder("aside")
+        files.replace("a/b", "aside/b")
+        disk.lose_power()
+        assert disk.paths() in (["a/b/f", "a/b/g"], ["aside/b/f", "aside/b/g"])
+        assert disk.files().exists(disk.paths()[0].rpartition("/")[0])
+        seen.add(disk.paths()[0])
+    assert len(seen) == 2
+
+
 def test_an_open_file_outlives_its_name(files: Files) -> None:
     """Readers of a removed file go on reading it."""
     file = files.open("a/f", create=True)

@@ -115,6 +115,8 @@ class SimDisk:
             self._settle(inode, keep)
             inode.content[:] = inode.durable
         self._names = dict(self._durable_names)
+        for path in self._names:  # also below a folder whose new name is lost
+            self.make_folder(_parent(path))
         self._process += 1
         self.datasync_failures = 0
 
@@ -204,6 +206,12 @@ class SimDisk:
         """Remove a file behind the owner's back; :meth:`restore` puts it back."""
         self._durable_names.pop(path, None)
         return self._names.pop(path)
+
+    def wipe(self) -> None:
+        """Put an empty disk in the place of this one; nobody has a file open."""
+        for names in (self._names, self._durable_names, self._pending):
+            names.clear()
+        self._folders = {""}
 
     def exchange(self, folder: str, image: dict[str, bytes]) -> None:
         """Put a copy in the place of a folder, behind the owner's back; an empty one empties it."""
@@ -317,6 +325,20 @@ class SimDisk:
     def has_folder(self, folder: str) -> bool:
         """Tell whether the folder is there."""
         return folder in self._folders
+
+    def rename_folder(self, source: str, target: str) -> None:
+        """Rename a folder whose files nobody has open: all its names at once, durably later."""
+        if self.has_folder(target):
+            raise OSError(errno.ENOTEMPTY, "folder exists", target)
+        moved: dict[str, _Inode | None] = {}
+        for path, inode in self._names.items():
+            if path.startswith(f"{source}/"):
+                moved[path], moved[target + path[len(source) :]] = None, inode
+        self._pending.pop(source, None)  # what was made in it is durable with the new name
+        self.change(_parent(target), moved)
+        folders = {one for one in self._folders if one == source or one.startswith(f"{source}/")}
+        self._folders -= folders
+        self._folders |= {target + one[len(source) :] for one in folders}
 
     def remove_folder(self, folder: str) -> None:
         """Forget a folder and all in it."""
@@ -442,6 +464,9 @@ class SimFiles:
     def replace(self, source: str, target: str) -> None:
         """Rename; not durable yet."""
         self._disk.step(self._process)
+        if self._disk.has_folder(source):
+            self._disk.rename_folder(source, target)
+            return
         inode = self._disk.find(source)
         self._disk.change(_parent(target), {source: None, target: inode})
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from broker.codec.record_batch import decode_body, prepare
-from broker.errors import HeadwaterError, NotLeaderError
+from broker.errors import CorruptDataError, HeadwaterError, NotLeaderError
+from broker.model.control_messages import NewestTold
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, ProducerId
 from broker.model.offsets import Offset
@@ -268,7 +269,33 @@ class Reader:
                 self._world.note("leader that is not sure what is committed")
             else:
                 self._read(node, driver, end)
+        if self._world.chance(0.2):
+            self._ask()
         self._world.at(40 + self._world.rng.randrange(60), self._tick)
+
+    def _ask(self) -> None:
+        """Ask any broker how far the leader is; the answer is as new as the question."""
+        node, asked_ms = (
+            self._nodes[self._world.rng.choice(sorted(self._nodes))],
+            self._world.now_ms,
+        )
+
+        def answered(told: NewestTold | HeadwaterError) -> None:
+            if isinstance(told, HeadwaterError):
+                self._world.note("nobody could tell the newest")
+                return
+            self._world.note("newest told")
+            assert told.high_watermark is not None, "that is no answer"
+            self._require(told.high_watermark, asked_ms, node.machine.process)
+
+        node.ask_newest(self._partition_id, answered)
+
+    def _require(self, end: Offset, asked_ms: int, process: str) -> None:
+        """What somebody is sure of is not older than a lease."""
+        old = max(
+            (one for at_ms, one in self._shown if at_ms < asked_ms - self._lease_ms), default=0
+        )
+        assert end >= old, f"{process} is sure of {end} long after {old} was committed"
 
     def _read(self, node: Node, driver: PartitionDriver, end: Offset) -> None:
         """Read on up to what a leader is sure of.
@@ -277,13 +304,15 @@ class Reader:
         long as its lease; see docs/replication.md.
         """
         process, now_ms = node.machine.process, self._world.now_ms
-        old = max((one for at_ms, one in self._shown if at_ms < now_ms - self._lease_ms), default=0)
-        assert end >= old, f"{process} is sure of {end} long after {old} was committed"
+        self._require(end, now_ms, process)
         if not self._shown or end > self._shown[-1][1]:
             self._shown.append((now_ms, end))
         if end < self._position:
             return
-        batches = driver.read(self._position, end, bytes_max=1 << 20)
+        try:
+            batches = driver.read(self._position, end, bytes_max=1 << 20)
+        except CorruptDataError:
+            return
         rows = rows_of([one for one in batches if one.header.end_offset <= end])
         self._history.poll(
             f"reader{self._partition}",

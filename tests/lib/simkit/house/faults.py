@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from broker.core.metadata.commands import ReassignReplicas
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 FAULTS: Final = (
     "kill", "power", "middle", "all", "pause", "one-way", "cut", "slow", "full", "skew", "office",
-    "balance", "reassign",
+    "balance", "reassign", "wipe", "folder", "rot", "stop",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ class Faults:
         drawn = frozenset(one for one in FAULTS if rng.random() < 0.4)
         self._kinds = sorted(drawn if kinds is None else kinds)
         self._trouble = False
+        self._damage = house.damage
 
     def begin(self) -> None:
         """Let there be trouble."""
@@ -80,6 +82,29 @@ class Faults:
         node.kill(power=True)
         self._back(node)
 
+    def _stop(self) -> None:
+        self._some().stop()
+
+    def _wipe(self) -> None:
+        self._while_down(self._damage.wipe)
+
+    def _folder(self) -> None:
+        self._while_down(self._damage.lose_folder)
+
+    def _rot(self) -> None:
+        self._while_down(self._damage.rot)
+
+    def _while_down(self, damage: Callable[[Node], None]) -> None:
+        """End a process and damage its disk; sometimes the power of the whole room goes."""
+        if self._world.chance(0.5):
+            return
+        node = self._some()
+        node.kill(power=self._world.chance(0.5))
+        damage(node)
+        if self._world.chance(0.15):
+            self._power_of_all()
+        self._back(node)
+
     def _middle(self) -> None:
         """End a process at one of its next operations on the disk."""
         node = self._some()
@@ -90,10 +115,13 @@ class Faults:
     def _all(self) -> None:
         """The power of the whole room goes."""
         if self._world.chance(0.3):
-            self._world.note("all power lost")
-            for name in sorted(self._house.nodes):
-                self._house.nodes[name].kill(power=True)
-                self._back(self._house.nodes[name])
+            self._power_of_all()
+
+    def _power_of_all(self) -> None:
+        self._world.note("all power lost")
+        for name in sorted(self._house.nodes):
+            self._house.nodes[name].kill(power=True)
+            self._back(self._house.nodes[name])
 
     def _pause(self) -> None:
         node = self._some()

@@ -11,18 +11,22 @@ from typing import Any, Final
 from unittest import mock
 
 from broker.model.epochs import BrokerEpoch
+from broker.runtime import cluster_member, newest_told, registration
 from broker.runtime.background import Background
+from broker.runtime.broker import Broker
 from broker.runtime.cluster_member import ClusterMember
 from broker.runtime.commit_group import CommitGroup
 from broker.runtime.commits import Commits
 from broker.runtime.controller import ControllerPump, _Passed
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.member_beats import MemberBeats
+from broker.runtime.member_errands import AskingNewest, GivingUp
 from broker.runtime.metadata_follower import MetadataFollower
 from broker.runtime.pumps import NEVER_MS
 from broker.runtime.replica_shell import ReplicaShell
 from broker.runtime.retry_tables import RetryTables
 from broker.runtime.turn_queue import Newest, TurnQueue
+from broker.storage.stream_folders import log_folder
 from simkit.replacing import replaced, together
 
 Mutant = Callable[[], Any]  # a context manager
@@ -127,6 +131,67 @@ def opened_with_the_old_broker_epoch() -> Any:
     return replaced(HostedPartitions, "registered", registered)
 
 
+def second_epoch_is_not_taken() -> Any:
+    """Open logs under the epoch of the first registration, when damage needed a second one."""
+
+    def registered(self: Any, broker_epoch: BrokerEpoch) -> None:
+        original(self, self._broker_epoch or broker_epoch)
+
+    original: Any = Broker.registered
+    return replaced(Broker, "registered", registered)
+
+
+def given_up_without_waiting() -> Any:
+    """Set damaged logs aside at once, whether the metadata still counts them or not."""
+
+    def turn(self: Any, _: int) -> int:
+        given_up, self._left = self._left, []
+        for one in given_up:
+            self._withdraw(one)
+        if not self._is_over:
+            self._is_over = True
+            self._answered(given_up)
+        return NEVER_MS
+
+    return replaced(GivingUp, "turn", turn)
+
+
+def opened_is_not_marked() -> Any:
+    """Open a log for the first time, and let the metadata not know that it is held."""
+
+    def mark(self: Any, fresh: Any) -> None:
+        self._marked.update(one.partition_id for one in fresh)
+
+    return replaced(HostedPartitions, "_mark", mark)
+
+
+def damaged_replica_is_opened_as_new() -> Any:
+    """Take a log that is absent, or shorter than it was promised, for one that begins."""
+
+    def open_log(self: Any, partition_id: Any, config: Any, *, held: bool) -> Any:
+        log = original(self, partition_id, config, held=held)
+        if not log.recovery.damaged:
+            return log
+        log.close()
+        self._files.remove_folder(log_folder(partition_id))
+        self._promises.replica(partition_id).remove()
+        return original(self, partition_id, config, held=False)
+
+    original: Any = HostedPartitions._open_log
+    return replaced(HostedPartitions, "_open_log", open_log)
+
+
+def session_is_registered_before_it_is_durable() -> Any:
+    """Register with a session whose file has no name on the disk yet."""
+
+    def begin_session(files: Any) -> Any:
+        with mock.patch.object(files, "sync_folder"):
+            return original(files)
+
+    original: Any = vars(registration)["begin_session"]
+    return replaced(registration, "begin_session", begin_session)
+
+
 def lease_is_for_ever() -> Any:
     """Go on as leader however long ago the last heartbeat was answered."""
 
@@ -135,6 +200,38 @@ def lease_is_for_ever() -> Any:
             self.lease_until_ms = NEVER_MS
 
     return replaced(MemberBeats, "take_lease", take_lease)
+
+
+def newest_is_told_without_a_lease() -> Any:
+    """Tell what is committed as somebody who leads, or led."""
+
+    def told(driver: Any, asked: Any) -> Any:
+        if driver is None or not driver.leads:
+            return original(driver, asked)
+        sure = mock.Mock(wraps=driver, newest_committed=driver.high_watermark)
+        sure.configure_mock(
+            lost_end=None,
+            lost_leadership=None,
+            leader_epoch=driver.leader_epoch,
+            log_start=driver.log_start,
+        )
+        return original(sure, asked)
+
+    original: Any = newest_told.newest_told
+    return replaced(newest_told, "newest_told", told)
+
+
+def questions_are_numbered_from_one() -> Any:
+    """Number what is asked of leaders from one in every process; the number alone is compared."""
+
+    def hear(self: Any, told: Any) -> None:
+        self._told.append(told)
+        self._wake()
+
+    return together(
+        replaced(cluster_member, "first_request_id", lambda _: 1),
+        replaced(AskingNewest, "_hear", hear),
+    )
 
 
 def leases_without_a_barrier() -> Any:
@@ -180,7 +277,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         older_view_wins,
         views_are_taken_out_of_order,
         opened_with_the_old_broker_epoch,
+        second_epoch_is_not_taken,
+        given_up_without_waiting,
+        opened_is_not_marked,
+        damaged_replica_is_opened_as_new,
+        session_is_registered_before_it_is_durable,
         lease_is_for_ever,
+        newest_is_told_without_a_lease,
+        questions_are_numbered_from_one,
         leases_without_a_barrier,
         messages_are_not_counted_out,
         end_of_turn_forgets_what_came,
@@ -188,31 +292,47 @@ MUTANTS: Final[dict[str, Mutant]] = {
     )
 }
 
+LOST_FAULTS: Final = frozenset({"folder", "rot", "kill", "slow"})
 # Faults in whose midst a mistake is likely to matter; others: those that the seed draws.
 BIASED: Final[dict[str, frozenset[str]]] = {
+    "second_epoch_is_not_taken": LOST_FAULTS,
+    "given_up_without_waiting": LOST_FAULTS,
+    "opened_is_not_marked": LOST_FAULTS,
+    "damaged_replica_is_opened_as_new": LOST_FAULTS,
+    "session_is_registered_before_it_is_durable": frozenset({"all", "power"}),
     "lease_is_for_ever": frozenset({"cut", "one-way"}),
+    "newest_is_told_without_a_lease": frozenset({"cut", "one-way"}),
+    "questions_are_numbered_from_one": LOST_FAULTS,
     "leases_without_a_barrier": frozenset({"cut", "one-way"}),
     "older_view_wins": frozenset({"balance", "reassign", "kill", "office"}),
     "views_are_taken_out_of_order": frozenset({"balance", "reassign", "kill", "office"}),
 }
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
-    "followers_forget_producers": 3,
-    "late_views_are_not_followed": 2,
-    "lease_is_for_ever": 1,
-    "leases_without_a_barrier": 1,
-    "every_other_change_is_missed": 29,
-    "older_view_wins": 43,
-    "views_are_taken_out_of_order": 6,
-    "messages_are_not_counted_out": 1,
-    "end_of_turn_forgets_what_came": 23,
-    "answers_are_not_abandoned": 17,
+    "late_views_are_not_followed": 7,
+    "every_other_change_is_missed": 127,
+    "older_view_wins": 14,
+    "views_are_taken_out_of_order": 4,
+    "second_epoch_is_not_taken": 7,
+    "given_up_without_waiting": 20,
+    "opened_is_not_marked": 4,
+    "damaged_replica_is_opened_as_new": 4,
+    "session_is_registered_before_it_is_durable": 1,
+    "lease_is_for_ever": 4,
+    "newest_is_told_without_a_lease": 14,
+    "questions_are_numbered_from_one": 242,
+    "leases_without_a_barrier": 25,
+    "messages_are_not_counted_out": 5,
+    "end_of_turn_forgets_what_came": 30,
+    "answers_are_not_abandoned": 80,
 }
 QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` and `make mutants`
     "answer_before_the_sync",
     "message_ids_are_not_rebuilt",
     "late_views_are_not_followed",
     "views_are_taken_out_of_order",
+    "opened_is_not_marked",
+    "damaged_replica_is_opened_as_new",
     "messages_are_not_counted_out",
     "lease_is_for_ever",
     "leases_without_a_barrier",

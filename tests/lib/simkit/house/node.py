@@ -8,17 +8,20 @@ they are sent and decoded where they arrive. It starts by the product's pump, ``
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from broker.cluster_ports import ReplicaAddress
 from broker.codec import control_messages, replica_messages
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
 from broker.core.replication.follower import FollowerTiming
-from broker.model.control_messages import ControlMessage
+from broker.errors import HeadwaterError
+from broker.model.control_messages import ControlMessage, NewestTold
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.replica_messages import ReplicaMessage
@@ -28,13 +31,14 @@ from broker.runtime.cluster_member import ClusterMember, MemberSetting
 from broker.runtime.controller import Controller
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.pumps import NEVER_MS
+from broker.runtime.pumps import NEVER_MS, Driven, Pump
 from broker.storage.promises import Promises
 from simkit.cluster_world import Network, World
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.process import Machine, WorldTurns, crashed, drive_of
 
 Request = Callable[["Node", Any], None]
+_STOP_MS: Final = 1_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +206,9 @@ class Node:
             return NEVER_MS
 
     def _refuse(self, error: OSError) -> None:
-        """End the process; a process manager tries again."""
+        """End the process, which found no room; a process manager tries again."""
+        if error.errno != errno.ENOSPC:
+            raise error
         self._world.note("start refused by a full disk", error)
         self.machine.end_life(power=False)
         self._world.at(300, self.start_again)
@@ -221,6 +227,20 @@ class Node:
     def led_changed(self, led: LedPartitions) -> None:
         """See ``LeadListener``: what clients are served."""
         self.served[led.stream.uuid] = frozenset(led.drivers)
+
+    def stop(self) -> None:
+        """Hand over, and end the process; nobody waits for that longer than a while."""
+        self.machine.run(self.machine.life, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self.is_open and self.member is not None:
+            self._drive(self.member.handing_over, self._handed_over)
+            self.machine.later(_STOP_MS, self._handed_over, False)
+
+    def _handed_over(self, handed_over: bool) -> None:
+        self._world.note("stopped, handed over" if handed_over else "stopped, not handed over")
+        self.kill(power=False)
+        self._world.at(100, self.start_again)
 
     def kill(self, *, power: bool) -> None:
         """End the process, if there is one."""
@@ -250,6 +270,29 @@ class Node:
                     self._on_request(self, message[1])
 
     # ------------------------------------------------------------------ for whoever looks
+
+    def ask_newest(
+        self, partition_id: PartitionId, answered: Callable[[NewestTold | HeadwaterError], None]
+    ) -> None:
+        """Ask this broker what is committed, wherever that is known."""
+        self.machine.run(self.machine.life, self._ask_newest, partition_id, answered)
+
+    def _ask_newest(
+        self, partition_id: PartitionId, answered: Callable[[NewestTold | HeadwaterError], None]
+    ) -> None:
+        if self.is_open and self.member is not None:
+            ask = partial(self.member.asking_newest, partition_id, str(partition_id))
+            self._drive(ask, answered)
+
+    def _drive(self, begin: Callable[..., Pump], answered: Callable[[Any], None]) -> None:
+        """Let a pump that answers take its turns."""
+        driven: list[Driven] = []
+
+        def wake() -> None:
+            driven[0].wake()
+
+        driven.append(drive_of(self.machine)("answer", begin(wake, answered).turn))
+        driven[0].start()
 
     def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
         """Return a partition's replica, if the process lives and has it."""
