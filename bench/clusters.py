@@ -22,8 +22,8 @@ from bench.processes import BenchError
 from broker.errors import HeadwaterError
 from headwater.client import Client
 from headwater.client.operations import Operations
-from headwater.embedded import EmbeddedServer, start_nats
-from headwater.embedded_cluster import EmbeddedCluster, plan_cluster
+from headwater.local.embedded import EmbeddedServer, start_nats
+from headwater.local.embedded_cluster import EmbeddedCluster, plan_cluster
 
 COUNT: Final = 3
 MIN_ISR: Final = 2

@@ -17,7 +17,7 @@ from bench.clusters import COUNT
 from bench.peer_tools import PeerTools
 from bench.processes import BenchError, Child, wait_http
 from bench.raw_nats import RawNats
-from headwater.embedded import free_port, nats_server_binary
+from headwater.local.embedded import free_port, nats_server_binary
 
 _ASK_TIMEOUT_S: Final = 3.0
 

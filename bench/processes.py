@@ -1,7 +1,7 @@
 """Children of a run: servers and load generators, started and ended by their own handles.
 
-Every child asks the kernel to be killed when the run dies (headwater/exec_with_parent.py), so an
-interrupted benchmark leaves nothing behind either. Logs are kept in the run's folder.
+Every child asks the kernel to be killed when the run dies (headwater/local/exec_with_parent.py), so
+an interrupted benchmark leaves nothing behind either. Logs are kept in the run's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 import psutil
 
-from headwater import exec_with_parent
+from headwater.local import exec_with_parent
 
 _SHIM: Final = exec_with_parent.__file__
 _STOP_TIMEOUT_S: Final = 60.0

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench.processes import Child, wait_http
 from headwater.client import Client
-from headwater.embedded import free_port, nats_server_binary, start_nats
+from headwater.local.embedded import free_port, nats_server_binary, start_nats
 
 _JETSTREAM_READY: Final = "/healthz"
 

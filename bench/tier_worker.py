@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
-from broker.adapters.logging_setup import configure_logging
-from broker.arrow_without_pandas import keep_pandas_out
+from broker.adapters.disk.files import DiskFiles
+from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports import TierSource
+from broker.ports.tiering import TierSource
+from broker.process.arrow_without_pandas import keep_pandas_out
+from broker.process.logging import configure_logging
 from broker.runtime.broker import Broker
-from broker.runtime.commit_scheduler import CommitScheduler
-from tiering.lake import Lake
-from tiering.location import StoreConfig
+from broker.runtime.partition.commit_scheduler import CommitScheduler
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
 _TIMEOUT_MS = 1_800_000

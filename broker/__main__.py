@@ -7,9 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from broker import config, daemon
-from broker.arrow_without_pandas import keep_pandas_out
+from broker import config
 from broker.errors import InvalidConfigError
+from broker.process import daemon
+from broker.process.arrow_without_pandas import keep_pandas_out
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
-from headwater.as_of import AsOf
-from spark_jobs import explain as explaining
-from spark_jobs import held_reads, unified
+from headwater.reads.as_of import AsOf
 from spark_jobs import session as sessions
-from spark_jobs import sql as queries
 from spark_jobs.clients import client_of
-from spark_jobs.leases import LEASE_TTL_MS_DEFAULT
+from spark_jobs.read import explain as explaining
+from spark_jobs.read import held_reads, unified
+from spark_jobs.read import sql as queries
+from spark_jobs.read.leases import LEASE_TTL_MS_DEFAULT
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -81,7 +81,7 @@ def read(
     """Return every committed record of a stream, each once, as one pinned DataFrame.
 
     ``server`` is an address (``grpc://host:port``) or a client; by default HEADWATER_SERVER's.
-    The other arguments and the errors are those of :func:`spark_jobs.unified.read`.
+    The other arguments and the errors are those of :func:`spark_jobs.read.unified.read`.
     """
     return unified.read(
         spark,
@@ -106,7 +106,7 @@ def read_many(
     server: str | Client | None = None,
     lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
 ) -> dict[str, DataFrame]:
-    """Return several streams as of one instant, by name; see :func:`spark_jobs.unified.read_many`.
+    """Return several streams as of one instant, by name; see ``spark_jobs.read.unified``.
 
     ``server`` is as for :func:`read`.
     """
@@ -123,7 +123,7 @@ def read_many(
 
 
 def explain(rows: Any, *, files_max: int | None = 20) -> str:
-    """Return which files and ranges a read covers; see :func:`spark_jobs.explain.explain`."""
+    """Return which files and ranges a read covers; see :func:`spark_jobs.read.explain.explain`."""
     return explaining.explain(rows, files_max=files_max)
 
 
@@ -134,7 +134,7 @@ def sql(
     server: str | Client | None = None,
     certificate: unified.Proof = "counts",
 ) -> DataFrame:
-    """Run a SQL statement in which every stream is a table; see :func:`spark_jobs.sql.query`."""
+    """Run a SQL statement in which every stream is a table; see ``spark_jobs.read.sql.query``."""
     return queries.query(spark, statement, _client(server), certificate=certificate)
 
 
@@ -147,7 +147,7 @@ def register(
 ) -> dict[str, DataFrame]:
     """Make a temporary view of each stream, all of one instant; again to move them up.
 
-    See :func:`spark_jobs.sql.register`.
+    See :func:`spark_jobs.read.sql.register`.
     """
     return queries.register(spark, _client(server), streams=streams, certificate=certificate)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiering.location import StoreConfig
+    from tiering.store.location import StoreConfig
 
 PORT_DEFAULT: Final = 15002
 _PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"

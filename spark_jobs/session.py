@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import InvalidConfigError
 from spark_jobs import jars, jvm
 from spark_jobs.sessions import is_connect
-from tiering.location import Credentials, StoreConfig
+from tiering.store.location import Credentials, StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

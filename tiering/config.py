@@ -1,4 +1,4 @@
-"""What the daemon may choose about tiering; where the lake is stands in location.py."""
+"""What the daemon may choose about tiering; where the lake is stands in store/location.py."""
 
 from __future__ import annotations
 

@@ -17,19 +17,20 @@ from broker.errors import ForeignHistoryError, OffsetOutOfRangeError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from broker.ports import Clock, TableState, TierCatalog, TierSource, TierStatus
-from tiering.certify import require_sound
-from tiering.claimant import Claimant
+from broker.ports.system import Clock
+from broker.ports.tiering import TableState, TierCatalog, TierSource, TierStatus
 from tiering.config import Observer, TieringConfig
-from tiering.delta_log import commit_digest
-from tiering.delta_table import DeltaStreamTable
-from tiering.history import ProvedEnds, newest_range, require_ours
-from tiering.lake import Lake
-from tiering.proofs import prove
-from tiering.reader import read_rows
-from tiering.shipper import PartitionShipper
-from tiering.table import TableSnapshot
-from tiering.uploader import Uploader
+from tiering.proof.history import ProvedEnds, newest_range, require_ours
+from tiering.proof.proofs import prove
+from tiering.read.certify import require_sound
+from tiering.read.lake import Lake
+from tiering.read.reader import read_rows
+from tiering.ship.claimant import Claimant
+from tiering.ship.shipper import PartitionShipper
+from tiering.ship.uploader import Uploader
+from tiering.table.delta_log import commit_digest
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.table import TableSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def ignore_events(event: str, facts: Mapping[str, object]) -> None:
 
 
 class Tiering:
-    """Implements ``broker.ports.RemoteLog``."""
+    """Implements ``broker.ports.tiering.RemoteLog``."""
 
     def __init__(
         self,

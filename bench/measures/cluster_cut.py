@@ -16,7 +16,7 @@ from bench.clusters import HeadwaterCluster, headwater_cluster, wait_until
 from bench.measures.cluster_failover import record_percentiles, sure_leader
 from bench.probe import Probe
 from bench.session import Session
-from headwater.embedded_cluster import EmbeddedCluster
+from headwater.local.embedded_cluster import EmbeddedCluster
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "lib"))
 from chaoskit.proxy import ProxyMesh

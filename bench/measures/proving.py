@@ -15,9 +15,9 @@ from typing import Final
 from bench.servers import headwater
 from bench.session import Session
 from headwater.client import Client
-from headwater.history import History
-from tiering.proofs import CACHE
-from tiering.table import PROOF_PREFIX
+from headwater.reads.history import History
+from tiering.proof.proofs import CACHE
+from tiering.table.table import PROOF_PREFIX
 
 _STREAM: Final = "versions"
 _VERSIONS: Final = 1_000

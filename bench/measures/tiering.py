@@ -20,7 +20,7 @@ from bench.measures.publish import ROWS, SIZES, WINDOW
 from bench.processes import Load, run_json, run_loads
 from bench.servers import headwater
 from bench.session import Session
-from headwater.embedded import moto_environment, start_moto
+from headwater.local.embedded import moto_environment, start_moto
 
 _LOG_BYTES: Final = 512 * 2**20
 _CASES: Final = (("local", "100B"), ("local", "1KiB"), ("moto", "100B"))

@@ -1,1 +1,1 @@
-"""One file per outside world: NATS, Arrow Flight, disk, metrics."""
+"""One room per outside world: disk, NATS, Arrow Flight, HTTP, other brokers."""

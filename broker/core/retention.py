@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from broker.ports import SegmentInfo
+from broker.ports.partition import SegmentInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,13 +42,10 @@ from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import (
-    BrokerPlace,
-    Clock,
-    Files,
+from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
+from broker.ports.system import Clock, Files
+from broker.ports.tiering import (
     HeldLease,
-    PartitionPlace,
-    PartitionStanding,
     RemoteLog,
     TableState,
     TierCatalog,
@@ -57,21 +54,21 @@ from broker.ports import (
 )
 from broker.runtime.background import Background
 from broker.runtime.broker_start import BrokerStart
-from broker.runtime.commit_scheduler import TurnScheduler
-from broker.runtime.directory import brokers_in, places_in
+from broker.runtime.cluster.directory import brokers_in, places_in
+from broker.runtime.cluster.membership import CONFIRM_MS, Alone, Membership, Metadata
+from broker.runtime.cluster.opened_marks import marks_of
+from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
 from broker.runtime.known_lineages import KnownLineages
-from broker.runtime.leadership_gate import SETTLE_MS, Claims
 from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
-from broker.runtime.membership import CONFIRM_MS, Alone, Membership, Metadata
-from broker.runtime.opened_marks import marks_of
-from broker.runtime.partition_counters import OnCommit, ignore_commit
-from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.promise_keeper import PromiseKeeper
+from broker.runtime.partition.commit_scheduler import TurnScheduler
+from broker.runtime.partition.counters import OnCommit, ignore_commit
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims
+from broker.runtime.partition.replica_shell import not_leader
 from broker.runtime.pumps import Drive, on_threads, wait_for_answer
-from broker.runtime.replica_shell import not_leader
 from broker.runtime.tier_catalog import BrokerCatalog, TierListeners
-from broker.storage.promises import Promises
+from broker.storage.promises.promises import Promises
 
 _log = structlog.get_logger(__name__)
 

@@ -26,15 +26,15 @@ from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports import Clock, Files
-from broker.runtime.commit_scheduler import TurnScheduler
-from broker.runtime.leadership_gate import Claims
-from broker.runtime.partition_counters import OnCommit
-from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.replica_shell import ReplicaIdentity, ReplicaLinks
-from broker.runtime.turn_queue import OwnerCall
-from broker.storage.partition_log import LogConfig, PartitionLog
-from broker.storage.promises import Promises
+from broker.ports.system import Clock, Files
+from broker.runtime.partition.commit_scheduler import TurnScheduler
+from broker.runtime.partition.counters import OnCommit
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.leadership_gate import Claims
+from broker.runtime.partition.queue import OwnerCall
+from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
+from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import (
     log_folder,
     newest_epoch,

@@ -14,7 +14,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.stream import Stream
-from broker.runtime.membership import Metadata
+from broker.runtime.cluster.membership import Metadata
 
 
 class KnownLineages:

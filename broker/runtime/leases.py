@@ -8,7 +8,7 @@ from broker.core.metadata.state import MetadataState
 from broker.errors import InvalidRequestError
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
-from broker.ports import HeldLease
+from broker.ports.tiering import HeldLease
 
 LEASE_TTL_MS_MIN: Final = 1_000
 LEASE_TTL_MS_MAX: Final = 24 * 3600 * 1000

@@ -45,9 +45,9 @@ from broker.model.epochs import PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports import Clock
-from broker.runtime.cluster_summary import brokers_of, partitions_of
-from broker.runtime.partition_driver import PartitionDriver
+from broker.ports.system import Clock
+from broker.runtime.cluster.summary import brokers_of, partitions_of
+from broker.runtime.partition.driver import PartitionDriver
 
 _log = structlog.get_logger(__name__)
 

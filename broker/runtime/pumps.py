@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
-from broker.ports import Clock
+from broker.ports.system import Clock
 
 NEVER_MS: Final = 1 << 62  # the next turn is the one after the next wake
 _WAIT_S_MAX: Final = 3600.0  # what a thread sleeps at a stretch

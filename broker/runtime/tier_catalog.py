@@ -9,8 +9,8 @@ from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports import TierSource
-from broker.runtime.membership import Metadata
+from broker.ports.tiering import TierSource
+from broker.runtime.cluster.membership import Metadata
 
 _CONFIRM_MS: Final = 3_000
 

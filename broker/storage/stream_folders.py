@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.codec.log_state_format import decode_epochs
+from broker.codec.disk.log_state_format import decode_epochs
 from broker.errors import CorruptDataError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid, is_uuid
-from broker.ports import Files
-from broker.storage.log_folder import EPOCHS_NAME, LogFolder
+from broker.ports.system import Files
+from broker.storage.log.folder import EPOCHS_NAME, LogFolder
 
 STREAMS: Final = "streams"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.ports import File, Files
+from broker.ports.system import File, Files
 
 
 def write_whole(

@@ -27,7 +27,7 @@ def certs(
     Run it again with another --broker to add one: what is there is kept, never replaced. Give each
     broker ca.crt and its own ID.crt and ID.key; keep ca.key away from all of them.
     """
-    from headwater.cluster_certificates import make_certificates
+    from headwater.local.cluster_certificates import make_certificates
 
     made = make_certificates(out, cluster=cluster, brokers=broker, days=days)
     for files in made.values():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError, UnavailableError
-from headwater import embedded, runtime_file
+from headwater.local import embedded, runtime_file
 
 if TYPE_CHECKING:
     from headwater.client import Client

@@ -16,7 +16,7 @@ _TTL_MS: Final = 600_000  # renewed three times within; a killed command holds n
 @contextmanager
 def held_cut(client: Client, stream: str) -> Iterator[Cut]:
     """Take a cut, renew its lease meanwhile, drop it at the end."""
-    from spark_jobs.leases import KEEPER
+    from spark_jobs.read.leases import KEEPER
 
     cut = client.cut(stream, ttl_ms=_TTL_MS)
     KEEPER.hold(cut.lease, client=client, ttl_ms=_TTL_MS, drop_at_end=True, what=f"stream={stream}")

@@ -60,7 +60,7 @@ def query(
     target = find_server(server)
     use_lake_of(target)
     import headwater
-    from spark_jobs.sql import query as run
+    from spark_jobs.read.sql import query as run
 
     with connect(target) as client, tempfile.TemporaryDirectory() as scratch:
         client.streams()  # a server that is not there is told before Spark takes its seconds

@@ -21,7 +21,7 @@ from headwater.cli.parsing import format_bytes, format_time_us, parse_start
 
 if TYPE_CHECKING:
     from headwater.client import Client
-    from headwater.history import History
+    from headwater.reads.history import History
 
 _FORMATS: Final = ("table", "jsonl", "csv", "parquet")
 _TABLE_ROWS: Final = 50
@@ -96,7 +96,7 @@ def read(
       headwater read orders --as-of "5m ago" --latest
     """
     from headwater.cli.row_files import head, write
-    from headwater.latest import newest_of_each_key
+    from headwater.reads.latest import newest_of_each_key
 
     form = _format(format, output)
     if binary not in ("text", "base64"):
@@ -153,8 +153,8 @@ def cut(
 @contextmanager
 def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History]:
     """Open a read under a lease that is renewed until the read is over."""
-    from headwater.as_of import narrowed, parse_as_of
-    from headwater.history import History
+    from headwater.reads.as_of import narrowed, parse_as_of
+    from headwater.reads.history import History
 
     moment = None if as_of is None else parse_as_of(_moment_text(as_of))
     if isinstance(moment, Cut):
@@ -168,7 +168,7 @@ def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History
 
 
 def _moment_text(text: str) -> str | int:
-    """Return a moment as :func:`headwater.as_of.parse_as_of` takes it; a file's content for @."""
+    """Return a moment as :func:`parse_as_of` takes it; a file's content for @."""
     if text.startswith("@"):
         return Path(text[1:]).read_text(encoding="utf-8")
     if text.strip().lower().endswith(" ago"):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from broker.errors import InvalidConfigError
-from headwater import embedded
 from headwater.cli import console
 from headwater.cli.discovery import (
     DEFAULT_FLIGHT_PORT,
@@ -26,7 +25,8 @@ from headwater.cli.discovery import (
     DEFAULT_NATS_PORT,
 )
 from headwater.cli.failures import EXIT_TRY_LATER
-from headwater.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
+from headwater.local import embedded
+from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -200,16 +200,16 @@ def broker(
     if check:
         console.note("The configuration is good.")
         return
-    from broker import daemon
-    from broker.arrow_without_pandas import keep_pandas_out
+    from broker.process import daemon
+    from broker.process.arrow_without_pandas import keep_pandas_out
 
     keep_pandas_out()
     raise typer.Exit(daemon.run(loaded))
 
 
 def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
-    from broker import daemon
-    from broker.arrow_without_pandas import keep_pandas_out
+    from broker.process import daemon
+    from broker.process.arrow_without_pandas import keep_pandas_out
 
     keep_pandas_out()
 

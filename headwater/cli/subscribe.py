@@ -108,7 +108,7 @@ def _fetch(
 
 
 def _start_argument(start: StartAt) -> Any:
-    from broker.codec.flight_protocol import AtTime
+    from broker.codec.flight.protocol import AtTime
 
     match start.kind:
         case "offset":

@@ -20,11 +20,11 @@ from typing import Final
 
 from broker.config import BrokerConfig
 from broker.errors import InvalidConfigError
-from headwater import embedded
 from headwater.cli import console
 from headwater.cli.failures import EXIT_TRY_LATER
-from headwater.embedded_cluster import BrokerPorts, EmbeddedCluster, plan_cluster, read_plan
-from headwater.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
+from headwater.local import embedded
+from headwater.local.embedded_cluster import BrokerPorts, EmbeddedCluster, plan_cluster, read_plan
+from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 _WATCH_S: Final = 0.3
 _AGAIN_S: Final = 2.0  # a broker that failed is started again after this; the others lead by then

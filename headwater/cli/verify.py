@@ -82,7 +82,7 @@ def _verify_one(client: Client, name: str, *, as_json: bool) -> bool:
 
 
 def _verify_with_progress(client: Client, cut: Cut) -> Certificate:
-    from headwater.verification import verify_cut
+    from headwater.reads.verification import verify_cut
 
     done = 0
     with console.progress(total=cut.records_count, what="verifying") as shown:

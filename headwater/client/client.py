@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker.codec.flight_protocol import (
+from broker.codec.flight.protocol import (
     BATCH_BYTES_DEFAULT,
     AtTime,
     ReadRequest,
@@ -28,7 +28,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from broker.ports import HeldLease, TierStatus
+from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, Place
 from headwater.client.fetch import Fetch

@@ -14,7 +14,7 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import ReadRequest, RowsMark
+from broker.codec.flight.protocol import ReadRequest, RowsMark
 from broker.errors import GapError, HeadwaterError, OverlapError, StaleLeaderEpochError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset

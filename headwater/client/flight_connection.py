@@ -12,8 +12,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from broker.codec.flight_actions import encode_body
-from broker.codec.flight_protocol import ReadRequest, StreamPath
+from broker.codec.flight.actions import encode_body
+from broker.codec.flight.protocol import ReadRequest, StreamPath
 from broker.errors import HeadwaterError, InvalidRequestError, NoAnswerError, from_wire
 from headwater.client.address import Address
 

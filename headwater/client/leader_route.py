@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from broker.codec.flight_protocol import StreamPath
+from broker.codec.flight.protocol import StreamPath
 from broker.errors import HeadwaterError, NoAnswerError, NotLeaderError
 from broker.model.epochs import LeaderEpoch
 from headwater.client.address import Address

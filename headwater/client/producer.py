@@ -21,7 +21,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import StreamPath
+from broker.codec.flight.protocol import StreamPath
 from broker.errors import (
     CommitTimeoutError,
     HeadwaterError,

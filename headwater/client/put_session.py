@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark, is_ready
+from broker.codec.flight.protocol import StreamPath, decode_ack, encode_put_mark, is_ready
 from broker.errors import HeadwaterError
 from broker.model.records import AppendResult
 from headwater.client.flight_connection import Connection

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import ReadRequest
+from broker.codec.flight.protocol import ReadRequest
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,

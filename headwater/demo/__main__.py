@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 
 import headwater
 from broker.errors import HeadwaterError
-from headwater import embedded
 from headwater.cli import console
 from headwater.cli.parsing import format_age, format_bytes
 from headwater.client import Client
@@ -34,8 +33,9 @@ from headwater.demo import pipeline, queries
 from headwater.demo.flights import FLIGHTS_COUNT, SUBJECTS, load_flights, messages
 from headwater.demo.live import LivePublisher
 from headwater.demo.processes import adopt_orphans, wait_for_children
+from headwater.local import embedded
+from headwater.local.runtime_file import RuntimeFile
 from headwater.nats_publisher import NatsPublisher
-from headwater.runtime_file import RuntimeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

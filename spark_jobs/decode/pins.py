@@ -18,7 +18,7 @@ from broker.errors import MetadataCorruptError, SchemaMismatchError
 from broker.model.ids import is_stream_name, is_uuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from spark_jobs.decode.spec import DecodeSpec
-from tiering.object_store import ObjectStore
+from tiering.store.object_store import ObjectStore
 
 _VERSION: Final = 1
 _FOLDER: Final = "_headwater/ingest"

@@ -19,12 +19,12 @@ from spark_jobs.clients import client_of
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.maintenance.held_stream import held_stream
 from spark_jobs.maintenance.table_compaction import compact
-from tiering.compaction import TARGET_BYTES
-from tiering.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, retention_hours
-from tiering.key_snapshot import latest_table
-from tiering.lake import Lake, storage_options_of
-from tiering.object_store import ObjectStore, open_store
-from tiering.proofs import prove
+from tiering.keys.snapshot import latest_table
+from tiering.proof.proofs import prove
+from tiering.read.lake import Lake, storage_options_of
+from tiering.ship.compaction import TARGET_BYTES
+from tiering.store.object_store import ObjectStore, open_store
+from tiering.table.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, retention_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

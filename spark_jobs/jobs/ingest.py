@@ -29,8 +29,8 @@ from spark_jobs.jobs import ingest_setup
 from spark_jobs.jobs.ingest_batches import Batches, rejects_ahead, rejects_of, starting_offsets
 from spark_jobs.jobs.job import Facts, Report, Stop, parser, run_job
 from spark_jobs.tables import Appender, Source, Target
-from tiering.location import canonical_uri
-from tiering.object_store import open_store
+from tiering.store.location import canonical_uri
+from tiering.store.object_store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

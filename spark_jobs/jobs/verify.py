@@ -23,9 +23,9 @@ from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.maintenance.held_stream import held_stream
 from spark_jobs.maintenance.latest_check import check_latest
 from spark_jobs.maintenance.table_verify import Verdict, verify_held
-from spark_jobs.scans import refuse_lossy
-from tiering.key_snapshot import latest_table
-from tiering.verify import RangeProof
+from spark_jobs.read.scans import refuse_lossy
+from tiering.keys.snapshot import latest_table
+from tiering.read.verify import RangeProof
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from broker.errors import InvalidRequestError, StreamRecreatedError
 from broker.model.cut import Cut
 from broker.model.stream import Stream
-from spark_jobs.leases import KEEPER, LEASE_TTL_MS_DEFAULT
-from tiering.delta_table import DeltaStreamTable
-from tiering.lake import Lake
-from tiering.location import StoreConfig
-from tiering.object_store import ObjectStore, open_store
-from tiering.table import TableSnapshot
+from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import ObjectStore, open_store
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.table import TableSnapshot
 
 if TYPE_CHECKING:
     from headwater.client import Client

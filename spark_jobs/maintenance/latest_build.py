@@ -19,22 +19,22 @@ from broker.errors import HeadwaterError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import StoreAddress
+from spark_jobs.read.table_scan import files_of, table_at
 from spark_jobs.sessions import parallelism
 from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.table_scan import files_of, table_at
-from tiering.delta_log import commit_digest
-from tiering.key_snapshot import made_of, prove_latest, refuse_other_history
-from tiering.key_snapshot_plan import BUCKET_BYTES, PartitionPlan, plan
-from tiering.key_snapshot_writer import BucketFile, write_buckets
-from tiering.lake import Lake
-from tiering.table import DataFile, TableSnapshot
+from tiering.keys.plan import BUCKET_BYTES, PartitionPlan, plan
+from tiering.keys.snapshot import made_of, prove_latest, refuse_other_history
+from tiering.keys.writer import BucketFile, write_buckets
+from tiering.read.lake import Lake
+from tiering.table.delta_log import commit_digest
+from tiering.table.table import DataFile, TableSnapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from tiering.delta_table import DeltaStreamTable
-    from tiering.object_store import ObjectStore
+    from tiering.store.object_store import ObjectStore
+    from tiering.table.delta_table import DeltaStreamTable
 
 _WRITTEN_DDL: Final = (
     "path string, partition int, bucket int, size_bytes long, records_count long, "
@@ -111,7 +111,7 @@ def advance(
 
 
 def bucket_column(plans: Sequence[PartitionPlan]) -> str:
-    """Return the SQL of a row's bucket; the same as ``key_snapshot_plan.bucket_of``."""
+    """Return the SQL of a row's bucket; the same as ``tiering.keys.plan.bucket_of``."""
     cases = " ".join(f"WHEN {one.partition} THEN {one.buckets_count}" for one in plans)
     return f"cast(pmod(crc32(`key`), CASE `partition` {cases} END) AS int)"
 

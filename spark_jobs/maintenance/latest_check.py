@@ -13,9 +13,9 @@ from broker.errors import TableMismatchError, TableRolledBackError
 from broker.model.offsets import OffsetRange
 from spark_jobs.failures import translated
 from spark_jobs.maintenance.latest_build import history_rows
+from spark_jobs.read.table_scan import table_at
 from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.table_scan import table_at
-from tiering.table import TableSnapshot
+from tiering.table.table import TableSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

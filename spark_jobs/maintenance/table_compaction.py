@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import FilesReplacedError, HeadwaterError
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import StoreAddress
-from tiering.compaction import Bin, only, plan_bins, rewrite
-from tiering.table import NewFile, TableSnapshot
+from tiering.ship.compaction import Bin, only, plan_bins, rewrite
+from tiering.table.table import NewFile, TableSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiering.delta_table import DeltaStreamTable
+    from tiering.table.delta_table import DeltaStreamTable
 
 _ROUND_BINS: Final = 64  # rewritten and committed together: what a dead run has to do again
 

@@ -21,11 +21,11 @@ from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate, translated
 from spark_jobs.maintenance.held_stream import HeldStream, StoreAddress
 from spark_jobs.sessions import parallelism
-from tiering.accounts import accounts
-from tiering.certify import certify_counts
-from tiering.ledger import Ledger
-from tiering.table import TableSnapshot
-from tiering.verify import RangeProof, verify_entries
+from tiering.read.certify import certify_counts
+from tiering.read.verify import RangeProof, verify_entries
+from tiering.table.accounts import accounts
+from tiering.table.ledger import Ledger
+from tiering.table.table import TableSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -122,7 +122,7 @@ class BrokerLookup:
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
         """Return the first offset stamped at or after a time; see the port."""
-        from broker.codec.flight_protocol import (  # noqa: PLC0415  (it loads pyarrow)
+        from broker.codec.flight.protocol import (  # noqa: PLC0415  (it loads pyarrow)
             BATCH_BYTES_MIN,
             AtTime,
         )

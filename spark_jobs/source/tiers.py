@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headwater.client import Client
-    from tiering.delta_table import DeltaStreamTable
-    from tiering.table import TableSnapshot
+    from tiering.table.delta_table import DeltaStreamTable
+    from tiering.table.table import TableSnapshot
 
 # Opening files costs a listing and some footers; below this the broker's disk answers sooner.
 FILES_RECORDS_MIN: Final = 50_000
@@ -55,8 +55,8 @@ class ColdFiles:
 
     def read(self, partition: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows, every offset once and in order; blocks on the store."""
-        from tiering.certify import require_sound  # noqa: PLC0415  (it loads pyarrow)
-        from tiering.reader import read_rows  # noqa: PLC0415
+        from tiering.read.certify import require_sound  # noqa: PLC0415  (it loads pyarrow)
+        from tiering.read.reader import read_rows  # noqa: PLC0415
 
         wanted = OffsetRange(self.start, self.end)
         require_sound(self.snapshot, self.table.store, partition, wanted)
@@ -95,7 +95,7 @@ class OpenTables:
             TableMismatchError: it is another stream's.
             RemoteTierUnavailableError, InvalidConfigError: the store cannot be reached.
         """
-        from tiering.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
+        from tiering.read.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
 
         with self._lock:
             held = self._tables.get(ref.uri)

@@ -31,9 +31,9 @@ from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
 from spark_jobs.tables.plan import Claim, Claims
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
-from tiering.delta_append import AddedFile, AppendSnapshot, AppendTable, FileStats
-from tiering.lake import storage_options_of
-from tiering.object_store import ObjectStore, open_store
+from tiering.read.lake import storage_options_of
+from tiering.store.object_store import ObjectStore, open_store
+from tiering.table.delta_append import AddedFile, AppendSnapshot, AppendTable, FileStats
 
 if TYPE_CHECKING:
     import pyarrow as pa

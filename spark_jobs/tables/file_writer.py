@@ -23,9 +23,9 @@ from broker.errors import ObjectCorruptError, SchemaMismatchError
 from spark_jobs.tables.arrow_types import converted
 from spark_jobs.tables.file_stats import FileStats
 from spark_jobs.tables.schema_match import ColumnFit, Fit
-from tiering.compression import codecs
-from tiering.location import StoreConfig
-from tiering.object_store import ObjectStore
+from tiering.ship.compression import codecs
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import ObjectStore
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 from broker.errors import InvalidRequestError
 from broker.model.offsets import Offset, OffsetRange
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,7 +26,7 @@ from spark_jobs.tables.committing import CommittingTable, State
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from spark_jobs.tables.model import Source, Target, Transform, Transformed
 from spark_jobs.tables.slice_task import opened
-from tiering.parquet_source import read_columns
+from tiering.read.parquet_source import read_columns
 
 _POSITIONS: Final = ("partition", "offset")
 

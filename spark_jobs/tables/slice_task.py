@@ -22,8 +22,8 @@ from spark_jobs.source.partitions import OffsetSlice
 from spark_jobs.source.reader import read_slice
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from spark_jobs.tables.model import Source, Transform, Transformed
-from tiering.location import StoreConfig
-from tiering.object_store import ErasableStore, ObjectStore, open_store
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import ErasableStore, ObjectStore, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

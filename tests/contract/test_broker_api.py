@@ -23,9 +23,10 @@ from broker.model.ids import LeaseId, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
-from broker.ports import BrokerApi, PartitionHandle, RecordsOutcome
-from simkit.brokers import disk_broker
-from simkit.memory_broker import MemoryBroker, numbered, records
+from broker.ports.api import BrokerApi
+from broker.ports.partition import PartitionHandle, RecordsOutcome
+from simkit.brokers.brokers import disk_broker
+from simkit.brokers.memory_broker import MemoryBroker, numbered, records
 
 WAIT_S = 20
 CONFIG = StreamConfig(subject="s", partitions=2)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
-from broker.ports import Files
-from simkit.disk import SimDisk
+from broker.adapters.disk.files import DiskFiles
+from broker.ports.system import Files
+from simkit.disk.disk import SimDisk
 
 
 @pytest.fixture(params=["disk", "simulated"])

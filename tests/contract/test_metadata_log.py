@@ -17,7 +17,7 @@ from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBr
 from broker.errors import HeadwaterError, InvalidRequestError, StreamExistsError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from simkit.raft_groups import CORES, LocalLog, MetadataLogs, RaftGroup
+from simkit.raft.groups import CORES, LocalLog, MetadataLogs, RaftGroup
 
 BROKER = BrokerId("b1")
 

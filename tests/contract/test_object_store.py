@@ -18,9 +18,14 @@ from broker.errors import (
     ObjectMissingError,
     RemoteTierUnavailableError,
 )
-from simkit.motoproc import fresh, moto_location
-from tiering.location import StoreConfig
-from tiering.object_store import ErasableStore, ObjectStore, open_store, require_conditional_put
+from simkit.servers.motoproc import fresh, moto_location
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import (
+    ErasableStore,
+    ObjectStore,
+    open_store,
+    require_conditional_put,
+)
 
 
 @pytest.fixture(scope="module")

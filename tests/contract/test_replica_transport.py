@@ -21,7 +21,7 @@ from broker.model.replica_messages import (
     NewDataNotice,
     ReplicaMessage,
 )
-from simkit.replica_rigs import (
+from simkit.brokers.replica_rigs import (
     TIMEOUT_S,
     A,
     B,

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
-from broker.codec.flight_protocol import AtTime
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
+from broker.codec.flight.protocol import AtTime
 from broker.errors import (
     OffsetOutOfRangeError,
     StreamRecreatedError,
@@ -27,14 +27,14 @@ from broker.errors import (
 from broker.model.ids import LeaseId
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
-from headwater.history import History
-from simkit.brokers import disk_broker
-from simkit.lake_broker import serving
-from simkit.memory_broker import numbered, records
-from spark_jobs.unified import at_one_instant
-from tiering.certify import certify_counts
-from tiering.lake import Lake
-from tiering.location import StoreConfig
+from headwater.reads.history import History
+from simkit.brokers.brokers import disk_broker
+from simkit.brokers.memory_broker import numbered, records
+from simkit.tier.lake_broker import serving
+from spark_jobs.read.unified import at_one_instant
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,8 @@ from typing import Final
 import pyarrow as pa
 import pytest
 
-from broker.codec import index_format, log_state_format, record_batch, segment_format
+from broker.codec import record_batch
+from broker.codec.disk import index_format, log_state_format, segment_format
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
 from broker.model.offsets import Offset

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from broker.adapters.replica_nats_messages import (
+from broker.adapters.nats.replica_messages import (
     encode_epoch_answer,
     encode_notice,
     encode_request,
 )
-from broker.codec import control_messages, replica_answer, replica_messages
-from broker.codec.peer_frames import LaneKind, encode_frame_header
+from broker.codec.peer import control_messages, replica_answer, replica_messages
+from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.model.control_messages import (
     Heartbeat,
     HeartbeatAnswer,
@@ -29,7 +29,7 @@ from broker.model.replica_messages import (
     NewDataNotice,
     ReplicaMessage,
 )
-from simkit.replica_rigs import A, B, address, answer, fetch, stored
+from simkit.brokers.replica_rigs import A, B, address, answer, fetch, stored
 
 P = address(3).partition_id
 BROKER, LEADER = BrokerEpoch(4), LeaderEpoch(7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.codec.raft_log_format import (
+from broker.codec.disk.raft_log_format import (
     JournalHeader,
     MetaSlot,
     RecordKind,
@@ -11,8 +11,8 @@ from broker.codec.raft_log_format import (
     encode_record,
     encode_snapshot_header,
 )
-from broker.codec.raft_messages import encode
-from broker.codec.raft_state import SessionState, encode_state
+from broker.codec.disk.raft_state import SessionState, encode_state
+from broker.codec.peer.raft_messages import encode
 from broker.model.raft import Entry, EntryKind, HardState, NodeId, Proposal, SnapshotId
 from broker.model.raft_messages import Append, AppendReply, Chunk, Forward, Vote
 

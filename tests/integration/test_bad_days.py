@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.codec.flight_actions import ACTIONS
+from broker.codec.flight.actions import ACTIONS
 from broker.errors import (
     CommitTimeoutError,
     CorruptDataError,
@@ -30,10 +30,10 @@ from broker.errors import (
 )
 from crashkit.processes import BrokerProcess, http_get
 from crashkit.stage import Stage, Witness, one_value, staged
-from headwater import embedded
 from headwater.client import Client
-from simkit.natsproc import RawNats
-from simkit.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from headwater.local import embedded
+from simkit.servers.natsproc import RawNats
+from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -16,14 +16,14 @@ import pytest
 from pyarrow.flight import FlightServerBase, connect
 
 from broker.errors import InvalidConfigError, UnavailableError
-from headwater import embedded
+from headwater.local import embedded
 
 pytestmark = pytest.mark.integration
 
 _PARENT = """
 import json, sys, threading
 from pathlib import Path
-from headwater import embedded
+from headwater.local import embedded
 nats = embedded.start_nats(Path(sys.argv[1]))
 moto = embedded.start_moto(Path(sys.argv[1]), bucket="lake")
 print(json.dumps([nats.process.pid, moto.process.pid]), flush=True)

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from headwater import embedded
-from headwater.runtime_file import FILE_NAME, RuntimeFile
+from headwater.local import embedded
+from headwater.local.runtime_file import FILE_NAME, RuntimeFile
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -11,9 +11,9 @@ from typing import Any
 import nats
 import pytest
 
-from broker.adapters.nats_hooks import connect_options
-from broker.codec import envelope
-from broker.codec.envelope import EnvelopeKind
+from broker.adapters.nats.hooks import connect_options
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import EnvelopeKind
 from broker.config import NatsConfig
 from broker.errors import (
     DiskFullError,
@@ -23,9 +23,9 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.wire.liftbridge import message_pb2 as wire
-from simkit.certificates import Authority
-from simkit.ingest_rig import IngestRig
-from simkit.natsproc import NatsProcess, RawNats, pub
+from simkit.brokers.ingest_rig import IngestRig
+from simkit.servers.certificates import Authority
+from simkit.servers.natsproc import NatsProcess, RawNats, pub
 
 pytestmark = pytest.mark.integration
 

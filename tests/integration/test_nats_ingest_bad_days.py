@@ -18,9 +18,9 @@ import pytest
 
 from broker.config import NatsConfig
 from broker.errors import UnavailableError
-from broker.runtime.nats_ingest import IngestLimits
-from simkit.ingest_rig import IngestRig
-from simkit.natsproc import NatsProcess, RawNats, pub
+from broker.runtime.ingest.nats_ingest import IngestLimits
+from simkit.brokers.ingest_rig import IngestRig
+from simkit.servers.natsproc import NatsProcess, RawNats, pub
 
 pytestmark = pytest.mark.integration
 

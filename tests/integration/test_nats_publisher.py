@@ -19,7 +19,7 @@ from broker.errors import (
     RecordTooLargeError,
     UnavailableError,
 )
-from headwater import embedded
+from headwater.local import embedded
 from headwater.nats_publisher import MESSAGE_ID_HEADER, NatsMessage, NatsPublisher
 
 pytestmark = pytest.mark.integration

@@ -10,8 +10,8 @@ from urllib.parse import urlparse
 
 import pytest
 
-from broker.adapters.nats_socket import READ_BYTES, NatsSocket
-from simkit.certificates import Authority
+from broker.adapters.nats.socket import READ_BYTES, NatsSocket
+from simkit.servers.certificates import Authority
 
 pytestmark = pytest.mark.integration
 

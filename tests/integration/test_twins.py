@@ -24,12 +24,12 @@ from broker.errors import (
 from crashkit.processes import BrokerProcess
 from crashkit.reads import verify_fully
 from crashkit.stage import one_value
-from headwater import embedded
 from headwater.client import Client
 from headwater.client.fetch import Fetch
-from headwater.history import History
-from tiering.lake import Lake
-from tiering.verify import verify_table
+from headwater.local import embedded
+from headwater.reads.history import History
+from tiering.read.lake import Lake
+from tiering.read.verify import verify_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

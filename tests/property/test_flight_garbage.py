@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec.flight_actions import ACTIONS, decode_body
-from broker.codec.flight_protocol import (
+from broker.codec.flight.actions import ACTIONS, decode_body
+from broker.codec.flight.protocol import (
     ERROR_WIRE_BYTES_MAX,
     ReadRequest,
     RowsMark,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec import index_format, log_state_format, record_batch, segment_format
+from broker.codec import record_batch
 from broker.codec.checksum import crc32c
+from broker.codec.disk import index_format, log_state_format, segment_format
 from broker.errors import CorruptDataError
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid

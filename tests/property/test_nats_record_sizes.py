@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.adapters.liftbridge_messages import decode_publish
-from broker.codec.nats_headers import encode
-from broker.codec.nats_records import RecordRules, to_records
-from broker.codec.nats_stream import MessageBatch
+from broker.adapters.nats.liftbridge_messages import decode_publish
+from broker.codec.nats.headers import encode
+from broker.codec.nats.records import RecordRules, to_records
+from broker.codec.nats.stream import MessageBatch
 from broker.codec.record_batch import prepare
 from broker.model.stream import StreamConfig
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
-from broker.codec.nats_stream import NatsStream
+from broker.codec.nats.stream import NatsStream
 
 Message = tuple[int, bytes, bytes | None, bytes, bytes | None]
 HOT = (1, 2)

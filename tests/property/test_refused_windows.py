@@ -26,7 +26,7 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
-from broker.runtime.commit_group import Answer, BatchesWrite, CommitGroup
+from broker.runtime.partition.groups import Answer, BatchesWrite, CommitGroup
 from headwater.client.window import Window
 
 WINDOW: Final = 64

@@ -108,8 +108,8 @@ class Outcome:
 
 def race(folder: Path, *, commits: int, drivers: int, stock: bool) -> Outcome:
     """Run one race with all its servers below ``folder``."""
-    from headwater.embedded import moto_environment, start_moto
-    from simkit.s3_proxy import Break, Rule, s3_proxy
+    from headwater.local.embedded import moto_environment, start_moto
+    from simkit.servers.s3_proxy import Break, Rule, s3_proxy
 
     with ExitStack() as stack:
         moto = stack.enter_context(start_moto(folder / "moto", bucket=BUCKET))

@@ -87,10 +87,12 @@ def _portions(first: int, last: int, until_s: float) -> Iterator[tuple[range, fl
 
 def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
     """Return every kind of life by name, with what is met in the life of a seed."""
-    from simkit import cluster_sim, log_sim, raft_sim
-    from simkit.cluster_mutants import LATE_FAULTS
+    from simkit.cluster import sim as cluster_sim
+    from simkit.cluster.mutants import LATE_FAULTS
     from simkit.house import house
-    from simkit.raft_pysyncobj_mutants import in_simulation
+    from simkit.log import sim as log_sim
+    from simkit.raft import sim as raft_sim
+    from simkit.raft.pysyncobj_mutants import in_simulation
 
     def pysyncobj(seed: int) -> Iterable[str]:
         with in_simulation():

@@ -10,10 +10,10 @@ from broker.core.metadata.commands import ElectUnclean
 from broker.errors import InvalidRequestError
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from simkit.cluster_control import CONTROL
-from simkit.cluster_mutants import MUTANTS
-from simkit.cluster_sim import UUID, ClusterSim
-from simkit.cluster_world import both_ways
+from simkit.cluster.control import CONTROL
+from simkit.cluster.mutants import MUTANTS
+from simkit.cluster.sim import UUID, ClusterSim
+from simkit.cluster.world import both_ways
 
 SEEDS = range(8)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from projectfiles import ROOT
-from simkit.cluster_mutants import BIASED, FIRST_SEEDS, LATE_FAULTS, MUTANTS
-from simkit.cluster_scripts import SCRIPTS
-from simkit.cluster_sightings import SOMETIMES, SOMETIMES_INTERVAL, SOMETIMES_TIERED
-from simkit.cluster_sim import run_seed
-from simkit.cluster_tier_mutants import FIRST_SEEDS as TIER_FIRST_SEEDS
-from simkit.cluster_tier_mutants import INTERVAL_MUTANTS, TIER_MUTANTS
+from simkit.cluster.mutants import BIASED, FIRST_SEEDS, LATE_FAULTS, MUTANTS
+from simkit.cluster.scripts import SCRIPTS
+from simkit.cluster.sightings import SOMETIMES, SOMETIMES_INTERVAL, SOMETIMES_TIERED
+from simkit.cluster.sim import run_seed
+from simkit.cluster.tier_mutants import FIRST_SEEDS as TIER_FIRST_SEEDS
+from simkit.cluster.tier_mutants import INTERVAL_MUTANTS, TIER_MUTANTS
 from simkit.seed_hunt import broken_seed, is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 240)
@@ -161,7 +161,7 @@ def test_a_seed_is_a_whole_story(tmp_path: Path) -> None:
     assert here == [run_seed(seed).digest for seed in range(3)]
     script = tmp_path / "digests.py"
     script.write_text(
-        "from simkit.cluster_sim import run_seed\n"
+        "from simkit.cluster.sim import run_seed\n"
         "print(*(run_seed(seed).digest for seed in range(3)))\n",
         encoding="utf-8",
     )

@@ -14,11 +14,11 @@ import pytest
 
 from broker.errors import HeadwaterError
 from checkkit.anomalies import Anomaly, Verdict
-from simkit import cluster_sim
-from simkit.cluster_clients import Reader
-from simkit.cluster_mutants import MUTANTS
-from simkit.cluster_oracle import Oracle
-from simkit.cluster_sim import ClusterSim
+from simkit.cluster import sim as cluster_sim
+from simkit.cluster.clients import Reader
+from simkit.cluster.mutants import MUTANTS
+from simkit.cluster.oracle import Oracle
+from simkit.cluster.sim import ClusterSim
 
 _MUTED = (
     (Oracle, ("written", "started_leading", "shown", "acked", "client_heard", "check")),

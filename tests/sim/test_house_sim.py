@@ -106,12 +106,13 @@ def test_the_house_is_built_of_the_product_s_shells() -> None:
         check=True,
     )
     shells = (
-        "controller", "cluster_member", "member_beats", "metadata_follower", "registration",
-        "broker", "hosted_partitions", "partition_driver", "replica_shell", "turn_queue", "commits",
-        "retry_tables", "background", "promise_keeper", "broker_start", "member_errands",
+        "broker", "hosted_partitions", "background", "cluster.controller", "cluster.member",
+        "cluster.beats", "cluster.registration", "cluster.promise_keeper", "metadata.follower",
+        "partition.driver", "partition.replica_shell", "partition.queue", "partition.commits",
+        "partition.retry_tables",
     )  # fmt: skip
     wanted = {f"broker.runtime.{one}" for one in shells}
-    wanted |= {"broker.storage.partition_log", "broker.codec.replica_messages"}
+    wanted |= {"broker.storage.log.partition_log", "broker.codec.peer.replica_messages"}
     assert wanted <= set(told.stdout.split())
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from simkit.log_mutants import MUTANTS
-from simkit.log_sim import run_seed
+from simkit.log.mutants import MUTANTS
+from simkit.log.sim import run_seed
 from simkit.seed_hunt import broken_seed, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 1000)

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from simkit.raft_observer_mutants import OBSERVER_HINTS, OBSERVER_MUTANTS, OBSERVER_SCRIPTS
-from simkit.raft_sim import run_seed
+from simkit.raft.observer_mutants import OBSERVER_HINTS, OBSERVER_MUTANTS, OBSERVER_SCRIPTS
+from simkit.raft.sim import run_seed
 
 SEEDS = 60
 MUTANT_SEEDS_MAX = 300

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from simkit.raft_pysyncobj_mutants import (
+from simkit.raft.pysyncobj_mutants import (
     FIRST_SEEDS,
     HINTS,
     MUTANTS,
@@ -18,7 +18,7 @@ from simkit.raft_pysyncobj_mutants import (
     SCRIPTS,
     in_simulation,
 )
-from simkit.raft_sim import run_seed
+from simkit.raft.sim import run_seed
 from simkit.seed_hunt import hunting_order, is_caught
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 150)

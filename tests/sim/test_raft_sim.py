@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from simkit.raft_mutants import FIRST_SEEDS, HINTS, MUTANTS, REASONS
-from simkit.raft_scenarios import SCRIPTS
-from simkit.raft_sim import run_seed
+from simkit.raft.mutants import FIRST_SEEDS, HINTS, MUTANTS, REASONS
+from simkit.raft.scenarios import SCRIPTS
+from simkit.raft.sim import run_seed
 from simkit.seed_hunt import hunting_order, is_caught, never_seen
 
 SEEDS = int(os.environ.get("HEADWATER_SIM_SEEDS") or 400)
@@ -133,7 +133,7 @@ def test_a_seed_is_a_whole_story() -> None:
     """The same seed runs the same way twice, also with another hash seed, so it can be replayed."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from simkit.raft_sim import run_seed\n"
+        "from simkit.raft.sim import run_seed\n"
         "print([run_seed(seed)[1] for seed in (11, 12, 13)])"
     )
     library = str(Path(__file__).parents[1] / "lib")

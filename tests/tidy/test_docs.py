@@ -9,7 +9,10 @@ from typing import get_type_hints
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.metrics import (
+from broker.codec import record_batch
+from broker.codec.disk import index_format, log_state_format, segment_format
+from broker.config import BrokerConfig
+from broker.process.metrics import (
     ClusterSample,
     FollowerSample,
     IngestSample,
@@ -18,8 +21,6 @@ from broker.adapters.metrics import (
     ReplicaSample,
     TierSample,
 )
-from broker.codec import index_format, log_state_format, record_batch, segment_format
-from broker.config import BrokerConfig
 from headwater.cli.main import app
 from projectfiles import ROOT
 

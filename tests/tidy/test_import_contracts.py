@@ -20,13 +20,14 @@ SKELETON: Final = (
     "broker/errors.py",
     "broker/model/__init__.py",
     "broker/codec/__init__.py",
-    "broker/ports.py",
+    "broker/ports/__init__.py",
     "broker/core/__init__.py",
     "broker/storage/__init__.py",
     "broker/runtime/__init__.py",
     "broker/adapters/__init__.py",
     "broker/wire/__init__.py",
-    "broker/daemon.py",
+    "broker/process/__init__.py",
+    "broker/process/daemon.py",
     "tiering/__init__.py",
     "spark_jobs/__init__.py",
     "headwater/__init__.py",
@@ -64,9 +65,11 @@ def test_the_tree_keeps_its_contracts() -> None:
 def test_what_the_rule_allows_is_kept(tmp_path: Path) -> None:
     """The composition root may join everything, and the command may start it."""
     build_skeleton(tmp_path)
-    (tmp_path / "broker/daemon.py").write_text("import tiering, broker.runtime, broker.adapters")
-    (tmp_path / "broker/__main__.py").write_text("import broker.daemon")
-    (tmp_path / "headwater/cli/up.py").write_text("import broker.daemon, spark_jobs")
+    (tmp_path / "broker/process/daemon.py").write_text(
+        "import tiering, broker.runtime, broker.adapters"
+    )
+    (tmp_path / "broker/__main__.py").write_text("import broker.process.daemon")
+    (tmp_path / "headwater/cli/up.py").write_text("import broker.process.daemon, spark_jobs")
     (tmp_path / "spark_jobs/job.py").write_text("import tiering, broker.wire, headwater.client")
     (tmp_path / "tiering/writer.py").write_text("import broker.ports, broker.codec, boto3")
     result = lint_imports(tmp_path)
@@ -94,6 +97,7 @@ def test_what_the_rule_allows_is_kept(tmp_path: Path) -> None:
         ("headwater/client.py", "import spark_jobs"),
         ("spark_jobs/job.py", "import broker.runtime"),
         ("headwater/client.py", "import broker.runtime"),
+        ("broker/newcomer.py", ""),
     ],
 )
 def test_a_forbidden_import_is_reported(tmp_path: Path, path: str, text: str) -> None:

@@ -29,25 +29,25 @@ README_LINES: Final = range(10, 26)
 # A client library: the files of ours that may import it. A pattern's `*` also matches slashes.
 # Tests, benchmarks and tools are free; a pattern may name a file that has yet to be written.
 CLIENTS: Final[dict[str, tuple[str, ...]]] = {
-    "nats": ("broker/adapters/nats_*.py", "headwater/nats_*.py"),  # the client publishes, too
-    "grpc": ("broker/adapters/grpc_*.py", "broker/adapters/peer_*.py", "headwater/grpc_*.py"),
+    "nats": ("broker/adapters/nats/*.py", "headwater/nats_*.py"),  # the client publishes, too
+    "grpc": ("broker/adapters/grpc/*.py", "broker/adapters/peer/*.py", "headwater/grpc_*.py"),
     "pyarrow.flight": (
-        "broker/adapters/flight_*.py",
+        "broker/adapters/flight/*.py",
         "headwater/client/flight_*.py",
         "spark_jobs/source/*.py",  # the tail reader runs in Spark's worker processes
     ),
     "pysyncobj": ("broker/adapters/raft_pysyncobj/pinned.py",),
-    "prometheus_client": ("broker/adapters/metrics.py",),
-    "psutil": ("broker/adapters/metrics.py",),
+    "prometheus_client": ("broker/process/metrics.py",),
+    "psutil": ("broker/process/metrics.py",),
     "crc32c": ("broker/codec/checksum.py",),
-    "boto3": ("tiering/s3.py",),
-    "botocore": ("tiering/s3.py",),
-    "deltalake": ("tiering/delta_*.py",),  # the library and its two kinds of tables
+    "boto3": ("tiering/store/s3.py",),
+    "botocore": ("tiering/store/s3.py",),
+    "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
     "fastavro": ("spark_jobs/decode/avro_decoder.py",),
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),
     "py4j": ("spark_jobs/*.py",),
-    "cryptography": ("headwater/cluster_certificates.py",),
+    "cryptography": ("headwater/local/cluster_certificates.py",),
     "typer": ("headwater/cli/*.py",),
     "rich": ("headwater/cli/*.py",),
     "moto": (),  # a server for tests and the demo: started as a process, never imported
@@ -67,10 +67,10 @@ SLEEPLESS: Final = ("broker/*", "tests/unit/*", "tests/property/*", "tests/sim/*
 # Handlers of every exception that do not end in `raise`: file -> why it may swallow them.
 CATCH_ALL: Final[dict[str, str]] = {
     "broker/runtime/pumps.py": "a pump's crash is handed over: it ends the process",
-    "broker/runtime/commit_scheduler.py": "a thread's crash is handed over: it ends the process",
+    "broker/runtime/partition/commit_scheduler.py": "a crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",
-    "broker/cluster_node.py": "a thread's crash is handed over: it ends the process",
-    "broker/runtime/raft_metadata_log.py": "its thread's crash is handed over: it ends the process",
+    "broker/process/node.py": "a thread's crash is handed over: it ends the process",
+    "broker/runtime/metadata/raft_metadata_log.py": "a crash is handed over: it ends the process",
     "broker/runtime/supervisor.py": "one partition's bug must not take the others down",
     "tests/lib/damagekit/campaign.py": "told through the case's pipe; the forked child ends there",
     "tests/lib/damagekit/readers.py": "an error without a type is what is looked for; noted as bad",
@@ -78,9 +78,9 @@ CATCH_ALL: Final[dict[str, str]] = {
     "tests/lib/damagekit/spark_pass.py": "an error without a type is looked for; noted as bad",
     "tests/lib/damagekit/spawner.py": "printed as Python would, where the forked broker ends",
     "tests/sim/nightly.py": "a violation is told and counted; the other seeds go on",
-    "tiering/deadline.py": "every error is raised again on the thread that waits for the call",
-    "tiering/claimant.py": "one partition's bug must not keep the others from being claimed",
-    "tiering/uploader.py": "one partition's bug must not stop the others from being shipped",
+    "tiering/store/deadline.py": "every error is raised again on the thread that waits",
+    "tiering/ship/claimant.py": "one partition's bug must not keep the others from being claimed",
+    "tiering/ship/uploader.py": "one partition's bug must not stop the others from being shipped",
 }
 
 BANNED_IMPORTS: Final = {
@@ -425,7 +425,7 @@ VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (undocumented_tests, "tests/test_x.py", "class TestX:\n    async def test_x(self): ..."),
     (strayed_clients, "broker/core/x.py", "import nats.aio"),
     (strayed_clients, "broker/adapters/nats_x.py", "import boto3"),
-    (strayed_clients, "tiering/uploader.py", "from botocore.exceptions import ClientError"),
+    (strayed_clients, "tiering/ship/uploader.py", "from botocore.exceptions import ClientError"),
     (strayed_clients, "headwater/client.py", "from pyarrow import flight"),
     (strayed_clients, "headwater/client.py", "def f():\n    from pyspark.sql import Row"),
 )
@@ -451,7 +451,7 @@ PERMITTED: Final[tuple[tuple[Rule, str, str], ...]] = (
     (swallowed_exceptions, "broker/x.py", "try:\n    f()\nexcept OSError:\n    pass"),
     (silent_skips, "tests/test_x.py", "import pytest\npytest.skip('no loopback here')"),
     (silent_skips, "tests/test_x.py", "import pytest\npytest.mark.xfail(reason='issue 7')"),
-    (strayed_clients, "tiering/s3.py", "import boto3\nfrom botocore.config import Config"),
+    (strayed_clients, "tiering/store/s3.py", "import boto3\nfrom botocore.config import Config"),
     (strayed_clients, "spark_jobs/jobs/ingest.py", "from pyspark.sql import Row"),
     (strayed_clients, "tests/integration/test_x.py", "import boto3"),
 )

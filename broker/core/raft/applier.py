@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol
 
-from broker.codec.raft_state import (
+from broker.codec.disk.raft_state import (
     REPLY_BYTES_MAX,
     SessionState,
     decode_state,

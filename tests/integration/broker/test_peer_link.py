@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.adapters.control_peer import PeerControlTransport
-from broker.adapters.peer_identity import Address, PeerTls
-from broker.adapters.peer_link import PeerLink
-from broker.adapters.raft_transport import PeerRaftTransport
-from broker.adapters.replica_peer import PeerReplicaTransport
-from broker.codec.control_messages import encode as encode_control
-from broker.codec.peer_frames import LaneKind, encode_frame_header
+from broker.adapters.peer.control import PeerControlTransport
+from broker.adapters.peer.identity import Address, PeerTls
+from broker.adapters.peer.link import PeerLink
+from broker.adapters.peer.raft import PeerRaftTransport
+from broker.adapters.peer.replicas import PeerReplicaTransport
+from broker.codec.peer.control_messages import encode as encode_control
+from broker.codec.peer.frames import LaneKind, encode_frame_header
 from broker.errors import InvalidConfigError
 from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
@@ -28,8 +28,8 @@ from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
 from broker.model.replica_messages import FetchAnswer, FetchRequest
-from headwater.cluster_certificates import files_of, make_certificates
-from simkit.replica_rigs import (
+from headwater.local.cluster_certificates import files_of, make_certificates
+from simkit.brokers.replica_rigs import (
     CLUSTER,
     TIMEOUT_S,
     A,

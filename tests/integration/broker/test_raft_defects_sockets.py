@@ -17,10 +17,10 @@ from pysyncobj.tcp_server import TcpServer
 
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.model.ids import BrokerId
-from headwater.embedded import free_port
-from simkit import pysyncobj_shipped as shipped
-from simkit.pysyncobj_shipped import ShippedOverTcp, frame
-from simkit.raft_groups import CORES, RaftGroup
+from headwater.local.embedded import free_port
+from simkit.raft import pysyncobj_shipped as shipped
+from simkit.raft.groups import CORES, RaftGroup
+from simkit.raft.pysyncobj_shipped import ShippedOverTcp, frame
 
 pytestmark = pytest.mark.integration
 

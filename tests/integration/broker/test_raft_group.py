@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from broker.codec.peer_frames import LaneKind, encode_frame_header
-from broker.codec.raft_messages import encode as encode_message
+from broker.codec.peer.frames import LaneKind, encode_frame_header
+from broker.codec.peer.raft_messages import encode as encode_message
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.errors import CommitTimeoutError, OverloadedError, UnavailableError
 from broker.model.ids import BrokerId
 from broker.model.raft import Entry, EntryKind, NodeId
 from broker.model.raft_messages import Append
-from simkit.certificates import Authority
-from simkit.raft_groups import CORES, RaftGroup, issue_certificate
+from simkit.raft.groups import CORES, RaftGroup, issue_certificate
+from simkit.servers.certificates import Authority
 
 pytestmark = pytest.mark.integration
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simkit.raft_groups import CORES
-from simkit.raft_member_process import ProcessGroup
+from simkit.raft.groups import CORES
+from simkit.raft.member_process import ProcessGroup
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

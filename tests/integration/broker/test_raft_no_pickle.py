@@ -19,15 +19,15 @@ import pysyncobj.journal
 import pysyncobj.pickle
 import pytest
 
-from broker.codec.raft_messages import decode, encode
+from broker.codec.peer.raft_messages import decode, encode
 from broker.core.metadata.commands import RegisterBroker
 from broker.core.metadata.commands import encode as encode_command
 from broker.errors import EnvelopeError
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.model.raft_messages import AppendReply, Chunk, Forward, Message, ReadRequest, Vote
-from simkit.raft_groups import CORES, RaftGroup
-from simkit.raft_rig import append, entries, proposal, snapshot_of
+from simkit.raft.groups import CORES, RaftGroup
+from simkit.raft.rig import append, entries, proposal, snapshot_of
 
 pytestmark = pytest.mark.integration
 

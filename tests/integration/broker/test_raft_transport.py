@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.raft_transport import Address, RaftTls, TlsRaftTransport, member_uri
+from broker.adapters.peer.raft import Address, RaftTls, TlsRaftTransport, member_uri
 from broker.errors import InvalidConfigError
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
-from headwater.embedded import LOOPBACK, free_port
-from simkit.certificates import Authority
-from simkit.raft_groups import issue_certificate
+from headwater.local.embedded import LOOPBACK, free_port
+from simkit.raft.groups import issue_certificate
+from simkit.servers.certificates import Authority
 
 pytestmark = pytest.mark.integration
 

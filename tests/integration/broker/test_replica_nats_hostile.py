@@ -9,22 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.replica_nats import NatsReplicaTransport
-from broker.adapters.replica_nats_messages import (
+from broker.adapters.nats.replica_messages import (
     encode_epoch_answer,
     encode_notice,
     encode_request,
 )
-from broker.codec import replica_answer
+from broker.adapters.nats.replicas import NatsReplicaTransport
+from broker.codec.peer import replica_answer
 from broker.config import NatsConfig
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndAnswer, NewDataNotice
-from headwater.embedded import LOOPBACK
-from simkit.certificates import Authority
-from simkit.natsproc import NatsProcess, RawNats
-from simkit.replica_rigs import (
+from headwater.local.embedded import LOOPBACK
+from simkit.brokers.replica_rigs import (
     BROKERS,
     CLUSTER,
     TIMEOUT_S,
@@ -36,6 +34,8 @@ from simkit.replica_rigs import (
     fetch,
     stored,
 )
+from simkit.servers.certificates import Authority
+from simkit.servers.natsproc import NatsProcess, RawNats
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterkit.running import Cluster
-from headwater.embedded import start_nats
+from headwater.local.embedded import start_nats
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from broker.codec import envelope
-from broker.codec.envelope import EnvelopeKind
-from broker.codec.flight_protocol import StreamPath, decode_ack, encode_put_mark
+from broker.codec.flight.protocol import StreamPath, decode_ack, encode_put_mark
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import EnvelopeKind
 from broker.errors import HeadwaterError, InvalidRequestError, NotLeaderError
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.records import AckPolicy
@@ -28,7 +28,7 @@ from headwater.client.flight_connection import Connection
 from headwater.client.operations import Operations
 from headwater.client.records import to_batch
 from headwater.nats_publisher import NatsMessage, NatsPublisher
-from simkit.natsproc import RawNats, pub
+from simkit.servers.natsproc import RawNats, pub
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_ack_policies")]
 

@@ -17,9 +17,9 @@ from clusterkit.load import Load, load, stored
 from clusterkit.running import Cluster
 from headwater.cli.main import app
 from headwater.client.operations import Operations
-from headwater.cluster_certificates import make_certificates
-from headwater.embedded import free_port
-from headwater.embedded_cluster import BrokerPorts
+from headwater.local.cluster_certificates import make_certificates
+from headwater.local.embedded import free_port
+from headwater.local.embedded_cluster import BrokerPorts
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ import pytest
 from broker.errors import ForeignHistoryError
 from clusterkit.load import stored
 from clusterkit.running import Cluster
-from headwater.embedded import http_status
+from headwater.local.embedded import http_status
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_forgetful")]
 

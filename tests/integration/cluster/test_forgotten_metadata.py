@@ -9,7 +9,7 @@ import pytest
 
 from clusterkit.running import Cluster
 from headwater.client.operations import Operations
-from headwater.embedded import http_status
+from headwater.local.embedded import http_status
 
 pytestmark = pytest.mark.integration
 

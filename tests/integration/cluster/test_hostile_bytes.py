@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.codec.flight_actions import ACTIONS
+from broker.codec.flight.actions import ACTIONS
 from clusterkit.hostile import (
     LOOPBACK,
     Pickles,
@@ -40,8 +40,8 @@ from clusterkit.load import publish, stored
 from clusterkit.running import Cluster
 from crashkit.processes import BrokerProcess
 from headwater.client.client import Client
-from headwater.embedded import NATS_PAYLOAD_BYTES_MAX, free_port
-from simkit.natsproc import NatsProcess, RawNats
+from headwater.local.embedded import NATS_PAYLOAD_BYTES_MAX, free_port
+from simkit.servers.natsproc import NatsProcess, RawNats
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

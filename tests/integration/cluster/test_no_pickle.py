@@ -23,7 +23,7 @@ from clusterkit.running import Cluster
 from crashkit.processes import BrokerProcess
 from headwater.client.client import Client
 from headwater.client.operations import Operations
-from headwater.embedded import start_nats
+from headwater.local.embedded import start_nats
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

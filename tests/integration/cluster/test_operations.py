@@ -20,8 +20,8 @@ from clusterkit.running import Cluster
 from headwater.cli.main import app
 from headwater.client.client import Client
 from headwater.client.operations import Operations
-from headwater.embedded import EmbeddedServer, http_status, start_up
-from headwater.runtime_file import RuntimeFile
+from headwater.local.embedded import EmbeddedServer, http_status, start_up
+from headwater.local.runtime_file import RuntimeFile
 
 # One worker runs all of them: each module starts a cluster.
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cluster_operations")]

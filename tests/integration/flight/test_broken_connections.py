@@ -9,13 +9,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from broker.errors import CommitTimeoutError, UnavailableError
 from broker.model.records import AppendResult
 from headwater.client import Client
-from simkit.memory_broker import MemoryBroker, numbered
-from simkit.tcp_proxy import TcpProxy
+from simkit.brokers.memory_broker import MemoryBroker, numbered
+from simkit.servers.tcp_proxy import TcpProxy
 
 WAIT_S = 30
 BATCH = 10

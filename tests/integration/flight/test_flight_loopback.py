@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
-from broker.codec.flight_protocol import AtTime
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
+from broker.codec.flight.protocol import AtTime
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import (
     CommitTimeoutError,
@@ -35,7 +35,7 @@ from broker.errors import (
 from broker.model.ids import LeaseId, ProducerId
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client, Fetched
-from simkit.memory_broker import MemoryBroker, numbered
+from simkit.brokers.memory_broker import MemoryBroker, numbered
 
 WAIT_S = 20
 

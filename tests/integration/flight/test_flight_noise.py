@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from broker.codec.record_batch import decode_body
 from broker.errors import HeadwaterError, InvalidRequestError, from_wire
 from headwater.client import Client
-from simkit.memory_broker import MemoryBroker, numbered
+from simkit.brokers.memory_broker import MemoryBroker, numbered
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WAIT_S = 20

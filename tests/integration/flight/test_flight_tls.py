@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
 from headwater.client import Client
-from simkit.certificates import Authority, Pair
-from simkit.memory_broker import MemoryBroker
+from simkit.brokers.memory_broker import MemoryBroker
+from simkit.servers.certificates import Authority, Pair
 
 WAIT_S = 20
 

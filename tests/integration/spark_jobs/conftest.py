@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headwater.embedded import moto_environment, start_moto
-from simkit.lake_broker import Served, serving
-from spark_jobs.held_reads import release_all
+from headwater.local.embedded import moto_environment, start_moto
+from simkit.tier.lake_broker import Served, serving
+from spark_jobs.read.held_reads import release_all
 from spark_jobs.session import LOG4J, build_session
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

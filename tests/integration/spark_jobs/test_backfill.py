@@ -16,8 +16,15 @@ from typing import Any
 import pytest
 
 from broker.errors import InvalidRequestError, OverlapError
-from simkit.append_rig import AppendRig, append_rig, positions, ranges, require_exact, table_rows
-from simkit.memory_broker import records
+from simkit.brokers.memory_broker import records
+from simkit.tier.append_rig import (
+    AppendRig,
+    append_rig,
+    positions,
+    ranges,
+    require_exact,
+    table_rows,
+)
 from spark_jobs.jobs import backfill
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appender, Target

@@ -18,12 +18,12 @@ from broker.errors import ObjectCorruptError, ObjectMissingError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reading import cut, read
-from simkit.lake_broker import Served
-from simkit.parquet_parts import Part, parts_of
-from spark_jobs import table_scan
+from simkit.tier.lake_broker import Served
+from simkit.tier.parquet_parts import Part, parts_of
 from spark_jobs.failures import translated, typed
+from spark_jobs.read import table_scan
+from spark_jobs.read.table_scan import STRICT, files_of
 from spark_jobs.source.columns import ROW_COLUMNS
-from spark_jobs.table_scan import STRICT, files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

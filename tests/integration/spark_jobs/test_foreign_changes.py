@@ -16,11 +16,11 @@ import headwater
 from broker.errors import ObjectCorruptError, TableMismatchError
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
+from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import compact, snapshot
 from spark_jobs.jobs.job import Report
-from spark_jobs.table_scan import table_path
-from tiering.key_snapshot import latest_table
+from spark_jobs.read.table_scan import table_path
+from tiering.keys.snapshot import latest_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,11 +19,11 @@ from pyspark.errors import StreamingQueryException
 from broker.errors import GapError, HeadwaterError, SchemaMismatchError, StreamRecreatedError
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
+from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import ingest
 from spark_jobs.jobs.job import Report, Stop
 from spark_jobs.tables import Appender
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

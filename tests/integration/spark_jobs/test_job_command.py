@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from headwater.embedded import start_up
+from headwater.local.embedded import start_up
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 

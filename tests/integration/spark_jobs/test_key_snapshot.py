@@ -14,16 +14,16 @@ import pytest
 
 from broker.errors import HeadwaterError, StaleColdEndError
 from broker.model.offsets import Offset
-from headwater import embedded
 from headwater.client import Client
-from simkit.lake_broker import Served
+from headwater.local import embedded
+from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import compact, snapshot, verify
 from spark_jobs.jobs.job import Report
-from spark_jobs.table_scan import table_at
-from tiering import key_snapshot_plan
-from tiering.delta_table import DeltaStreamTable
-from tiering.key_snapshot import latest_table, open_latest
-from tiering.lake import Lake
+from spark_jobs.read.table_scan import table_at
+from tiering.keys import plan as key_snapshot_plan
+from tiering.keys.snapshot import latest_table, open_latest
+from tiering.read.lake import Lake
+from tiering.table.delta_table import DeltaStreamTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,14 +15,14 @@ from broker.errors import InvalidRequestError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reading import certificate, read
-from headwater.verification import verify_cut
-from simkit.lake_broker import Served, serving
-from simkit.memory_broker import numbered
+from headwater.reads.verification import verify_cut
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served, serving
 from spark_jobs.jobs import compact, snapshot, verify
 from spark_jobs.jobs.job import Report, run_job
 from spark_jobs.maintenance import table_compaction
-from tiering.key_snapshot import latest_table
-from tiering.location import StoreConfig
+from tiering.keys.snapshot import latest_table
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

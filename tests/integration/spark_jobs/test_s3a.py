@@ -10,9 +10,9 @@ from broker.errors import ObjectMissingError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reading import certificate, read, release
-from simkit.lake_broker import serving
-from simkit.memory_broker import numbered
-from tiering.location import StoreConfig
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import serving
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

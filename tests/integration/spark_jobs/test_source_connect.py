@@ -11,8 +11,8 @@ import pytest
 
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
-from simkit.memory_broker import numbered
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
@@ -23,7 +23,7 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from headwater.client import Client
-from simkit.memory_broker import numbered
+from simkit.brokers.memory_broker import numbered
 spark = SparkSession.builder.remote("local").config("spark.ui.enabled", "false").getOrCreate()
 given = {"server": server, "subscribe": "s", "startingOffsets": "earliest"}
 live = spark.readStream.format("headwater").options(**given).load()

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from broker.errors import StreamRecreatedError
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
-from simkit.memory_broker import numbered
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served
 from spark_jobs.failures import typed
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from broker.ports import TierStatus
+from broker.ports.tiering import TierStatus
 from headwater.client import Client
-from simkit.lake_broker import LakeBroker, Served, serving
-from simkit.memory_broker import numbered
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import LakeBroker, Served, serving
 from spark_jobs.source import lookup, tiers
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.source.partitions import OffsetSlice, TableRef

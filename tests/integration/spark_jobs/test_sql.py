@@ -12,11 +12,11 @@ import headwater
 from broker.errors import UnknownStreamError
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
-from simkit.memory_broker import numbered
-from spark_jobs.held_reads import release
-from spark_jobs.leases import KEEPER
-from spark_jobs.sql import query, register
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served
+from spark_jobs.read.held_reads import release
+from spark_jobs.read.leases import KEEPER
+from spark_jobs.read.sql import query, register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

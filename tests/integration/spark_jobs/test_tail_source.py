@@ -18,8 +18,8 @@ from broker.errors import (
     UnknownStreamError,
 )
 from headwater.client import Client
-from simkit.lake_broker import Served
-from simkit.memory_broker import numbered
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served
 from spark_jobs.failures import translated, typed
 
 if TYPE_CHECKING:

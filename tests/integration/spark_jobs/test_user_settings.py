@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 import headwater
 from broker.model.offsets import Offset
 from headwater.client import Client
-from simkit.lake_broker import Served
-from spark_jobs.held_reads import release_all
+from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import snapshot
 from spark_jobs.jobs.job import Report
-from spark_jobs.table_scan import files_of
+from spark_jobs.read.held_reads import release_all
+from spark_jobs.read.table_scan import files_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

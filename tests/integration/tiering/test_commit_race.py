@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from simkit.motoproc import fresh, moto_location
-from simkit.tier_lab import TierLab
-from tiering.certify import prove_partition
-from tiering.location import StoreConfig
+from simkit.servers.motoproc import fresh, moto_location
+from simkit.tier.lab import TierLab
+from tiering.read.certify import prove_partition
+from tiering.store.location import StoreConfig
 
 pytestmark = pytest.mark.integration
 
@@ -31,10 +31,10 @@ _WRITER = """
 import json, random, sys
 from broker.errors import StaleColdEndError
 from broker.model.offsets import OffsetRange
-from simkit.tier_lab import TierLab
-from tiering.location import Credentials, StoreConfig
-from tiering.segment_writer import SegmentPlace, write_segment
-from tiering.table import NewFile
+from simkit.tier.lab import TierLab
+from tiering.store.location import Credentials, StoreConfig
+from tiering.ship.segment_writer import SegmentPlace, write_segment
+from tiering.table.table import NewFile
 
 config, seed, rounds = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if config["credentials"]:

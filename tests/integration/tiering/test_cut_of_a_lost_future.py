@@ -14,17 +14,17 @@ import pyarrow as pa
 import pytest
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from broker.errors import ForeignHistoryError, InvalidCutError
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
 from headwater.client import Client
-from headwater.history import History
-from simkit.brokers import disk_broker
-from tiering.lake import Lake
-from tiering.location import StoreConfig
-from tiering.proofs import CACHE
+from headwater.reads.history import History
+from simkit.brokers.brokers import disk_broker
+from tiering.proof.proofs import CACHE
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
 pytestmark = pytest.mark.integration

@@ -11,11 +11,11 @@ import pytest
 
 from broker.adapters.clock import SystemClock
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import TableState
+from broker.ports.tiering import TableState
 from broker.runtime.broker import Broker
-from simkit.brokers import disk_broker
-from tiering.lake import Lake
-from tiering.location import StoreConfig
+from simkit.brokers.brokers import disk_broker
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
 pytestmark = pytest.mark.integration

@@ -22,14 +22,14 @@ from broker.errors import (
     TableRolledBackError,
     UnfencedStoreError,
 )
-from simkit.motoproc import fresh, moto_location
-from simkit.s3_proxy import Break, Rule, S3Proxy, s3_proxy
-from simkit.tier_lab import TierLab, cut_of, read_table
-from tiering.certify import certify_counts, require_sound
-from tiering.lake import Lake
-from tiering.location import StoreConfig
-from tiering.object_store import open_store, require_conditional_put
-from tiering.verify import verify_table
+from simkit.servers.motoproc import fresh, moto_location
+from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from simkit.tier.lab import TierLab, cut_of, read_table
+from tiering.read.certify import certify_counts, require_sound
+from tiering.read.lake import Lake
+from tiering.read.verify import verify_table
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import open_store, require_conditional_put
 
 pytestmark = pytest.mark.integration
 
@@ -97,7 +97,7 @@ def test_large_objects_are_read_in_pieces(
     moto: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the whole-object limit only footers and wanted row groups are fetched."""
-    monkeypatch.setattr("tiering.parquet_source._WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("tiering.read.parquet_source._WHOLE_BYTES_MAX", 0)
     lab = TierLab(fresh(moto))
     lab.source.fill(2, 400)
     ship(lab)
@@ -232,9 +232,9 @@ def test_a_dead_store_is_unavailable_and_not_an_absent_table(moto: StoreConfig) 
 
 _JOB = """
 import sys
-from tiering.lake import Lake
-from tiering.location import Credentials, StoreConfig
-from tiering.verify import verify_table
+from tiering.read.lake import Lake
+from tiering.store.location import Credentials, StoreConfig
+from tiering.read.verify import verify_table
 uri, endpoint, key, secret = sys.argv[1:]
 config = StoreConfig(uri=uri, endpoint=endpoint, region="us-east-1", path_style=True,
                      credentials=Credentials(access_key_id=key, secret_access_key=secret))

@@ -25,11 +25,11 @@ from chaoskit.cluster import ChaosError, ClusterState, PartitionState, Ports
 from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
-from headwater import embedded
 from headwater.client import Client
 from headwater.client.operations import Operations, known_broker
-from headwater.embedded_cluster import plan_cluster
-from tiering.lake import Lake
+from headwater.local import embedded
+from headwater.local.embedded_cluster import plan_cluster
+from tiering.read.lake import Lake
 
 _CONFIRM_MS: Final = 250
 _STOP_S: Final = 60.0

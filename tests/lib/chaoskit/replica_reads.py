@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import decode_body, to_rows
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.ids import PartitionId
-from broker.storage.partition_log import LogConfig, PartitionLog
+from broker.storage.log.partition_log import LogConfig, PartitionLog
 from chaoskit.cluster import ChaosError
 from checkkit.arrow import COLUMNS, columns_by_partition
 from checkkit.readings import PartReading, RowColumns, of_log

@@ -10,9 +10,10 @@ import random
 import ssl
 from typing import Final
 
-from broker.adapters.replica_nats_messages import encode_notice, encode_request
-from broker.codec import control_messages, peer_frames, raft_messages, replica_messages
-from broker.codec.peer_frames import FrameAssembler, LaneKind, encode_frame_header
+from broker.adapters.nats.replica_messages import encode_notice, encode_request
+from broker.codec.peer import control_messages, raft_messages, replica_messages
+from broker.codec.peer import frames as peer_frames
+from broker.codec.peer.frames import FrameAssembler, LaneKind, encode_frame_header
 from broker.errors import CorruptDataError
 from broker.model.control_messages import Heartbeat
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -28,9 +29,9 @@ from broker.model.raft_messages import (
 from broker.model.replica_messages import NewDataNotice, ReplicaMessage
 from clusterkit.hostile import Pickles, damaged
 from clusterkit.running import Cluster
-from headwater.cluster_certificates import files_of
-from simkit.raft_rig import append, entries, proposal, snapshot_of
-from simkit.replica_rigs import address, answer, fetch, stored
+from headwater.local.cluster_certificates import files_of
+from simkit.brokers.replica_rigs import address, answer, fetch, stored
+from simkit.raft.rig import append, entries, proposal, snapshot_of
 
 _SENDER: Final = BrokerId("broker-1")
 P: Final = address().partition_id

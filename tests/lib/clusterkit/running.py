@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker.codec.flight_protocol import ReadRequest
+from broker.codec.flight.protocol import ReadRequest
 from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cluster_status import PartitionInfo
 from clusterkit.load import publish
@@ -21,8 +21,8 @@ from headwater.client.client import Client
 from headwater.client.fetch import Fetch
 from headwater.client.operations import Operations
 from headwater.client.read_route import ReadRoute
-from headwater.embedded import EmbeddedServer
-from headwater.embedded_cluster import EmbeddedCluster, plan_cluster
+from headwater.local.embedded import EmbeddedServer
+from headwater.local.embedded_cluster import EmbeddedCluster, plan_cluster
 
 _PATIENCE_S = 30.0
 

@@ -36,8 +36,8 @@ from crashkit.reads import (
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker
 from crashkit.running import CampaignError
-from headwater import embedded
 from headwater.client import Client
+from headwater.local import embedded
 
 STREAM: Final = "crash"
 PARTITIONS: Final = 2

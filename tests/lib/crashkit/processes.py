@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.errors import HeadwaterError
-from headwater import embedded
 from headwater.client import Client
+from headwater.local import embedded
 
 _SHIM = Path(embedded.__file__).with_name("exec_with_parent.py")
 READY_TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from headwater import embedded
+from headwater.local import embedded
 
 _SHIM: Final = Path(embedded.__file__).with_name("exec_with_parent.py")
 _WORKER_SITE: Final = Path(__file__).with_name("worker_site")

@@ -8,8 +8,8 @@ from broker.model.certificate import Certificate
 from checkkit.arrow import COLUMNS, by_partition, ends_of, reading_of_frame, rows_of
 from checkkit.readings import PartReading, Reading, Row, Source, of_log
 from headwater.client import Client
-from headwater.history import History as UnifiedRead
-from headwater.verification import verify_cut
+from headwater.reads.history import History as UnifiedRead
+from headwater.reads.verification import verify_cut
 
 __all__ = [
     "COLUMNS",
@@ -116,7 +116,7 @@ class SparkReader:
 
     def read(self, client: Client, stream: str) -> Reading:
         """Take a cut and read it; the tiers are told apart by the cut, not by Spark."""
-        from spark_jobs import held_reads, unified
+        from spark_jobs.read import held_reads, unified
 
         began_ns = time.monotonic_ns()
         cut = client.cut(stream, ttl_ms=120_000, owner="crash campaign")

@@ -19,8 +19,8 @@ from crashkit.processes import BrokerProcess
 from crashkit.reads import read_unified
 from crashkit.recorder import Recorder
 from crashkit.records import RecordMaker, TestRecord
-from headwater import embedded
 from headwater.client import Client, Producer
+from headwater.local import embedded
 
 
 @dataclass(slots=True)

@@ -35,9 +35,9 @@ from crashkit.stream_query import StreamQuery, failures_in
 from crashkit.stream_tally import StreamTally
 from crashkit.tier_watch import TierWatch
 from crashkit.upkeep import Upkeep
-from headwater import embedded
 from headwater.client import Client
-from simkit.tcp_proxy import TcpProxy
+from headwater.local import embedded
+from simkit.servers.tcp_proxy import TcpProxy
 
 STREAM: Final = "crash"
 PARTITIONS: Final = 2

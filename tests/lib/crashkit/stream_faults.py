@@ -10,7 +10,7 @@ from typing import Final
 from crashkit.moments import Moment
 from crashkit.processes import BrokerProcess
 from crashkit.query_process import QueryProcess
-from simkit.tcp_proxy import TcpProxy
+from simkit.servers.tcp_proxy import TcpProxy
 
 _CREATE, _MOVED_TO = 0x100, 0x80
 

@@ -19,8 +19,8 @@ from broker.errors import HeadwaterError
 from crashkit.running import count
 from spark_jobs.jobs import compact
 from spark_jobs.jobs.job import Report
-from tiering.delta_maintenance import MaintainedTable
-from tiering.lake import Lake, storage_options_of
+from tiering.read.lake import Lake, storage_options_of
+from tiering.table.delta_maintenance import MaintainedTable
 
 _EVERY_S: Final = (8.0, 40.0)
 _DEADLINE_S: Final = 20.0

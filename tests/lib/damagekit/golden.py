@@ -31,7 +31,7 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.errors import UnavailableError
 from damagekit.spawner import Broker, Spawner
 from headwater.client import Client
-from headwater.history import History
+from headwater.reads.history import History
 
 RETENTIONS: Final = ("kept", "freed")
 STATES: Final = ("running", "stopped", "killed")
@@ -223,7 +223,7 @@ class _Builder:
 
     def _checkpoint(self, client: Client) -> None:
         """Let one table have a checkpoint; the others have commits alone."""
-        from tiering.lake import Lake
+        from tiering.read.lake import Lake
 
         Lake.open(str(self._live / "lake")).table(client.stream("orders")).checkpoint()
 

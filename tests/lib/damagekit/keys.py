@@ -11,11 +11,11 @@ import pyarrow as pa
 from broker.codec.schema import FILE_SCHEMA, ROW_SCHEMA
 from broker.model.offsets import OffsetRange
 from headwater.client import Client
-from tiering.key_snapshot import latest_table
-from tiering.key_snapshot_plan import bucket_of, plan
-from tiering.key_snapshot_writer import SORTED_COLUMNS, write_buckets
-from tiering.lake import Lake
-from tiering.reader import read_rows
+from tiering.keys.plan import bucket_of, plan
+from tiering.keys.snapshot import latest_table
+from tiering.keys.writer import SORTED_COLUMNS, write_buckets
+from tiering.read.lake import Lake
+from tiering.read.reader import read_rows
 
 
 def build_key_snapshot(client: Client, stream_name: str, lake_folder: Path) -> None:

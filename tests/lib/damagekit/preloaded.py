@@ -16,6 +16,6 @@ MODULES: Final = tuple(
         "pandas",
         "pyarrow.pandas_compat",
         "pyarrow.parquet",
-        "tiering.local_store",
+        "tiering.store.local_store",
     )
 )

@@ -13,16 +13,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from broker.codec.flight_protocol import AtTime
+from broker.codec.flight.protocol import AtTime
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cut import Cut
 from damagekit.outcomes import Look, Outcome
 from damagekit.truth import Truth
-from headwater.as_of import narrowed
 from headwater.client import Client
-from headwater.history import History
-from headwater.verification import verify_cut
+from headwater.reads.as_of import narrowed
+from headwater.reads.history import History
+from headwater.reads.verification import verify_cut
 
 _TTL_MS: Final = 60_000
 _IDLE_S: Final = 2.0  # a follower that was given nothing for so long has had all there is

@@ -77,7 +77,7 @@ def _run(spark: Any, spawner: Spawner, worlds: Path, folder: Path, case: Case) -
 def _difference(
     spark: Any, client: Client, stream: str, parts: dict[int, Truth], *, latest: bool
 ) -> str:
-    from spark_jobs import held_reads, unified
+    from spark_jobs.read import held_reads, unified
 
     frame = unified.read(spark, stream, latest=latest, client=client)
     try:

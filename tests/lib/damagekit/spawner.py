@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from broker import daemon
 from broker.config import (
     BrokerConfig,
     FlightConfig,
@@ -30,6 +29,7 @@ from broker.config import (
     NatsConfig,
     NodeConfig,
 )
+from broker.process import daemon
 
 _PR_SET_PDEATHSIG: Final = 1
 _LINE_BYTES_MAX: Final = 64 * 1024

@@ -1,1 +1,1 @@
-"""Shared fakes and the cluster mini-language of the tests."""
+"""Fakes, simulations and servers that tests share; see README.md."""

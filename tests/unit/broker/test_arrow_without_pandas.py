@@ -21,7 +21,7 @@ def _run(program: str) -> str:
 def test_arrays_of_lists_do_not_import_pandas() -> None:
     """What ingest does all the time stays free of an import of 0.7 s."""
     pytest.importorskip("pandas", reason="there is nothing to keep out without it")
-    keep = "from broker.arrow_without_pandas import keep_pandas_out; keep_pandas_out(); "
+    keep = "from broker.process.arrow_without_pandas import keep_pandas_out; keep_pandas_out(); "
     assert _run(_LISTS + _TELL) == "True", "pyarrow has mended its ways: drop the workaround"
     assert _run(keep + _LISTS + _TELL) == "False"
 
@@ -29,7 +29,7 @@ def test_arrays_of_lists_do_not_import_pandas() -> None:
 def test_pandas_itself_can_still_be_imported() -> None:
     """Only pyarrow is told that there is no pandas, and only once."""
     pytest.importorskip("pandas", reason="there is nothing to keep out without it")
-    keep = "from broker.arrow_without_pandas import keep_pandas_out; keep_pandas_out(); "
+    keep = "from broker.process.arrow_without_pandas import keep_pandas_out; keep_pandas_out(); "
     assert _run(keep + "import pandas, sys; " + _TELL) == "True"
 
 

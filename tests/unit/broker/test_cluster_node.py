@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from broker.cluster_node import LateListener
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from broker.process.node import LateListener
 from broker.runtime.hosted_partitions import LedPartitions
 
 FIRST, SECOND = (StreamUuid(f"6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d1{one}") for one in range(2))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from broker.cluster_samples import ClusterSamples
 from broker.core.isr import Progress
 from broker.core.metadata.state import BrokerState, MetadataState, PartitionState
 from broker.core.raft.member import Role
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from simkit.memory_broker import FakeClock
+from broker.process.cluster_samples import ClusterSamples
+from simkit.brokers.memory_broker import FakeClock
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
 A, B, C = (BrokerId(name) for name in "abc")

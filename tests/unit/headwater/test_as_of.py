@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from broker.codec.flight_protocol import AtTime
+from broker.codec.flight.protocol import AtTime
 from broker.errors import InvalidCutError, InvalidRequestError, OffsetOutOfRangeError
 from broker.model.cut import Cut
 from broker.model.offsets import Offset
-from headwater.as_of import AtOffsets, narrowed, parse_as_of
 from headwater.client import Client
-from headwater.history import History
-from headwater.verification import verify_cut
-from simkit.lake_broker import Served, serving
+from headwater.reads.as_of import AtOffsets, narrowed, parse_as_of
+from headwater.reads.history import History
+from headwater.reads.verification import verify_cut
+from simkit.tier.lake_broker import Served, serving
 
 BASE_US = 1_700_000_000_000_000
 # Out of order: offset 3 is the first to reach 300, offset 5 is older than it again.

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from broker.errors import InvalidConfigError
 from headwater.cli.cluster_certs import certs
-from headwater.cluster_certificates import files_of, make_certificates
+from headwater.local.cluster_certificates import files_of, make_certificates
 
 
 def _uris(path: Path) -> list[str]:

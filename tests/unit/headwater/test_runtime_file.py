@@ -12,7 +12,7 @@ import pytest
 
 from broker.errors import InvalidConfigError, UnavailableError
 from headwater.cli.discovery import find_server
-from headwater.runtime_file import FILE_NAME, RuntimeFile
+from headwater.local.runtime_file import FILE_NAME, RuntimeFile
 
 
 def _file(pid: int) -> RuntimeFile:

@@ -13,8 +13,8 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs import scans
-from spark_jobs.scans import cold_predicate, log_options, rows_of, seams
+from spark_jobs.read import scans
+from spark_jobs.read.scans import cold_predicate, log_options, rows_of, seams
 from spark_jobs.source.batch_plan import is_fixed
 from spark_jobs.source.columns import ROW_COLUMNS
 from spark_jobs.source.options import parse_batch

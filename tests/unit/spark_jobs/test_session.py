@@ -10,9 +10,9 @@ import pytest
 
 from broker.errors import InvalidConfigError
 from spark_jobs import jars
+from spark_jobs.read.table_scan import table_path
 from spark_jobs.session import require_java, settings
-from spark_jobs.table_scan import table_path
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 ENV = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs import session
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 
 def test_submit_arguments_have_jars_and_settings_without_secrets(

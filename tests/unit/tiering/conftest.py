@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from simkit.tier_lab import forget_proofs
+from simkit.tier.lab import forget_proofs
 
 
 @pytest.fixture

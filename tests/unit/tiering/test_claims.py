@@ -14,17 +14,17 @@ from broker.errors import ForeignHistoryError, HistoryClaimedError, ObjectCorrup
 from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.stream import Stream
-from simkit.faulty_store import Fault, FaultyStore
-from simkit.tier_lab import TierLab
-from simkit.tier_source import MemoryTierCatalog, MemoryTierSource, make_stream
+from simkit.tier.faulty_store import Fault, FaultyStore
+from simkit.tier.lab import TierLab
+from simkit.tier.source import MemoryTierCatalog, MemoryTierSource, make_stream
 from simkit.wall_clock import WallClock
-from tiering.claimant import Claimant
-from tiering.claims import ClaimBook, claim_key, claim_of
 from tiering.config import TieringConfig
-from tiering.delta_table import DeltaStreamTable
-from tiering.lake import Lake
-from tiering.location import StoreConfig
-from tiering.object_store import open_store
+from tiering.read.lake import Lake
+from tiering.ship.claimant import Claimant
+from tiering.ship.claims import ClaimBook, claim_key, claim_of
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import open_store
+from tiering.table.delta_table import DeltaStreamTable
 
 WAIT_S = 20.0
 

@@ -21,19 +21,19 @@ from broker.errors import (
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
-from broker.ports import HeldLease
-from simkit.lake_broker import LakeBroker
-from simkit.memory_broker import numbered
-from tiering.certify import prove_partition
-from tiering.compaction import Bin, only, plan_bins, rewrite
-from tiering.delta_maintenance import (
+from broker.ports.tiering import HeldLease
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import LakeBroker
+from tiering.read.certify import prove_partition
+from tiering.read.verify import verify_table
+from tiering.ship.compaction import Bin, only, plan_bins, rewrite
+from tiering.table.delta_maintenance import (
     RETAIN_HOURS_FLOOR,
     MaintainedTable,
     hours_held,
     retention_hours,
 )
-from tiering.table import DataFile, TableSnapshot
-from tiering.verify import verify_table
+from tiering.table.table import DataFile, TableSnapshot
 
 HOUR_US = 3_600_000_000
 NOW_US = 1_800_000_000_000_000
@@ -268,7 +268,7 @@ def test_any_delta_table_can_be_joined(tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-    from tiering.lake import Lake
+    from tiering.read.lake import Lake
 
     path = tmp_path / "t"
     for number in range(4):

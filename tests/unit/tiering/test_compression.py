@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiering.compression import ZSTD_LEVEL, codecs, worth_packing
+from tiering.ship.compression import ZSTD_LEVEL, codecs, worth_packing
 
 _NESTED = pa.schema([
     ("offset", pa.int64()),

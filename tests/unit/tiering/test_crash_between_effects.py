@@ -15,12 +15,12 @@ import pytest
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import GapError, ObjectCorruptError
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import DiedError, TierLab, cut_of, forget_proofs, read_table
-from tiering import lifecycle as tier
-from tiering.certify import certify_counts
-from tiering.ledger import Ledger, ledger_key
-from tiering.shipper import PartitionShipper
-from tiering.verify import verify_table
+from simkit.tier.lab import DiedError, TierLab, cut_of, forget_proofs, read_table
+from tiering.read.certify import certify_counts
+from tiering.read.verify import verify_table
+from tiering.ship import lifecycle as tier
+from tiering.ship.shipper import PartitionShipper
+from tiering.table.ledger import Ledger, ledger_key
 
 SEGMENTS = 3
 EFFECTS_MAX = 64

@@ -29,14 +29,14 @@ from broker.errors import (
     TableRolledBackError,
 )
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import TierLab, cut_of, read_table
-from simkit.tier_source import make_stream
-from tiering.certify import certify_counts
-from tiering.lake import Lake
-from tiering.ledger import ledger_key
-from tiering.shipper import PartitionShipper
-from tiering.table import TableSnapshot
-from tiering.verify import verify_table
+from simkit.tier.lab import TierLab, cut_of, read_table
+from simkit.tier.source import make_stream
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+from tiering.read.verify import verify_table
+from tiering.ship.shipper import PartitionShipper
+from tiering.table.ledger import ledger_key
+from tiering.table.table import TableSnapshot
 
 EACH = 40
 COUNT = 5
@@ -210,7 +210,7 @@ def test_windows_bound_the_memory_of_a_merge(
     lab.ship_all()
     DeltaTable(lab.table.uri).optimize.z_order(["value"], target_size=20_000)
     fresh(lab)
-    monkeypatch.setattr("tiering.reader._WINDOW_BYTES", 1)
+    monkeypatch.setattr("tiering.read.reader._WINDOW_BYTES", 1)
     assert read_table(lab.table, 0).equals(lab.source.truth())
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from broker.errors import RemoteTierUnavailableError
-from tiering.deadline import call_with_deadline
+from tiering.store.deadline import call_with_deadline
 
 
 def test_results_and_errors_pass_through() -> None:

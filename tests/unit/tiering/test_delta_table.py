@@ -13,11 +13,11 @@ from deltalake.exceptions import CommitFailedError
 
 from broker.errors import ObjectMissingError, StaleColdEndError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import CLUSTER, TierLab, read_table
-from simkit.tier_source import UUID, make_stream
-from tiering import delta_table
-from tiering.segment_writer import SegmentPlace, write_segment
-from tiering.table import NewFile, TableSnapshot, transaction_id
+from simkit.tier.lab import CLUSTER, TierLab, read_table
+from simkit.tier.source import UUID, make_stream
+from tiering.ship.segment_writer import SegmentPlace, write_segment
+from tiering.table import delta_table
+from tiering.table.table import NewFile, TableSnapshot, transaction_id
 
 
 @pytest.fixture

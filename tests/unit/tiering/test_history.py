@@ -17,12 +17,12 @@ from broker.errors import ForeignHistoryError
 from broker.model.epochs import LeaderEpoch
 from broker.model.lineage import LINEAGE_KEPT
 from broker.model.offsets import Offset
-from simkit.tier_lab import TierLab, read_table
-from simkit.tier_source import MemoryTierSource
-from tiering import history
-from tiering import shipper as shipper_module
-from tiering.ledger import Ledger, ledger_key
-from tiering.verify import verify_table
+from simkit.tier.lab import TierLab, read_table
+from simkit.tier.source import MemoryTierSource
+from tiering.proof import history
+from tiering.read.verify import verify_table
+from tiering.ship import shipper as shipper_module
+from tiering.table.ledger import Ledger, ledger_key
 
 SHARED = 40
 

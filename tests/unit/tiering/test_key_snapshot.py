@@ -29,15 +29,15 @@ from broker.errors import (
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
-from tiering import key_snapshot_plan
-from tiering.delta_log import commit_digest
-from tiering.delta_table import DeltaStreamTable
-from tiering.key_snapshot import latest_table, made_of, open_latest, prove_latest
-from tiering.key_snapshot_plan import BUCKET_BYTES, bucket_of, bucket_path, buckets_for, plan
-from tiering.key_snapshot_writer import SORTED_COLUMNS, newest_rows, write_buckets
-from tiering.lake import Lake
-from tiering.proofs import CACHE
-from tiering.table import FILES, MADE_OF, DataFile, TableSnapshot, transaction_id
+from tiering.keys import plan as key_snapshot_plan
+from tiering.keys.plan import BUCKET_BYTES, bucket_of, bucket_path, buckets_for, plan
+from tiering.keys.snapshot import latest_table, made_of, open_latest, prove_latest
+from tiering.keys.writer import SORTED_COLUMNS, newest_rows, write_buckets
+from tiering.proof.proofs import CACHE
+from tiering.read.lake import Lake
+from tiering.table.delta_log import commit_digest
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.table import FILES, MADE_OF, DataFile, TableSnapshot, transaction_id
 
 UUID = StreamUuid("01234567-89ab-4def-8123-456789abcdef")
 OTHER = StreamUuid("fedcba98-7654-4210-8edc-ba9876543210")

@@ -8,8 +8,8 @@ import pytest
 
 from broker.errors import GapError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports import SegmentInfo
-from tiering import lifecycle as tier
+from broker.ports.partition import SegmentInfo
+from tiering.ship import lifecycle as tier
 
 COMMIT_CHAIN: list[tuple[tier.Event, tier.Effect]] = [
     (tier.SegmentsPacked(), tier.StoreObject()),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from broker.errors import InvalidConfigError
-from simkit.tier_lab import TierLab, read_table
-from tiering.lake import Lake
-from tiering.location import Credentials, StoreConfig, canonical_uri
-from tiering.verify import verify_table
+from simkit.tier.lab import TierLab, read_table
+from tiering.read.lake import Lake
+from tiering.read.verify import verify_table
+from tiering.store.location import Credentials, StoreConfig, canonical_uri
 
 ENV = {
     "AWS_ENDPOINT_URL": "http://ignored:1",

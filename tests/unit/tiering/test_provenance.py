@@ -28,12 +28,12 @@ from broker.errors import (
 )
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
-from simkit.tier_lab import TickingClock, TierLab, certify, cut_of, forget_proofs
-from simkit.tier_source import MemoryTierCatalog
-from tiering.certify import certify_counts, require_sound
-from tiering.delta_log import commit_digest
-from tiering.proofs import decode, encode, prove
-from tiering.table import transaction_id
+from simkit.tier.lab import TickingClock, TierLab, certify, cut_of, forget_proofs
+from simkit.tier.source import MemoryTierCatalog
+from tiering.proof.proofs import decode, encode, prove
+from tiering.read.certify import certify_counts, require_sound
+from tiering.table.delta_log import commit_digest
+from tiering.table.table import transaction_id
 from tiering.tiering import Tiering
 
 pytestmark = pytest.mark.usefixtures("forgetful")

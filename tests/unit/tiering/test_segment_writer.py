@@ -13,17 +13,17 @@ from broker.codec.digest import digest_of
 from broker.codec.schema import FILE_SCHEMA
 from broker.errors import BatchCorruptError, GapError, ObjectCorruptError
 from broker.model.offsets import Offset, OffsetRange
-from broker.ports import StoredBatch
-from simkit.tier_source import FIRST_US, MemoryTierSource, make_stream
-from tiering import segment_writer
-from tiering.ledger import LedgerEntry, decode_ranges, encode_ranges
-from tiering.segment_writer import (
+from broker.ports.partition import StoredBatch
+from simkit.tier.source import FIRST_US, MemoryTierSource, make_stream
+from tiering.ship import segment_writer
+from tiering.ship.segment_writer import (
     SegmentPlace,
     WrittenSegment,
     check_segment,
     stats_json,
     write_segment,
 )
+from tiering.table.ledger import LedgerEntry, decode_ranges, encode_ranges
 
 
 @pytest.fixture

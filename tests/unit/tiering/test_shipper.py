@@ -15,13 +15,13 @@ from broker.errors import (
     RemoteTierUnavailableError,
 )
 from broker.model.offsets import Offset
-from simkit.faulty_store import Fault
-from simkit.tier_lab import TierLab, read_table
-from tiering import lifecycle as tier
+from simkit.tier.faulty_store import Fault
+from simkit.tier.lab import TierLab, read_table
 from tiering.config import TieringConfig
-from tiering.ledger import Ledger, ledger_key
-from tiering.shipper import PartitionShipper
-from tiering.verify import verify_table
+from tiering.read.verify import verify_table
+from tiering.ship import lifecycle as tier
+from tiering.ship.shipper import PartitionShipper
+from tiering.table.ledger import Ledger, ledger_key
 
 
 @pytest.fixture

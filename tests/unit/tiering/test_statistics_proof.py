@@ -14,9 +14,9 @@ import pytest
 from deltalake import ColumnProperties, DeltaTable, WriterProperties
 
 from broker.errors import TableMismatchError
-from simkit.tier_lab import TierLab, certify, forget_proofs
-from tiering.delta_log import log_key
-from tiering.proofs import decode, encode, prove
+from simkit.tier.lab import TierLab, certify, forget_proofs
+from tiering.proof.proofs import decode, encode, prove
+from tiering.table.delta_log import log_key
 
 pytestmark = pytest.mark.usefixtures("forgetful")
 

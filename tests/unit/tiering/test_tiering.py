@@ -24,13 +24,13 @@ from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
-from simkit.faulty_store import FaultyStore
-from simkit.tier_source import MemoryTierCatalog, MemoryTierSource, make_stream
+from simkit.tier.faulty_store import FaultyStore
+from simkit.tier.source import MemoryTierCatalog, MemoryTierSource, make_stream
 from simkit.wall_clock import WallClock
 from tiering.config import TieringConfig
-from tiering.lake import Lake
-from tiering.location import StoreConfig
-from tiering.object_store import open_store
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
+from tiering.store.object_store import open_store
 from tiering.tiering import Tiering
 
 WAIT_S = 20.0

@@ -10,10 +10,10 @@ import pytest
 
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
-from simkit.lake_broker import serving
-from tiering.object_store import ObjectStore
-from tiering.table import TableSnapshot
-from tiering.times import first_reaching
+from simkit.tier.lake_broker import serving
+from tiering.read.times import first_reaching
+from tiering.store.object_store import ObjectStore
+from tiering.table.table import TableSnapshot
 
 BASE_US = 1_700_000_000_000_000
 # Microseconds within one millisecond, and a step back: what millisecond statistics cannot tell.

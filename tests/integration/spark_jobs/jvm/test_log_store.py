@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from simkit.s3_proxy import Break, Rule, S3Proxy, s3_proxy
+from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,10 @@ from broker.errors import (
     TableMismatchError,
     TableRolledBackError,
 )
-from simkit.append_rig import (
+from simkit.brokers.memory_broker import records
+from simkit.servers.motoproc import fresh, moto_location
+from simkit.servers.s3_proxy import Break, Rule, s3_proxy
+from simkit.tier.append_rig import (
     AppendRig,
     Pausing,
     append_rig,
@@ -36,11 +39,8 @@ from simkit.append_rig import (
     require_exact,
     table_rows,
 )
-from simkit.memory_broker import records
-from simkit.motoproc import fresh, moto_location
-from simkit.s3_proxy import Break, Rule, s3_proxy
 from spark_jobs.tables import Source, Target, Transformed
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 pytestmark = pytest.mark.integration
 
@@ -193,7 +193,7 @@ def test_a_lost_answer_is_recognised(tmp_path: Path, moto: StoreConfig) -> None:
 
 _DIES = """
 import os, sys
-from simkit.append_rig import Pausing, ranges
+from simkit.tier.append_rig import Pausing, ranges
 from spark_jobs.tables import Appender, Source, Target
 source = Source.of("s", sys.argv[1])
 Appender(None, Target.at(sys.argv[2]), source, run=Pausing(lambda: os._exit(9))).append(
@@ -221,10 +221,10 @@ def test_killed_between_files_and_commit(rig: AppendRig, local: Target) -> None:
 _RACES = """
 import json, random, sys
 from broker.errors import StaleWatermarkError
-from simkit.append_rig import ranges
+from simkit.tier.append_rig import ranges
 from spark_jobs.tables import Appender, Source, Target
 from spark_jobs.tables.slice_task import run_here
-from tiering.location import Credentials, StoreConfig
+from tiering.store.location import Credentials, StoreConfig
 config, seed, rounds = json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 if config["credentials"]:
     config["credentials"] = Credentials(**config["credentials"])

@@ -17,9 +17,9 @@ from broker.errors import (
     SchemaMismatchError,
     TableMismatchError,
 )
-from simkit.append_rig import AppendRig, append_rig, data_files, ranges, referenced
+from simkit.tier.append_rig import AppendRig, append_rig, data_files, ranges, referenced
 from spark_jobs.tables import Appender, Target
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

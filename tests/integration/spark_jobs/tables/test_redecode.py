@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StaleWatermarkError
-from simkit.append_rig import AppendRig, append_rig, opened, positions, ranges, table_rows
-from simkit.memory_broker import records
+from simkit.brokers.memory_broker import records
+from simkit.tier.append_rig import AppendRig, append_rig, opened, positions, ranges, table_rows
 from spark_jobs.decode.bounds import Bounds
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.decode.transform import DecodeTransform

@@ -20,8 +20,8 @@ Plant = Callable[[], None]
 
 def ack_unwritten() -> None:
     """Each fiftieth group is acknowledged, and not written."""
-    from broker.runtime.commit_group import CommitGroup
-    from broker.runtime.commits import Commits
+    from broker.runtime.partition.commits import Commits
+    from broker.runtime.partition.groups import CommitGroup
 
     original = Commits.write
     count = itertools.count(1)
@@ -48,14 +48,14 @@ def ack_unwritten() -> None:
 
 def forget_ids() -> None:
     """Message ids are not read from the log when a leadership begins: a retry is stored again."""
-    from broker.runtime import retry_tables
+    from broker.runtime.partition import retry_tables
 
     vars(retry_tables)["rebuild_window"] = lambda *_: None
 
 
 def skip_a_batch() -> None:
     """Each third read of several batches leaves one of them out."""
-    from broker.runtime.partition_driver import PartitionDriver
+    from broker.runtime.partition.driver import PartitionDriver
 
     original = PartitionDriver.read
     count = itertools.count(1)
@@ -74,7 +74,9 @@ def ship_milliseconds() -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from tiering import history, ledger_repair, segment_writer
+    from tiering.proof import history
+    from tiering.ship import segment_writer
+    from tiering.table import ledger_repair
 
     original: Any = segment_writer.log_rows
 
@@ -122,8 +124,8 @@ def commit_alone() -> None:
 
 def show_uncommitted() -> None:
     """Readers are shown what is in the log, committed or not."""
-    from broker.adapters import flight_reads
-    from broker.codec.flight_protocol import RowsMark
+    from broker.adapters.flight import reads as flight_reads
+    from broker.codec.flight.protocol import RowsMark
 
     def mark(base: Any, end: Any, high_watermark: Any, epoch: Any) -> Any:
         return RowsMark(base, end, max(high_watermark, end), epoch)

@@ -19,12 +19,12 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
-from broker.ports import RecordsOutcome, StoredBatch
-from broker.runtime.partition_driver import PartitionDriver
+from broker.ports.partition import RecordsOutcome, StoredBatch
+from broker.runtime.partition.driver import PartitionDriver
 from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Row
-from simkit.cluster_world import Network, World
+from simkit.cluster.world import Network, World
 from simkit.house.metadata import MetadataHouse
 from simkit.house.node import Node
 

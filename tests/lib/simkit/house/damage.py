@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.codec.segment_format import SEGMENT_HEADER_SIZE
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
 from broker.errors import CorruptDataError
 from broker.model.ids import BrokerId, PartitionId
-from broker.runtime.partition_driver import PartitionDriver
-from broker.storage.promises import PROMISES_NAME
+from broker.runtime.partition.driver import PartitionDriver
+from broker.storage.promises.promises import PROMISES_NAME
 from broker.storage.stream_folders import log_folder
-from simkit.disk import SimDisk
+from simkit.disk.disk import SimDisk
 
 if TYPE_CHECKING:
     from simkit.house.house import House

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from broker.core.metadata.commands import ReassignReplicas
 from broker.core.metadata.placement import balance
-from simkit.cluster_world import both_ways
-from simkit.disk import ROOMY, SimDisk
+from simkit.cluster.world import both_ways
+from simkit.disk.disk import ROOMY, SimDisk
 from simkit.house.metadata import META
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from broker.runtime import turn_queue
-from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.partition import queue as turn_queue
+from broker.runtime.partition.driver import PartitionDriver
 from checkkit.checker import judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
-from simkit.cluster_world import Network, World
+from simkit.cluster.world import Network, World
 from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
 from simkit.house.damage import Damage
 from simkit.house.faults import Faults

@@ -15,7 +15,7 @@ from broker.core.metadata.commands import Command, decode, encode
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import MetadataState
 from broker.errors import CommitTimeoutError, HeadwaterError, UnavailableError
-from simkit.cluster_world import Network, World
+from simkit.cluster.world import Network, World
 from simkit.house.process import Machine
 
 META: Final = "metadata"

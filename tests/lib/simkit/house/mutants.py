@@ -11,21 +11,23 @@ from typing import Any, Final
 from unittest import mock
 
 from broker.model.epochs import BrokerEpoch
-from broker.runtime import cluster_member, newest_told, registration
 from broker.runtime.background import Background
 from broker.runtime.broker import Broker
-from broker.runtime.cluster_member import ClusterMember
-from broker.runtime.commit_group import CommitGroup
-from broker.runtime.commits import Commits
-from broker.runtime.controller import ControllerPump, _Passed
+from broker.runtime.cluster import member as cluster_member
+from broker.runtime.cluster import registration
+from broker.runtime.cluster.beats import MemberBeats
+from broker.runtime.cluster.controller import ControllerPump, _Passed
+from broker.runtime.cluster.errands import AskingNewest, GivingUp
+from broker.runtime.cluster.member import ClusterMember
 from broker.runtime.hosted_partitions import HostedPartitions
-from broker.runtime.member_beats import MemberBeats
-from broker.runtime.member_errands import AskingNewest, GivingUp
-from broker.runtime.metadata_follower import MetadataFollower
+from broker.runtime.metadata import newest_told
+from broker.runtime.metadata.follower import MetadataFollower
+from broker.runtime.partition.commits import Commits
+from broker.runtime.partition.groups import CommitGroup
+from broker.runtime.partition.queue import Newest, TurnQueue
+from broker.runtime.partition.replica_shell import ReplicaShell
+from broker.runtime.partition.retry_tables import RetryTables
 from broker.runtime.pumps import NEVER_MS
-from broker.runtime.replica_shell import ReplicaShell
-from broker.runtime.retry_tables import RetryTables
-from broker.runtime.turn_queue import Newest, TurnQueue
 from broker.storage.stream_folders import log_folder
 from simkit.replacing import replaced, together
 

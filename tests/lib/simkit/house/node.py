@@ -3,7 +3,7 @@
 Broker, HostedPartitions, PartitionDriver, ReplicaShell, TurnQueue, Commits, RetryTables,
 ClusterMember, Controller, Promises and PartitionLog are the product's. Messages are encoded when
 they are sent and decoded where they arrive. It starts by the product's pump, ``BrokerStart``. See
-``broker/cluster_node.py`` for the real thing.
+``broker/process/node.py`` for the real thing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from broker.cluster_ports import ReplicaAddress
-from broker.codec import control_messages, replica_messages
+from broker.codec.peer import control_messages, replica_messages
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
 from broker.core.replication.follower import FollowerTiming
@@ -25,15 +24,16 @@ from broker.model.control_messages import ControlMessage, NewestTold
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.replica_messages import ReplicaMessage
-from broker.ports import StoredBatch
+from broker.ports.cluster import ReplicaAddress
+from broker.ports.partition import StoredBatch
 from broker.runtime.broker import Broker
-from broker.runtime.cluster_member import ClusterMember, MemberSetting
-from broker.runtime.controller import Controller
+from broker.runtime.cluster.controller import Controller
+from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
-from broker.runtime.partition_driver import PartitionDriver
+from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.pumps import NEVER_MS, Driven, Pump
-from broker.storage.promises import Promises
-from simkit.cluster_world import Network, World
+from broker.storage.promises.promises import Promises
+from simkit.cluster.world import Network, World
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.process import Machine, WorldTurns, crashed, drive_of
 
@@ -134,7 +134,7 @@ class Node:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Start a process; see ``broker/daemon.py``."""
+        """Start a process; see ``broker/process/daemon.py``."""
         machine, setting, house = self.machine, self._setting, self.house
         assert house is not None
         machine.begin_life()

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.runtime.commit_scheduler import Turn
+from broker.runtime.partition.commit_scheduler import Turn
 from broker.runtime.pumps import NEVER_MS, Drive, Driven, PumpTurn
-from simkit.cluster_world import World
-from simkit.disk import PowerLostError, SimDisk
+from simkit.cluster.world import World
+from simkit.disk.disk import PowerLostError, SimDisk
 
 WALL_US: Final = 1_700_000_000_000_000  # when every world begins
 

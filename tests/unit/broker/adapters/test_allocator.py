@@ -12,7 +12,7 @@ import pytest
 # Three blocks of 8 MiB, filled and freed, as batches are; the first turns are not counted.
 _CHURN: Final = """
 import resource, sys
-from broker.adapters.allocator import keep_freed_memory
+from broker.process.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def turn(): return len([b"x" * (8 << 20) for _ in range(3)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFile, DiskFiles
+from broker.adapters.disk.files import DiskFile, DiskFiles
 from broker.errors import InvalidConfigError
 
 
@@ -40,7 +40,7 @@ def test_a_root_has_one_owner(tmp_path: Path) -> None:
     files = DiskFiles(tmp_path)
     script = (
         "import sys; from pathlib import Path\n"
-        "from broker.adapters.disk_files import DiskFiles\n"
+        "from broker.adapters.disk.files import DiskFiles\n"
         "from broker.errors import InvalidConfigError\n"
         "try: DiskFiles(Path(sys.argv[1]))\n"
         "except InvalidConfigError as error: sys.exit(3)\n"

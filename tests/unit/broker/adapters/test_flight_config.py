@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.flight_config import MIB, FlightConfig
+from broker.adapters.flight.config import MIB, FlightConfig
 from broker.errors import InvalidConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyarrow import flight
 
-from broker.adapters.flight_errors import FLIGHT_KINDS, to_flight
+from broker.adapters.flight.errors import FLIGHT_KINDS, to_flight
 from broker.errors import HeadwaterError, from_wire, leaves
 
 LEAVES = [kind for kind in leaves().values() if not kind.__subclasses__()]

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.flight_reads import read_rows, resolve
-from broker.codec.flight_protocol import AtTime, ReadRequest, RowsMark
+from broker.adapters.flight.reads import read_rows, resolve
+from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import prepare
 from broker.errors import (
     GapError,
@@ -25,7 +25,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
-from simkit.memory_broker import MemoryBroker, MemoryPartition, numbered, records
+from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition, numbered, records
 
 BATCH = 10  # records per stored batch
 COUNT = 100  # records in the stream

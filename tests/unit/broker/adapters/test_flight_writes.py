@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_writes import PutStream
-from broker.codec.flight_protocol import decode_ack, encode_put_mark, is_ready
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.writes import PutStream
+from broker.codec.flight.protocol import decode_ack, encode_put_mark, is_ready
 from broker.codec.record_batch import Preparer, prepare
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import (
@@ -28,7 +28,7 @@ from broker.errors import (
 from broker.model.ids import ProducerId
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
-from simkit.memory_broker import MemoryBroker, MemoryPartition, numbered, records
+from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition, numbered, records
 
 Chunk = tuple[pa.RecordBatch | None, bytes | None]
 WAIT_S = 10

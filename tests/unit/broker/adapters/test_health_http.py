@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.adapters.health_http import HealthServer
+from broker.adapters.http.health import HealthServer
 from broker.errors import InvalidConfigError
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.adapters.liftbridge_messages import decode_publish, encode_ack
-from broker.codec import envelope
-from broker.codec.envelope import Ack, AckError, EnvelopeKind
+from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import Ack, AckError, EnvelopeKind
 from broker.errors import EnvelopeError
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters import local_metadata_log
-from broker.adapters.disk_files import DiskFiles
-from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.disk import metadata_log as local_metadata_log
+from broker.adapters.disk.files import DiskFiles
+from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBroker, encode
 from broker.core.metadata.size import STATE_WEIGHT_MAX
 from broker.errors import (
@@ -22,7 +22,7 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
-from simkit.disk import SimDisk
+from simkit.disk.disk import SimDisk
 
 ME = BrokerId("me")
 

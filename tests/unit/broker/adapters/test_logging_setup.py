@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from broker.adapters.logging_setup import configure_logging
+from broker.process.logging import configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.adapters.metrics import (
+from broker.process.metrics import (
     BrokerMetrics,
     ClusterSample,
     FollowerSample,

@@ -14,14 +14,14 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from broker.adapters.nats_hooks import (
+from broker.adapters.nats.hooks import (
     BatchParser,
     ServerErrors,
     check_hooks,
     connect_options,
     server_urls,
 )
-from broker.codec.nats_stream import MessageBatch, NatsStream
+from broker.codec.nats.stream import MessageBatch, NatsStream
 from broker.config import NatsConfig
 from broker.errors import InvalidConfigError
 

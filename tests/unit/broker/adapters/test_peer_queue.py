@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.adapters.peer_queue import QUEUE_BYTES_MAX, SendQueue
-from broker.codec.peer_frames import PAYLOAD_BYTES_MAX, FrameAssembler, LaneKind
+from broker.adapters.peer.queue import QUEUE_BYTES_MAX, SendQueue
+from broker.codec.peer.frames import PAYLOAD_BYTES_MAX, FrameAssembler, LaneKind
 
 
 def _drain(queue: SendQueue) -> list[tuple[LaneKind, bytes]]:

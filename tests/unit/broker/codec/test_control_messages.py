@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.codec.control_messages import decode, encode
+from broker.codec.peer.control_messages import decode, encode
 from broker.errors import EnvelopeError
 from broker.model.control_messages import (
     ControlMessage,

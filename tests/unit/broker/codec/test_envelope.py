@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec import envelope
-from broker.codec.envelope import MAGIC, EnvelopeKind
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import MAGIC, EnvelopeKind
 from broker.errors import EnvelopeError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.codec.flight_actions import ACTIONS, BODY_BYTES_MAX, decode_body, encode_body
+from broker.codec.flight.actions import ACTIONS, BODY_BYTES_MAX, decode_body, encode_body
 from broker.errors import InvalidRequestError
 
 GOOD: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.codec.flight_protocol import (
+from broker.codec.flight.protocol import (
     BATCH_BYTES_MAX,
     ERROR_WIRE_BYTES_MAX,
     TICKET_BYTES_MAX,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec import nats_headers
-from broker.codec.nats_headers import HeaderBlock
+from broker.codec.nats import headers as nats_headers
+from broker.codec.nats.headers import HeaderBlock
 from broker.errors import MalformedMessageError
 
 NAMES = st.text(

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.liftbridge_messages import decode_publish
-from broker.codec import envelope
-from broker.codec.envelope import EnvelopeKind
-from broker.codec.nats_records import RecordRules, Records, Refused, to_records
-from broker.codec.nats_stream import MessageBatch, NatsStream
+from broker.adapters.nats.liftbridge_messages import decode_publish
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import EnvelopeKind
+from broker.codec.nats.records import RecordRules, Records, Refused, to_records
+from broker.codec.nats.stream import MessageBatch, NatsStream
 from broker.codec.record_batch import prepare
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import MalformedMessageError, RecordTooLargeError
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
 from broker.wire.liftbridge import message_pb2 as wire
-from simkit.natsproc import pub
+from simkit.servers.natsproc import pub
 
 SID = 1
 

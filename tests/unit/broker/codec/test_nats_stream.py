@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from broker.codec import nats_stream
-from broker.codec.nats_stream import MessageBatch, NatsStream
+from broker.codec.nats import stream as nats_stream
+from broker.codec.nats.stream import MessageBatch, NatsStream
 
 
 def hot(*sids: int) -> NatsStream:

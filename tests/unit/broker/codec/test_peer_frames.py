@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec.peer_frames import (
+from broker.codec.peer.frames import (
     LANE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     FrameAssembler,

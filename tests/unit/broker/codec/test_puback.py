@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.codec.puback import (
+from broker.codec.nats.puback import (
     PubAckEncoder,
     encode_error,
     encode_publishes,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.codec.raft_messages import decode, encode
+from broker.codec.peer.raft_messages import decode, encode
 from broker.errors import EnvelopeError
 from broker.model.raft import (
     MESSAGE_BYTES_MAX,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from broker.codec import replica_answer
-from broker.codec.replica_messages import decode, encode
+from broker.codec.peer import replica_answer
+from broker.codec.peer.replica_messages import decode, encode
 from broker.errors import (
     BatchCorruptError,
     CorruptDataError,
@@ -24,8 +24,8 @@ from broker.model.replica_messages import (
     NewDataNotice,
     ReplicaMessage,
 )
-from broker.ports import StoredBatch
-from simkit.replica_rigs import A, B, address, answer, fetch, stored
+from broker.ports.partition import StoredBatch
+from simkit.brokers.replica_rigs import A, B, address, answer, fetch, stored
 
 P = address(3).partition_id
 EMPTY = answer(4, at=9)

@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from broker.codec.flight.reply_batches import Reply, replies
 from broker.codec.record_batch import (
     BatchHeader,
     decode_header,
     encode_header,
     prepare,
 )
-from broker.codec.reply_batches import Reply, replies
 from broker.codec.schema import ROW_SCHEMA, body_schema
 from broker.errors import GapError
 from broker.model.offsets import Offset
-from simkit.memory_broker import numbered, records
+from simkit.brokers.memory_broker import numbered, records
 
 Stored = tuple[BatchHeader, pa.Buffer]
 

@@ -11,7 +11,8 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import PartitionStanding, TableState
+from broker.ports.api import PartitionStanding
+from broker.ports.tiering import TableState
 
 STREAM = Stream(
     name="s",

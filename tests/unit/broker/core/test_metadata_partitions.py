@@ -48,7 +48,7 @@ from broker.model.ids import BrokerId, StreamUuid
 from broker.model.lineage import Leadership, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
-from simkit.metadata_rig import AT, UUID, A, B, C, D, MetadataRig
+from simkit.brokers.metadata_rig import AT, UUID, A, B, C, D, MetadataRig
 
 
 def test_losing_the_leader_goes_through_candidate_found_to_online() -> None:

@@ -14,7 +14,7 @@ from broker.core.metadata.placement import balance, hand_overs
 from broker.errors import IneligibleReplicaError, InvalidRequestError
 from broker.model.epochs import BrokerEpoch
 from broker.model.offsets import Offset
-from simkit.metadata_rig import AT, A, B, C, D, MetadataRig
+from simkit.brokers.metadata_rig import AT, A, B, C, D, MetadataRig
 
 
 def test_a_leader_that_restarted_is_compared_before_it_leads_again() -> None:

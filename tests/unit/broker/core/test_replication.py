@@ -55,7 +55,7 @@ from broker.model.replica_messages import (
     LogPrefix,
     NewDataNotice,
 )
-from broker.ports import StoredBatch
+from broker.ports.partition import StoredBatch
 
 A, B, C = (BrokerId(name) for name in "abc")
 ONE = BrokerEpoch(1)

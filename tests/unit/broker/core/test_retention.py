@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.model.offsets import Offset
-from broker.ports import SegmentInfo
+from broker.ports.partition import SegmentInfo
 
 
 def _segments() -> list[SegmentInfo]:

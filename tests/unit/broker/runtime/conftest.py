@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simkit.lone_broker import Killed, copied, killed
+from simkit.brokers.lone_broker import Killed, copied, killed
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
@@ -23,13 +23,13 @@ from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.replica_messages import FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import TierSource
-from broker.runtime.commit_scheduler import Turn
-from broker.runtime.leadership_gate import SLEPT_MS, Claims
-from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.replica_shell import ReplicaIdentity
-from broker.storage.partition_log import LogConfig, PartitionLog
-from simkit.memory_broker import FakeClock
+from broker.ports.tiering import TierSource
+from broker.runtime.partition.commit_scheduler import Turn
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.leadership_gate import SLEPT_MS, Claims
+from broker.runtime.partition.replica_shell import ReplicaIdentity
+from broker.storage.log.partition_log import LogConfig, PartitionLog
+from simkit.brokers.memory_broker import FakeClock
 
 A, B = BrokerId("a"), BrokerId("b")
 ALL, LEADER, NONE = AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE

@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.errors import CorruptDataError, DiskFullError, HeadwaterError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from simkit.bad_files import BadFiles
-from simkit.lone_broker import Killed, Running, running
+from simkit.brokers.lone_broker import Killed, Running, running
+from simkit.disk.bad_files import BadFiles
 
 
 class _BadDisk:

@@ -14,9 +14,9 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
 from broker.runtime.broker_start import BrokerStart
-from broker.runtime.membership import Membership
+from broker.runtime.cluster.membership import Membership
 from broker.runtime.pumps import NEVER_MS
-from simkit.brokers import disk_broker
+from simkit.brokers.brokers import disk_broker
 from simkit.replacing import replaced
 
 P0, P1 = (

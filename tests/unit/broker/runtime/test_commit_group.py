@@ -11,7 +11,7 @@ from broker.codec.record_batch import prepare
 from broker.core.dedup import MessageIdWindow, ProducerTable
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.runtime.commit_group import CommitGroup, RecordsWrite
+from broker.runtime.partition.groups import CommitGroup, RecordsWrite
 
 NOW_US = 1_700_000_000_000_000
 START = Offset(10)

@@ -16,7 +16,7 @@ from broker.errors import HeadwaterError, UnavailableError
 from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
-from broker.runtime.controller import Controller
+from broker.runtime.cluster.controller import Controller
 
 B = BrokerId("b")
 ONE = BrokerEpoch(1)

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from broker.errors import InvalidConfigError, MetadataCorruptError
-from broker.runtime.controllers_note import check_controllers, note_controllers
-from simkit.disk import SimDisk
+from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
+from simkit.disk.disk import SimDisk
 
 
 def test_the_first_list_stays_the_list() -> None:

@@ -18,10 +18,10 @@ import pytest
 
 from broker.errors import HeadwaterError, LogFailedError
 from broker.model.records import AppendResult
-from broker.ports import RecordsOutcome
-from broker.runtime.commit_scheduler import CommitScheduler
-from simkit.disk import SimDisk
-from simkit.driver_rig import DriverRig
+from broker.ports.partition import RecordsOutcome
+from broker.runtime.partition.commit_scheduler import CommitScheduler
+from simkit.brokers.driver_rig import DriverRig
+from simkit.disk.disk import SimDisk
 
 P, Q = 7, 8
 EACH_LINE: Final = ("runtime/", "core/dedup", "core/acks", "driver_rig")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.errors import InvalidConfigError, MetadataCorruptError
-from broker.runtime.identity import claim_directory
+from broker.runtime.cluster.identity import claim_directory
 
 
 def _claim(folder: Path, broker_id: str = "b1") -> str:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.errors import HistoryClaimedError, ShuttingDownError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.lineage import Leadership, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import Stream
-from broker.ports import TierSource
-from broker.runtime.leadership_gate import SETTLE_MS, SLEPT_MS, Claims
-from simkit.driver_rig import ME, DriverRig, alone_view
+from broker.ports.tiering import TierSource
+from broker.runtime.partition.leadership_gate import SETTLE_MS, SLEPT_MS, Claims
+from simkit.brokers.driver_rig import ME, DriverRig, alone_view
 
 ID = "1" * 32
 NEXT = "2" * 32

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.errors import DiskFullError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import StreamConfig
-from broker.samples import BrokerSamples
-from broker.storage.partition_log import PartitionLog
-from simkit.brokers import disk_broker
-from simkit.lone_broker import OWNER, STREAM, Killed, Running, killed
+from broker.process.samples import BrokerSamples
+from broker.storage.log.partition_log import PartitionLog
+from simkit.brokers.brokers import disk_broker
+from simkit.brokers.lone_broker import OWNER, STREAM, Killed, Running, killed
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 Change = Callable[[MetadataState], MetadataState]

@@ -17,7 +17,7 @@ import pytest
 from broker.errors import CorruptDataError, MetadataCorruptError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from simkit.lone_broker import (
+from simkit.brokers.lone_broker import (
     STREAM,
     Killed,
     Running,

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.liftbridge_messages import decode_publish, encode_ack
-from broker.codec.nats_stream import MessageBatch
+from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
+from broker.codec.nats.stream import MessageBatch
 from broker.errors import (
     DiskFullError,
     HeadwaterError,
@@ -26,9 +26,9 @@ from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
-from broker.ports import RecordsOutcome
-from broker.runtime.nats_ingest import IngestLimits, NatsIngest
-from simkit.memory_broker import FakeClock
+from broker.ports.partition import RecordsOutcome
+from broker.runtime.ingest.nats_ingest import IngestLimits, NatsIngest
+from simkit.brokers.memory_broker import FakeClock
 
 Done = Callable[[RecordsOutcome | HeadwaterError], None]
 

@@ -19,8 +19,8 @@ from broker.model.replica_messages import (
     LogPrefix,
     ReplicaMessage,
 )
-from simkit.disk import ROOMY, SimDisk
-from simkit.driver_rig import ME, DriverRig, alone_view
+from simkit.brokers.driver_rig import ME, DriverRig, alone_view
+from simkit.disk.disk import ROOMY, SimDisk
 
 LEADER = BrokerId("leader")
 

@@ -11,18 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
 from broker.errors import OverloadedError, ShuttingDownError
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from broker.ports import File
+from broker.ports.system import File
 from broker.runtime import hosted_partitions
 from broker.runtime.broker import Broker
-from broker.runtime.partition_driver import PartitionDriver
-from broker.runtime.turn_queue import MESSAGES_MAX, TurnQueue
-from simkit.brokers import disk_broker
-from simkit.driver_rig import Gate, ManualTurns
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.queue import MESSAGES_MAX, TurnQueue
+from simkit.brokers.brokers import disk_broker
+from simkit.brokers.driver_rig import Gate, ManualTurns
 
 WAIT_S = 30
 

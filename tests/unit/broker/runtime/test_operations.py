@@ -37,7 +37,7 @@ from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
-from simkit.memory_broker import FakeClock
+from simkit.brokers.memory_broker import FakeClock
 
 UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
 A, B, C, D = (BrokerId(name) for name in "abcd")

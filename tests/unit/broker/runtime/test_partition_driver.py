@@ -32,8 +32,8 @@ from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
-from broker.runtime.partition_driver import PartitionDriver
-from simkit.brokers import disk_broker
+from broker.runtime.partition.driver import PartitionDriver
+from simkit.brokers.brokers import disk_broker
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 

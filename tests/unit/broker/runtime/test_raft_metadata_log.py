@@ -22,10 +22,10 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
-from broker.runtime.raft_machine import MetadataMachine, read_reply
-from broker.runtime.raft_metadata_log import RaftMetadataLog
-from simkit.disk import ROOMY, SimDisk
-from simkit.raft_groups import CORES
+from broker.runtime.metadata.raft_machine import MetadataMachine, read_reply
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from simkit.disk.disk import ROOMY, SimDisk
+from simkit.raft.groups import CORES
 
 REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
 

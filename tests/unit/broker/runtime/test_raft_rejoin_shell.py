@@ -17,11 +17,11 @@ from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.raft import Entry, EntryKind, Floor, HardState, NodeId, Standing
-from broker.runtime.raft_rejoin import ControlDesk, take_part
-from broker.storage.promises import Promises
-from broker.storage.raft_journal import RaftJournal, has_lost_all
+from broker.runtime.metadata.raft_rejoin import ControlDesk, take_part
+from broker.storage.promises.promises import Promises
+from broker.storage.raft.journal import RaftJournal, has_lost_all
 from broker.storage.whole_file import write_whole
-from simkit.disk import PowerLostError, SimDisk
+from simkit.disk.disk import PowerLostError, SimDisk
 
 NAMES = tuple(NodeId(name) for name in "abc")
 A, B, C = NAMES

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
-from broker.runtime.partition_driver import PartitionDriver
-from simkit.brokers import disk_broker
+from broker.runtime.partition.driver import PartitionDriver
+from simkit.brokers.brokers import disk_broker
 
 
 class SlowReader:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from broker.codec.schema import HEADERS_TYPE
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import StreamConfig
-from broker.runtime.partition_driver import PartitionDriver
-from simkit.brokers import disk_broker
+from broker.runtime.partition.driver import PartitionDriver
+from simkit.brokers.brokers import disk_broker
 
 
 class HandClock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
-from broker.ports import SegmentInfo
-from broker.runtime.retry_tables import RetryTables
+from broker.ports.partition import SegmentInfo
+from broker.runtime.partition.retry_tables import RetryTables
 
 CONFIG = StreamConfig(subject="s", dedup_window_ms=1000)
 NOW_US = 10_000_000

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from broker.errors import MetadataCorruptError
-from broker.runtime.sessions import begin_session, note_clean_stop, take_clean_stop
-from simkit.disk import SimDisk
+from broker.runtime.ingest.sessions import begin_session, note_clean_stop, take_clean_stop
+from simkit.disk.disk import SimDisk
 
 
 def test_a_session_is_durable_before_anybody_hears_of_it() -> None:

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
+from simkit.brokers.shell_checks import CHECKS, Check
+from simkit.brokers.shell_mutants import PLANTED
 from simkit.replacing import Mutant
-from simkit.shell_checks import CHECKS, Check
-from simkit.shell_mutants import PLANTED
 
 # How a check, or the product's own assert that a check made it run, says that it found something.
 FOUND: Final = (AssertionError, KeyError, IndexError)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import StreamConfig
-from broker.ports import SegmentInfo
-from broker.runtime.tier_view import TierView
+from broker.ports.partition import SegmentInfo
+from broker.runtime.partition.tier_view import TierView
 
 PARTITION = PartitionId(StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"), PartitionNumber(0))
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.local_metadata_log import LocalMetadataLog
+from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.commands import CreateStream, encode
 from broker.errors import DiskFullError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.hosted_partitions import LedPartitions
-from broker.storage.partition_log import PartitionLog
-from simkit.brokers import disk_broker
+from broker.storage.log.partition_log import PartitionLog
+from simkit.brokers.brokers import disk_broker
 
 FULL = "00000000-0000-4000-8000-00000000000f"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.runtime.commit_scheduler import CommitScheduler
-from broker.runtime.turn_queue import MESSAGES_MAX, TurnQueue, Work
+from broker.runtime.partition.commit_scheduler import CommitScheduler
+from broker.runtime.partition.queue import MESSAGES_MAX, TurnQueue, Work
 
 
 class _Owner:

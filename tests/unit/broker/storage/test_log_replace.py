@@ -10,9 +10,9 @@ from broker.errors import DiskFullError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.partition_log import PartitionLog
-from simkit.disk import PowerLostError, SimDisk
-from simkit.log_batches import FOLDER, PARTITION, open_log, raw_batch, read_all
+from broker.storage.log.partition_log import PartitionLog
+from simkit.disk.disk import PowerLostError, SimDisk
+from simkit.log.batches import FOLDER, PARTITION, open_log, raw_batch, read_all
 
 EPOCHS = EpochHistory.of([(LeaderEpoch(1), Offset(0)), (LeaderEpoch(4), Offset(70))])
 

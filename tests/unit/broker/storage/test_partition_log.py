@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.disk_files import DiskFiles
+from broker.adapters.disk.files import DiskFiles
 from broker.errors import (
     DiskFullError,
     LogFailedError,
@@ -22,12 +22,12 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from broker.storage.index import SegmentIndex
-from broker.storage.log_reader import LogReader
-from broker.storage.partition_log import LogConfig, PartitionLog
-from broker.storage.segment import Segment
-from simkit.disk import ROOMY, SimDisk
-from simkit.log_batches import FOLDER, PARTITION, SMALL, bases, open_log, raw_batch, read_all
+from broker.storage.log.log_reader import LogReader
+from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.segment import Segment
+from simkit.disk.disk import ROOMY, SimDisk
+from simkit.log.batches import FOLDER, PARTITION, SMALL, bases, open_log, raw_batch, read_all
 
 EPOCH = LeaderEpoch(1)
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from broker.codec.index_format import IndexEntries
+from broker.codec.disk.index_format import IndexEntries
+from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.epoch_history import EpochHistory
-from broker.storage.handle_pool import HandlePool
-from broker.storage.index import SegmentIndex
-from simkit.disk import SimDisk
+from broker.storage.log.handle_pool import HandlePool
+from broker.storage.segments.index import SegmentIndex
+from simkit.disk.disk import SimDisk
 
 
 def test_an_index_keeps_one_batch_per_interval() -> None:

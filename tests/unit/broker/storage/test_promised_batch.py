@@ -10,11 +10,11 @@ import pytest
 
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.log_config import LogConfig
-from broker.storage.partition_log import PartitionLog
-from broker.storage.promises import Promises
-from simkit.disk import SimDisk
-from simkit.log_batches import FOLDER, PARTITION, SMALL, raw_batch
+from broker.storage.log.config import LogConfig
+from broker.storage.log.partition_log import PartitionLog
+from broker.storage.promises.promises import Promises
+from simkit.disk.disk import SimDisk
+from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
 EPOCH = LeaderEpoch(1)
 BOTH, MINE, TWIN = 1, 2, 3

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from broker.codec.promise_format import (
+from broker.codec.disk.promise_format import (
     KIND_REPLICA,
     SlotValues,
     decode_header,
@@ -22,12 +22,12 @@ from broker.errors import LogFailedError, MetadataCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from broker.storage.log_config import LogConfig
-from broker.storage.log_folder import CUT_NAME
-from broker.storage.partition_log import PartitionLog
-from broker.storage.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
-from simkit.disk import PowerLostError, SimDisk
-from simkit.log_batches import FOLDER, PARTITION, SMALL, raw_batch
+from broker.storage.log.config import LogConfig
+from broker.storage.log.folder import CUT_NAME
+from broker.storage.log.partition_log import PartitionLog
+from broker.storage.promises.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
+from simkit.disk.disk import PowerLostError, SimDisk
+from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch
 
 ROOMY_SEGMENTS = LogConfig(segment_bytes_max=1 << 20)
 UUID = "6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"

@@ -20,8 +20,8 @@ from broker.model.raft import (
     SnapshotId,
     Stored,
 )
-from broker.storage.raft_journal import RaftJournal
-from simkit.disk import ROOMY, PowerLostError, SimDisk
+from broker.storage.raft.journal import RaftJournal
+from simkit.disk.disk import ROOMY, PowerLostError, SimDisk
 
 A = NodeId("a")
 HARD = HardState(3, A, 2)

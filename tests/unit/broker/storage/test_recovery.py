@@ -9,16 +9,16 @@ import random
 import pytest
 
 from broker.codec.checksum import crc32c
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE, segment_name
 from broker.codec.record_batch import HEADER_SIZE
-from broker.codec.segment_format import SEGMENT_HEADER_SIZE, segment_name
 from broker.errors import LogFailedError, MetadataCorruptError, SegmentCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
-from broker.storage.damage import RotProof
-from broker.storage.log_folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
-from broker.storage.partition_log import LogConfig, PartitionLog
-from simkit.disk import SECTOR, PowerLostError, SimDisk
-from simkit.log_batches import FOLDER, PARTITION, bases, open_log, raw_batch, read_all
+from broker.storage.log.folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
+from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.segments.damage import RotProof
+from simkit.disk.disk import SECTOR, PowerLostError, SimDisk
+from simkit.log.batches import FOLDER, PARTITION, bases, open_log, raw_batch, read_all
 
 EPOCH = LeaderEpoch(1)
 LARGE = LogConfig(segment_bytes_max=1 << 20, preallocate_bytes=4096, index_interval_bytes=400)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from broker.ports import File
+from broker.ports.system import File
 from broker.storage.whole_file import write_whole
-from simkit.disk import PowerLostError, SimDisk
+from simkit.disk.disk import PowerLostError, SimDisk
 
 OLD, NEW = b"o" * 5000, b"n" * 9000
 

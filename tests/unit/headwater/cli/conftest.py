@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from headwater.cli.main import app
-from simkit.memory_broker import FakeClock, MemoryBroker
+from simkit.brokers.memory_broker import FakeClock, MemoryBroker
 
 Run = Callable[..., Any]
 

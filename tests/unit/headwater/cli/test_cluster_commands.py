@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.flight_config import FlightConfig
-from broker.adapters.flight_service import FlightService
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
     Command,
@@ -32,7 +32,7 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
 from headwater.cli.main import app
-from simkit.memory_broker import FakeClock, MemoryBroker
+from simkit.brokers.memory_broker import FakeClock, MemoryBroker
 
 Run = Callable[..., Any]
 

@@ -14,7 +14,7 @@ import pytest
 
 from broker.errors import LogFailedError
 from broker.model.stream import StreamConfig
-from simkit.memory_broker import MemoryBroker
+from simkit.brokers.memory_broker import MemoryBroker
 
 Run = Callable[..., Any]
 

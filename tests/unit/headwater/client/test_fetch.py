@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.codec.flight_protocol import ReadRequest, RowsMark
+from broker.codec.flight.protocol import ReadRequest, RowsMark
 from broker.errors import (
     EnvelopeError,
     GapError,

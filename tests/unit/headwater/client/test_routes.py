@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.codec.flight_protocol import ReadRequest, StreamPath
+from broker.codec.flight.protocol import ReadRequest, StreamPath
 from broker.errors import (
     HeadwaterError,
     NoAnswerError,

@@ -15,7 +15,7 @@ import pytest
 from projectfiles import ROOT
 from spark_jobs import jvm
 from spark_jobs.session import settings
-from tiering.location import StoreConfig
+from tiering.store.location import StoreConfig
 
 
 @pytest.fixture(scope="module")

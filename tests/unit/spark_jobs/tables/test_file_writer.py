@@ -14,12 +14,12 @@ import pytest
 
 from broker.codec.checksum import crc32c
 from broker.errors import ObjectCorruptError, SchemaMismatchError
-from simkit.faulty_store import Fault, FaultyStore
+from simkit.tier.faulty_store import Fault, FaultyStore
 from spark_jobs.tables import file_writer, schema_match
 from spark_jobs.tables.file_stats import FileStats
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
-from tiering.location import Credentials, StoreConfig
-from tiering.object_store import ObjectStore, open_store
+from tiering.store.location import Credentials, StoreConfig
+from tiering.store.object_store import ObjectStore, open_store
 
 ROWS = pa.schema([("offset", pa.int64()), ("g", pa.string()), ("v", pa.binary())])
 

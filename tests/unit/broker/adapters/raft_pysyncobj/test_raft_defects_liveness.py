@@ -18,10 +18,10 @@ import pytest
 from broker.core.raft.events import Propose, Save, SnapshotMade
 from broker.core.raft.member import Role
 from broker.model.raft_messages import AppendReply, Chunk, Message, PreVote, Vote
-from simkit import pysyncobj_shipped as shipped
-from simkit.pysyncobj_shipped import Shipped
-from simkit.raft_groups import CORES
-from simkit.raft_rig import A, B, C, MemberRig, append, entries, proposal
+from simkit.raft import pysyncobj_shipped as shipped
+from simkit.raft.groups import CORES
+from simkit.raft.pysyncobj_shipped import Shipped
+from simkit.raft.rig import A, B, C, MemberRig, append, entries, proposal
 
 ROUNDS = 200
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pysyncobj import journal as library_journal
 
-from broker.codec.raft_messages import decode, encode
+from broker.codec.peer.raft_messages import decode, encode
 from broker.core.raft.events import Propose, Save, SnapshotMade
 from broker.core.raft.member import Role
 from broker.errors import EnvelopeError, LogFailedError, MetadataCorruptError
@@ -29,10 +29,10 @@ from broker.model.raft_messages import (
     Vote,
     VoteReply,
 )
-from simkit import pysyncobj_shipped as shipped
-from simkit.pysyncobj_shipped import Shipped
-from simkit.raft_groups import CORES
-from simkit.raft_rig import (
+from simkit.raft import pysyncobj_shipped as shipped
+from simkit.raft.groups import CORES
+from simkit.raft.pysyncobj_shipped import Shipped
+from simkit.raft.rig import (
     GROUP,
     SESSION,
     STRANGER,
@@ -48,7 +48,7 @@ from simkit.raft_rig import (
     proposal,
     snapshot_of,
 )
-from simkit.raft_truth import command
+from simkit.raft.truth import command
 
 # pysyncobj opens its meta file without closing it.
 pytestmark = [

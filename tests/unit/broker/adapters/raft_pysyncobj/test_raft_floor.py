@@ -17,8 +17,8 @@ from broker.model.raft_messages import (
     Vote,
     VoteReply,
 )
-from simkit.raft_groups import CORES
-from simkit.raft_rig import B, C, MemberRig, append, entries, proposal
+from simkit.raft.groups import CORES
+from simkit.raft.rig import B, C, MemberRig, append, entries, proposal
 
 
 @pytest.fixture(params=CORES)

@@ -18,7 +18,7 @@ from broker.adapters.raft_pysyncobj.core import PysyncobjCore
 from broker.core.raft.config import RaftConfig
 from broker.errors import InvalidConfigError, LogFailedError
 from broker.model.raft import HardState, LogImage, NodeId, Stored
-from simkit.raft_rig import MemberRig
+from simkit.raft.rig import MemberRig
 
 INSTALLED = Path(pysyncobj.syncobj.__file__).parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.codec.raft_state import SessionState, decode_state, encode_state
+from broker.codec.disk.raft_state import SessionState, decode_state, encode_state
 from broker.core.raft.applier import SESSIONS_MAX, WINDOW, Applier, Outcome, Verdict
 from broker.errors import MetadataCorruptError
 from broker.model.raft import Entry, EntryKind

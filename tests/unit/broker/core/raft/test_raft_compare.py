@@ -19,7 +19,7 @@ from broker.model.raft import (
     Stored,
 )
 from broker.model.raft_messages import Append, Message, PreVote, PreVoteReply, Vote, VoteReply
-from simkit.raft_groups import CORES
+from simkit.raft.groups import CORES
 
 A, B, C, D, E = FIVE = tuple(NodeId(name) for name in "abcde")
 NAMES = FIVE[:3]

@@ -33,7 +33,7 @@ from broker.model.raft_messages import (
     Vote,
     VoteReply,
 )
-from simkit.raft_rig import A, B, C, D, E, MemberRig, append, entries, proposal, snapshot_of
+from simkit.raft.rig import A, B, C, D, E, MemberRig, append, entries, proposal, snapshot_of
 
 FRESH = Standing(fresh=True)
 EMPTY = Standing()

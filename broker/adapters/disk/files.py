@@ -1,0 +1,229 @@
+"""The Files port on a real file system, below one root that one process owns.
+
+Paths are relative and confined: a part that is empty, `.` or `..` is refused, and nothing follows a
+symbolic link at the end of a path. The root is locked for as long as the object lives, so that two
+brokers cannot write one data directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from broker.errors import InvalidConfigError
+from broker.ports.system import File
+
+_LOCK_NAME: Final = ".lock"
+_VECTOR_MAX: Final = 1024  # IOV_MAX on Linux
+_RWF_DONTCACHE: Final = 0x80  # Linux 6.14; not in Python's os
+_PASSING_BYTES_MIN: Final = 256 * 1024  # below, the hint costs what it saves
+_NO_HINT: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_NO_PREALLOCATION: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+class DiskFile:
+    """One open file."""
+
+    _takes_hint = sys.platform == "linux"  # as far as is known; of all files
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return up to ``size`` bytes at ``position``; fewer only at the end of the file."""
+        data = os.pread(self._descriptor, size, position)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < size:
+            data = os.pread(self._descriptor, size - got, position + got)
+            if not data:
+                break
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces)
+
+    def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
+        """Write the buffers one after another; return the bytes written. Not yet durable.
+
+        A large write that nobody will read soon leaves the page cache when it is on the disk:
+        what is written next finds these pages, where fresh ones may cost ten times the copy.
+        """
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        total = sum(map(len, views))
+        passing = not read_soon and total >= _PASSING_BYTES_MIN
+        written = 0
+        while written < total:
+            count = self._write(position + written, views[:_VECTOR_MAX], passing=passing)
+            written += count
+            views = _after(views, count)
+        return total
+
+    def _write(self, position: int, views: Sequence[memoryview], *, passing: bool) -> int:
+        if passing and DiskFile._takes_hint:
+            try:
+                return os.pwritev(self._descriptor, views, position, _RWF_DONTCACHE)
+            except OSError as error:
+                if error.errno not in _NO_HINT:
+                    raise
+                DiskFile._takes_hint = False  # this kernel, or this file system
+        return os.pwritev(self._descriptor, views, position)
+
+    def datasync(self) -> None:
+        """Make everything written durable (fdatasync)."""
+        os.fdatasync(self._descriptor)
+
+    def allocate(self, size: int) -> None:
+        """Reserve disk up to ``size`` and extend the file with zeros."""
+        present = self.size()
+        if size <= present:
+            return
+        try:
+            os.posix_fallocate(self._descriptor, present, size - present)
+        except OSError as error:
+            if error.errno not in _NO_PREALLOCATION:
+                raise
+            os.ftruncate(self._descriptor, size)  # the file system reserves nothing ahead
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (with zeros) to ``size`` bytes."""
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """Close; does not sync."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class DiskFiles:
+    """The Files port below ``root``, which is made if absent. Any thread."""
+
+    def __init__(self, root: Path) -> None:
+        """Make and lock the root.
+
+        Raises:
+            InvalidConfigError: another process holds the root, or nothing can be written there.
+        """
+        self._root = root.absolute()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._root = root.resolve()
+            self._lock = os.open(self._root / _LOCK_NAME, flags, 0o600)
+        except OSError as cause:
+            raise InvalidConfigError(
+                f"the data directory {self._root} cannot be written: {cause.strerror}; make it "
+                "writable, or choose another data directory",
+                path=str(self._root),
+            ) from cause
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            os.close(self._lock)
+            raise InvalidConfigError(
+                f"the data directory {self._root} is in use by another process; "
+                "stop it, or choose another data directory",
+                path=str(self._root),
+            ) from cause
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing; ``create`` makes a new file and fails if it exists."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return DiskFile(os.open(self._at(path), flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        """Tell whether a file or folder is there."""
+        return os.path.lexists(self._at(path))
+
+    def list(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder; empty when the folder is absent."""
+        try:
+            return sorted(one.name for one in self._at(folder).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder and its parents, durably."""
+        target = self._at(folder)
+        made: list[Path] = []
+        while target != self._root and not target.is_dir():
+            made.append(target)
+            target = target.parent
+        for one in reversed(made):
+            with contextlib.suppress(FileExistsError):
+                one.mkdir(mode=0o700)
+            _sync_folder(one.parent)
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename over ``target``; durable only after :meth:`sync_folder`."""
+        self._at(source).replace(self._at(target))
+
+    def remove(self, path: str) -> None:
+        """Remove a file; durable only after :meth:`sync_folder`."""
+        self._at(path).unlink()
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder and all in it, durably; an absent one is fine."""
+        target = self._at(folder)
+        assert target != self._root, "the root itself is not to be removed"
+        if target.is_dir():
+            shutil.rmtree(target)
+            _sync_folder(target.parent)
+
+    def sync_folder(self, folder: str) -> None:
+        """Make names created, renamed or removed in ``folder`` durable."""
+        _sync_folder(self._at(folder))
+
+    def free_bytes(self) -> int:
+        """Return the bytes that may still be written."""
+        facts = os.statvfs(self._root)
+        return facts.f_bavail * facts.f_frsize
+
+    def close(self) -> None:
+        """Give the root back."""
+        if self._lock >= 0:
+            descriptor, self._lock = self._lock, -1
+            os.close(descriptor)
+
+    def _at(self, path: str) -> Path:
+        if path == "":
+            return self._root
+        parts = path.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise ValueError(f"not a confined relative path: {path!r}")
+        return self._root.joinpath(*parts)
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of ``views`` when ``count`` bytes were written."""
+    done = 0
+    while done < len(views) and count >= len(views[done]):
+        count -= len(views[done])
+        done += 1
+    rest = views[done:]
+    if count:
+        rest[0] = rest[0][count:]
+    return rest
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

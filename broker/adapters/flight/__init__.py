@@ -1,0 +1,1 @@
+"""The Flight server: reads, writes and operations of clients."""

@@ -1,0 +1,513 @@
+"""The Arrow Flight service: do_put, do_get, flight infos and actions over the BrokerApi port.
+
+Thin: requests are parsed by broker/codec/flight, rows come from flight/reads.py, batches go
+through flight/writes.py, errors leave through flight/errors.py. Every call runs on a thread of
+gRPC's. Nothing that a client sends can raise anything but a typed error here; a bug of ours is
+logged and reaches the client as an internal error without its traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pyarrow as pa
+import structlog
+from pyarrow import flight
+
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.errors import to_flight, with_address
+from broker.adapters.flight.operations import operate
+from broker.adapters.flight.reads import (
+    RowRange,
+    check_incarnation,
+    earliest,
+    read_rows,
+    resolve,
+)
+from broker.adapters.flight.sockets import sever_connections
+from broker.adapters.flight.writes import PutStream
+from broker.codec.flight.actions import ACTIONS, decode_body
+from broker.codec.flight.operations import OPERATIONS
+from broker.codec.flight.protocol import ReadRequest, StreamPath
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import (
+    HeadwaterError,
+    InvalidConfigError,
+    InvalidRequestError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from broker.model.cut_positions import CutPosition
+from broker.model.ids import LeaseId, StreamUuid
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.api import BrokerApi
+from broker.ports.operators import OperatorApi
+from broker.ports.system import Clock
+from broker.ports.tiering import TierStatus
+
+_READINGS_MAX: Final = 10_000  # each takes microseconds, a commit takes a disk's time
+_READING_MS_MAX: Final = 10_000
+
+_log = structlog.get_logger(__name__)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class FlightService:
+    """The service's life: start, port, close. Calls come in on gRPC's threads from then on."""
+
+    def __init__(
+        self,
+        api: BrokerApi,
+        clock: Clock,
+        config: FlightConfig,
+        *,
+        operations: OperatorApi | None = None,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._config = config
+        self._operations = operations
+        self._server: _Server | None = None
+
+    def start(self) -> None:
+        """Bind and serve; returns at once.
+
+        Raises:
+            InvalidConfigError: the address is taken or the certificates are not usable.
+        """
+        assert self._server is None, "started twice"
+        where = f"{self._config.host}:{self._config.port}"
+        try:
+            self._server = _Server(self._api, self._clock, self._config, self._operations)
+        except (pa.ArrowException, OSError) as cause:
+            raise InvalidConfigError(
+                f"Flight cannot serve on {where}: the address is taken or not ours, or a "
+                f"certificate is not usable ({cause}); gRPC wrote the reason to stderr"
+            ) from cause
+        _log.info("flight_started", host=self._config.host, port=self._server.port)
+
+    @property
+    def port(self) -> int:
+        """The port that the service listens on."""
+        assert self._server is not None, "not started"
+        return int(self._server.port)
+
+    def close(self, *, timeout_ms: int = 5_000) -> bool:
+        """Refuse new calls, end the running ones, stop; return whether all ended in time."""
+        if self._server is None:
+            return True
+        return self._server.close(timeout_ms=timeout_ms)
+
+
+def _border(
+    method: Callable[Concatenate[_Server, _P], _R],
+) -> Callable[Concatenate[_Server, _P], _R]:
+    """Let only Flight errors out of a call, and refuse calls once the service closes."""
+
+    @functools.wraps(method)
+    def call(self: _Server, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.errors(method.__name__):
+            self.check_open()
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """What pyarrow calls, one method per Flight call."""
+
+    def __init__(
+        self, api: BrokerApi, clock: Clock, config: FlightConfig, operations: OperatorApi | None
+    ) -> None:
+        tls = config.tls_cert is not None
+        super().__init__(
+            f"{'grpc+tls' if tls else 'grpc'}://{config.host}:{config.port}",
+            tls_certificates=[(config.tls_cert, config.tls_key)] if tls else None,
+            verify_client=config.tls_client_ca is not None,
+            root_certificates=config.tls_client_ca,
+        )
+        self._api = api
+        self._operations = operations
+        self._clock = clock
+        self._config = config
+        self._closing = False
+        self._places = threading.BoundedSemaphore(config.streams_max)
+        self._puts: set[PutStream] = set()
+        self._puts_lock = threading.Lock()
+
+    # ------------------------------------------------------------------ life
+
+    def check_open(self) -> None:
+        """Raise ShuttingDownError once the service closes."""
+        if self._closing:
+            raise ShuttingDownError("the broker is closing")
+
+    @contextmanager
+    def errors(self, call: str) -> Iterator[None]:
+        """Translate errors at the service's border."""
+        try:
+            yield
+        except HeadwaterError as error:
+            raise to_flight(self._explained(error)) from error
+        except flight.FlightError:
+            raise
+        except Exception as bug:
+            _log.exception("flight_call_crashed", call=call)
+            raise flight.FlightInternalError(
+                f"internal error in {call}, see the broker's log"
+            ) from bug
+
+    def _explained(self, error: HeadwaterError) -> HeadwaterError:
+        """Return the error, with the leader's address where it names a leader."""
+        return with_address(error, self._addresses)
+
+    def _addresses(self) -> dict[str, str | None]:
+        return {str(one.broker): one.flight for one in self._api.brokers()}
+
+    def close(self, *, timeout_ms: int) -> bool:
+        """End all calls and stop; return whether that took less than ``timeout_ms``.
+
+        Half of the time is for calls to end by themselves, then connections are broken.
+        """
+        self._closing = True
+        with self._puts_lock:
+            for put in self._puts:
+                put.close()
+        stopper = threading.Thread(target=self.shutdown, name="flight-stop", daemon=True)
+        port = self.port
+        stopper.start()
+        stopper.join(timeout_ms / 2000)
+        if stopper.is_alive():
+            _log.warning("flight_connections_severed", count=sever_connections(port))
+            stopper.join(timeout_ms / 2000)
+        return not stopper.is_alive()
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Hold one of the places for long calls; raises OverloadedError if there is none."""
+        if not self._places.acquire(blocking=False):
+            raise OverloadedError(
+                f"{self._config.streams_max} Flight streams are open",
+                limit=self._config.streams_max,
+            )
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    # ------------------------------------------------------------------ data
+
+    @_border
+    def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take batches and answer each with its base offset or its error."""
+        path = StreamPath.from_path(descriptor.path, put=True)
+        if path.partition is None:
+            raise InvalidRequestError("do_put needs a partition in its path", field="path")
+        stream = self._api.stream(path.stream)
+        check_incarnation(stream, path.stream_uuid)
+        handle = self._api.partition(path.stream, path.partition)
+        with self._place():
+            put = PutStream(
+                handle,
+                stream.config,
+                reader.schema,
+                writer,
+                clock=self._clock,
+                config=self._config,
+                explain=self._explained,
+                policy=path.acks,
+            )
+            with self._registered(put):
+                put.run(_chunks(reader))
+
+    @contextmanager
+    def _registered(self, put: PutStream) -> Iterator[None]:
+        with self._puts_lock:
+            self.check_open()
+            self._puts.add(put)
+        try:
+            yield
+        finally:
+            with self._puts_lock:
+                self._puts.discard(put)
+
+    @_border
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Serve a range of rows, or the live tail."""
+        wanted = resolve(self._api, ReadRequest.from_ticket(ticket.ticket))
+        return flight.GeneratorStream(wanted.schema, self._rows(context, wanted))
+
+    def _rows(self, context: Any, wanted: RowRange) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        def check_stop() -> bool:
+            self.check_open()
+            return bool(context.is_cancelled())
+
+        idle_check_ms = self._config.idle_check_ms
+        with self.errors("do_get"), self._place():
+            for rows, mark in read_rows(
+                self._api, wanted, idle_check_ms=idle_check_ms, check_stop=check_stop
+            ):
+                yield rows, mark.to_bytes()
+
+    @_border
+    def do_exchange(self, *_call: Any) -> None:
+        """Refuse: nothing here needs it. pyarrow's own refusal carries a traceback."""
+        raise InvalidRequestError("do_exchange is not offered; use do_put and do_get")
+
+    # ------------------------------------------------------------------ discovery
+
+    @_border
+    def list_flights(self, _context: Any, criteria: bytes) -> Any:
+        """Return one info per stream."""
+        if criteria:
+            raise InvalidRequestError("list_flights takes no criteria", field="criteria")
+        return iter([self._info(stream, None) for stream in self._api.streams()])
+
+    @_border
+    def get_flight_info(self, _context: Any, descriptor: Any) -> Any:
+        """Return the partitions of a stream, or one of them, with their positions."""
+        path = StreamPath.from_path(descriptor.path)
+        stream = self._api.stream(path.stream)
+        check_incarnation(stream, path.stream_uuid)
+        return self._info(stream, path.partition)
+
+    @_border
+    def get_schema(self, _context: Any, descriptor: Any) -> Any:
+        """Return the schema of every stream's rows."""
+        self._api.stream(StreamPath.from_path(descriptor.path).stream)
+        return flight.SchemaResult(ROW_SCHEMA)
+
+    def _info(self, stream: Stream, partition: int | None) -> Any:
+        numbers = range(stream.config.partitions) if partition is None else [partition]
+        positions = self._positions(stream, numbers)
+        path = StreamPath(stream=stream.name, partition=partition)
+        endpoints = [
+            flight.FlightEndpoint(_ticket_of(stream, position), [], app_metadata=_json(position))
+            for position in positions
+        ]
+        about = (
+            positions[0]
+            if partition is not None
+            else {
+                "stream_uuid": stream.uuid,
+                "subject": stream.config.subject,
+                "partitions": positions,
+            }
+        )
+        return flight.FlightInfo(
+            ROW_SCHEMA,
+            flight.FlightDescriptor.for_path(*path.to_path()),
+            endpoints,
+            total_records=sum(
+                position["high_watermark"] - position["start"] for position in positions
+            ),
+            app_metadata=_json(about),
+        )
+
+    def _positions(self, stream: Stream, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return what the leaders say of these partitions, and where the leaders are."""
+        places = self._api.places(stream.name)
+        addresses = self._addresses()
+        found: list[dict[str, Any]] = []
+        for number in numbers:
+            standing = self._api.standing(stream.name, number)
+            leader = places[number].leader
+            found.append(
+                {
+                    "stream_uuid": stream.uuid,
+                    "partition": number,
+                    "subject": stream.config.partition_subject(number),
+                    "start": earliest(self._api, stream, number, standing.log_start),
+                    "log_start": standing.log_start,
+                    "high_watermark": standing.high_watermark,
+                    "leader_epoch": standing.leader_epoch,
+                    "leader": leader,
+                    "flight": None if leader is None else addresses.get(leader),
+                }
+            )
+        return found
+
+    # ------------------------------------------------------------------ actions
+
+    def list_actions(self, _context: Any) -> list[tuple[str, str]]:
+        """Return the names of the actions and what they do."""
+        return [(name, spec.help) for name, spec in ACTIONS.items()]
+
+    @_border
+    def do_action(self, _context: Any, action: Any) -> Any:
+        """Run one action and return its results."""
+        values = decode_body(action.type, action.body.to_pybytes())
+        if action.type in OPERATIONS:
+            results = operate(self._operations, action.type, values)
+        else:
+            results = getattr(self, f"_action_{action.type}")(**values)
+        return iter([_json(result) for result in results])
+
+    def _action_create_stream(self, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+        return [_stream_dict(self._api.create_stream(name, StreamConfig.from_dict(config)))]
+
+    def _action_describe_stream(self, name: str, positions: bool) -> list[dict[str, Any]]:
+        # Without positions nothing is asked of the tier, so writers start while it is away.
+        stream = self._api.stream(name)
+        numbers = range(stream.config.partitions if positions else 0)
+        return [
+            {
+                "cluster": self._api.cluster,
+                "stream": _stream_dict(stream),
+                "partitions": self._positions(stream, numbers),
+            }
+        ]
+
+    def _action_brokers(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(one) for one in self._api.brokers()]
+
+    def _action_locate(self, name: str) -> list[dict[str, Any]]:
+        stream = self._api.stream(name)
+        addresses = self._addresses()
+        return [
+            {
+                "stream_uuid": stream.uuid,
+                "flight": None if place.leader is None else addresses.get(place.leader),
+                **dataclasses.asdict(place),
+            }
+            for place in self._api.places(name)
+        ]
+
+    def _action_list_streams(self) -> list[dict[str, Any]]:
+        return [_stream_dict(stream) for stream in self._api.streams()]
+
+    def _action_delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
+        check_incarnation(self._api.stream(name), stream_uuid)
+        return [_stream_dict(self._api.delete_stream(name))]
+
+    def _action_take_lease(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(self._api.take_lease(name, owner=owner, ttl_ms=ttl_ms))]
+
+    def _action_renew_lease(self, lease_id: str, ttl_ms: int) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(self._api.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
+
+    def _action_check_cut(
+        self,
+        name: str,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
+        believe_forgotten: bool,
+    ) -> list[dict[str, Any]]:
+        self._api.check_cut(
+            name,
+            stream_uuid=stream_uuid,
+            positions=positions,
+            believe_forgotten=believe_forgotten,
+        )
+        return [{}]
+
+    def _action_drop_lease(self, lease_id: str) -> list[dict[str, Any]]:
+        self._api.drop_lease(LeaseId(lease_id))
+        return [{}]
+
+    def _action_list_leases(self, name: str) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(lease) for lease in self._api.live_leases(name)]
+
+    def _action_cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
+        return [self._api.cut(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
+
+    def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
+        streams = [self._api.stream(name) for name in names]
+
+        def look() -> list[list[CutPosition]]:
+            return [
+                [
+                    self._api.history_position(stream.name, number)
+                    for number in range(stream.config.partitions)
+                ]
+                for stream in streams
+            ]
+
+        return [
+            {
+                "name": stream.name,
+                "stream_uuid": stream.uuid,
+                "high_watermarks": [int(one.hot_end) for one in found],
+                "lineage_ids": [one.lineage_id for one in found],
+            }
+            for stream, found in zip(streams, _at_one_moment(look, self._clock), strict=True)
+        ]
+
+    def _action_tier_status(self, name: str) -> list[dict[str, Any]]:
+        return [_status_dict(status) for status in self._api.tier_status(name)]
+
+    def _action_tier_flush(self, name: str, timeout_ms: int) -> list[dict[str, Any]]:
+        return [
+            _status_dict(status) for status in self._api.tier_flush(name, timeout_ms=timeout_ms)
+        ]
+
+
+def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
+    """Yield what the client of a do_put sends, until it finishes or goes away."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except pa.ArrowCancelled:
+            return  # the client has gone; what it sent is answered to nobody
+        except (pa.ArrowInvalid, OSError) as cause:
+            raise InvalidRequestError(f"the stream is not Arrow: {cause}") from cause
+        metadata = chunk.app_metadata
+        yield chunk.data, None if metadata is None else bytes(metadata)
+
+
+def _at_one_moment(
+    look: Callable[[], list[list[CutPosition]]], clock: Clock
+) -> list[list[CutPosition]]:
+    """Return all high watermarks as they were at one moment, by reading them twice.
+
+    They only grow, so where two readings are equal, every one of them held between the two.
+    Readings of other brokers take longer, so time bounds them, too.
+
+    Raises:
+        OverloadedError: commits were quicker than the readings, every time.
+    """
+    before: list[list[CutPosition]] = []
+    deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
+    for _ in range(_READINGS_MAX):
+        found = look()
+        if found == before or sum(map(len, found)) <= 1:  # one number alone always held
+            return found
+        before = found
+        if clock.monotonic_ms() > deadline_ms:
+            break
+    raise OverloadedError("the log did not stand still between two readings, time after time")
+
+
+def _ticket_of(stream: Stream, position: dict[str, Any]) -> Any:
+    request = ReadRequest(
+        stream=stream.name,
+        stream_uuid=stream.uuid,
+        partition=position["partition"],
+        start=position["start"],
+        end=position["high_watermark"],
+    )
+    return flight.Ticket(request.to_ticket())
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _stream_dict(stream: Stream) -> dict[str, Any]:
+    return dataclasses.asdict(stream)
+
+
+def _status_dict(status: TierStatus) -> dict[str, Any]:
+    values = dataclasses.asdict(status)
+    values["cold"] = [status.cold.start, status.cold.end]
+    return values

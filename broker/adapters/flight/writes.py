@@ -1,0 +1,290 @@
+"""Serving one do_put: batches in, acknowledgements out in the same order, pipelined.
+
+A batch that comes alone is stored and answered on the call's own thread. For a client that sends
+ahead, two threads work. The reader (the Flight call's own thread) checks, encodes and submits
+batches without waiting for any to be durable, so that a group commit forms across them.
+The acknowledger waits for outcomes and writes them; a client that does not read its answers
+blocks that thread alone, never the commit thread. What is received and not yet answered is
+bounded by bytes and by batches: beyond, the reader stops reading.
+
+Under ack policy NONE only refusals are answered, after a first frame which says that the call is
+not refused as a whole: without it a producer would hand batches to a broker that does not lead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import pyarrow as pa
+
+from broker.adapters.flight.config import FlightConfig
+from broker.codec.flight.protocol import (
+    decode_put_mark,
+    encode_ack,
+    encode_closing,
+    encode_ready,
+)
+from broker.codec.record_batch import PreparedBatch, Preparer
+from broker.codec.record_sizes import check_record_sizes
+from broker.errors import (
+    CommitTimeoutError,
+    HeadwaterError,
+    InvalidRequestError,
+    OverloadedError,
+    RecordTooLargeError,
+    SchemaMismatchError,
+    ShuttingDownError,
+)
+from broker.model.ids import NO_PRODUCER
+from broker.model.records import AckPolicy, AppendResult
+from broker.model.stream import StreamConfig
+from broker.ports.partition import PartitionHandle
+from broker.ports.system import Clock
+
+_Outcome = AppendResult | HeadwaterError
+
+
+class AckSink(Protocol):
+    """Where acknowledgements go; ``write`` may block, and raises OSError or Arrow's errors."""
+
+    def write(self, frame: bytes) -> None:
+        """Send one frame."""
+
+
+class PutStream:
+    """One do_put from its schema to its last acknowledgement.
+
+    Raises:
+        SchemaMismatchError: no record has these columns; nothing was read.
+    """
+
+    def __init__(
+        self,
+        handle: PartitionHandle,
+        stream_config: StreamConfig,
+        schema: pa.Schema,
+        sink: AckSink,
+        *,
+        clock: Clock,
+        config: FlightConfig,
+        explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        self._policy = policy
+        self._explain = explain  # to its client
+        self._preparer = Preparer(schema, codec=stream_config.compression)
+        self._handle = handle
+        self._stream_config = stream_config
+        self._sink = sink
+        self._sink_lock = threading.Lock()
+        self._clock = clock
+        self._config = config
+        # (place, size, outcome); a size of -1 is not a batch: None the end, else a frame to send.
+        self._outcomes: SimpleQueue[tuple[int, int, _Outcome | bytes | None]] = SimpleQueue()
+        self._room = threading.Condition()
+        self._inflight_bytes = 0
+        self._inflight_batches = 0
+        self._places = 0
+        self._closing = False
+        self._acknowledger = threading.Thread(
+            target=self._acknowledge, name="flight-acks", daemon=True
+        )
+
+    def run(self, chunks: Iterator[tuple[pa.RecordBatch | None, bytes | None]]) -> None:
+        """Serve the stream until its client has finished it; blocks.
+
+        Raises:
+            CommitTimeoutError: the last outcomes did not come in time.
+            Whatever ``chunks`` raises, once all outcomes are known.
+        """
+        if self._policy is AckPolicy.NONE:
+            self._write(encode_ready())
+        self._acknowledger.start()
+        try:
+            in_a_row = 0
+            asked_s = time.perf_counter()
+            for batch, metadata in chunks:
+                # A received batch has buffers of its own: this is exact, and quicker than nbytes.
+                size = batch.get_total_buffer_size() if batch is not None else 0
+                waited_s = time.perf_counter() - asked_s
+                alone = (
+                    self._inflight_batches == 0
+                    and size <= self._config.put_alone_bytes_max
+                    and waited_s * 1e6 >= self._config.put_alone_wait_us
+                )
+                # A client that sends ahead has such moments too, but not many in a row.
+                in_a_row = in_a_row + 1 if alone else 0
+                lone_client = in_a_row > self._config.put_alone_after
+                take = self._take_alone if lone_client else self._take
+                take(batch, metadata, size)
+                asked_s = time.perf_counter()
+        finally:
+            self._outcomes.put((self._places, -1, None))
+            self._acknowledger.join(self._config.commit_timeout_ms / 1000)
+        if self._acknowledger.is_alive():
+            raise CommitTimeoutError(
+                f"{self._inflight_batches} batches were not durable within "
+                f"{self._config.commit_timeout_ms} ms",
+                timeout_ms=self._config.commit_timeout_ms,
+            )
+
+    def close(self) -> None:
+        """Refuse further batches, and ask the client to finish its stream. Any thread."""
+        self._closing = True
+        self._outcomes.put((-1, -1, encode_closing()))
+
+    # ------------------------------------------------------------------ the reader's thread
+
+    def _take(self, batch: pa.RecordBatch | None, metadata: bytes | None, size: int) -> None:
+        """Check, encode and submit one batch; its outcome takes the next place in the answers."""
+        self._wait_for_room(size)
+        place = self._places
+        self._places += 1
+        try:
+            self._submit(self._prepare(batch, metadata, size), place, size)
+        except HeadwaterError as error:
+            self._outcomes.put((place, size, error))
+
+    def _take_alone(self, batch: pa.RecordBatch | None, metadata: bytes | None, size: int) -> None:
+        """Store and answer one batch on this thread: its client seems to wait for the answer.
+
+        A client that sends ahead has the next batch here already, so it is not taken for one that
+        waits, and its batches form groups. All earlier batches are answered, so order holds.
+        """
+        outcomes: SimpleQueue[Sequence[_Outcome]] = SimpleQueue()
+        try:
+            prepared = self._prepare(batch, metadata, size)
+            self._handle.submit([prepared], outcomes.put, may_block=True, policy=self._policy)
+            outcome = outcomes.get(timeout=self._config.commit_timeout_ms / 1000)[0]
+        except HeadwaterError as error:
+            outcome = error
+        except Empty:
+            outcome = CommitTimeoutError(
+                f"the batch was not durable within {self._config.commit_timeout_ms} ms",
+                timeout_ms=self._config.commit_timeout_ms,
+            )
+        self._answer(outcome)
+
+    def _wait_for_room(self, size: int) -> None:
+        with self._room:
+            while not self._has_room(size):
+                self._room.wait()
+            self._inflight_bytes += size
+            self._inflight_batches += 1
+
+    def _has_room(self, size: int) -> bool:
+        return self._inflight_batches == 0 or (
+            self._inflight_batches < self._config.put_inflight_batches_max
+            and self._inflight_bytes + size <= self._config.put_inflight_bytes_max
+        )
+
+    def _prepare(
+        self, batch: pa.RecordBatch | None, metadata: bytes | None, size: int
+    ) -> PreparedBatch:
+        if self._closing:
+            raise ShuttingDownError("the broker is closing")
+        if batch is None:
+            raise InvalidRequestError("a message without records", field="data")
+        if size > self._config.put_batch_bytes_max:
+            raise RecordTooLargeError(
+                f"a batch of {size} bytes exceeds {self._config.put_batch_bytes_max}",
+                size_bytes=size,
+                limit_bytes=self._config.put_batch_bytes_max,
+            )
+        producer_id, base_sequence = decode_put_mark(metadata)
+        if producer_id != NO_PRODUCER and self._policy is not AckPolicy.ALL:
+            raise InvalidRequestError(
+                f"a batch of a producer cannot go under {self._policy.value}: after a leader that "
+                "lost it, the producer's next one would be a gap",
+                field="app_metadata",
+            )
+        validate(batch)
+        if size > self._stream_config.record_bytes_max:
+            check_record_sizes(batch, record_bytes_max=self._stream_config.record_bytes_max)
+        return self._preparer.prepare(
+            batch,
+            now_us=self._clock.now_us(),
+            producer_id=producer_id,
+            base_sequence=base_sequence,
+        )
+
+    def _submit(self, prepared: PreparedBatch, place: int, size: int) -> None:
+        done = self._done(place, size)
+        try:
+            self._handle.submit([prepared], done, policy=self._policy)
+        except OverloadedError:
+            # The queue drains while we wait for our own batches: back-pressure, then one retry.
+            with self._room:
+                self._room.wait_for(lambda: self._inflight_batches == 1)
+            self._handle.submit([prepared], done, policy=self._policy)
+
+    def _done(self, place: int, size: int) -> Callable[[Sequence[_Outcome]], None]:
+        def done(outcomes: Sequence[_Outcome]) -> None:  # on the commit thread: must not block
+            self._outcomes.put((place, size, outcomes[0]))
+
+        return done
+
+    # ------------------------------------------------------------------ the acknowledger
+
+    def _acknowledge(self) -> None:
+        """Write outcomes in the order of their batches until the end is reached."""
+        early: dict[int, tuple[int, _Outcome]] = {}
+        place = 0
+        end: int | None = None
+        while end is None or place < end:
+            came, size, outcome = self._outcomes.get()
+            if outcome is None:
+                end = came
+            elif isinstance(outcome, bytes):
+                self._write(outcome)
+            else:
+                early[came] = (size, outcome)
+            while place in early:
+                size, answer = early.pop(place)
+                self._answer(answer)
+                self._make_room(size)
+                place += 1
+
+    def _answer(self, outcome: _Outcome) -> None:
+        if isinstance(outcome, HeadwaterError):
+            outcome = self._explain(outcome)
+        elif self._policy is AckPolicy.NONE:
+            return  # nobody waits for it, and it would promise something
+        self._write(encode_ack(outcome))
+
+    def _write(self, frame: bytes) -> None:
+        """Send a frame; once the client has gone, outcomes are drained without being sent."""
+        with self._sink_lock:
+            try:
+                self._sink.write(frame)
+            except (OSError, pa.ArrowException):
+                self._sink = _Nowhere()
+
+    def _make_room(self, size: int) -> None:
+        with self._room:
+            self._inflight_bytes -= size
+            self._inflight_batches -= 1
+            self._room.notify()
+
+
+class _Nowhere:
+    """The sink of a client that has gone; the reader's thread learns of it by itself."""
+
+    def write(self, frame: bytes) -> None:
+        """Drop the frame."""
+
+
+def validate(batch: pa.RecordBatch) -> None:
+    """Check every offset and every text of a batch from outside; Arrow does not when it reads.
+
+    Raises:
+        SchemaMismatchError: the buffers contradict each other.
+    """
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowIndexError) as cause:
+        raise SchemaMismatchError(f"the batch is damaged: {cause}") from cause

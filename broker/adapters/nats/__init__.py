@@ -1,0 +1,1 @@
+"""The NATS connection, and what replicas say over it."""

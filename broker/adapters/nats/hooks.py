@@ -1,0 +1,271 @@
+"""What replaces nats-py's parser and socket, and the check that they still fit.
+
+nats-py hands every socket read to ``client._ps.parse`` and does every write through
+``client._transport``. Both names are private, so :func:`check_hooks` refuses to start with a
+release whose attributes or methods look different from the one that the lock pins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import ssl
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any, Final
+from urllib.parse import ParseResult, urlparse
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.transport import Transport
+from nats.protocol.parser import Parser
+
+from broker.adapters.nats.socket import NatsSocket
+from broker.codec.nats.stream import MessageBatch, NatsStream
+from broker.config import NatsConfig
+from broker.errors import InvalidConfigError
+
+_RELEASE: Final = "2.16."
+_PING_INTERVAL_S: Final = 20
+_PINGS_OUTSTANDING_MAX: Final = 3
+_STALL_S: Final = 1.0  # a sink that takes longer is what a server may call a slow consumer
+_STALL_MEMORY_S: Final = 30.0
+_SCHEMES: Final = ("nats", "tls")
+_TRANSPORT_METHODS: Final = frozenset(
+    {
+        "__bool__", "at_eof", "close", "connect", "connect_tls", "drain", "read", "readline",
+        "wait_closed", "write", "writelines",
+    }
+)  # fmt: skip
+
+
+class ServerErrors:
+    """What the server complained about on one connection."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        """Count into ``counts``, which outlives the connection."""
+        self.last: str | None = None
+        self.slow_consumer = False
+        self._counts = counts
+        self._denials: list[str] = []
+
+    def add(self, line: bytes) -> None:
+        """Take an ``-ERR`` line."""
+        text = line[4:].strip().strip(b"'").decode("utf-8", "replace")[:256]
+        self.last = text
+        kind = _error_kind(text.lower())
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if kind == "slow_consumer":
+            self.slow_consumer = True
+        if kind == "permissions" and len(self._denials) < 1024:
+            self._denials.append(text)
+
+    def denied(self, subject: str) -> bool:
+        """Tell whether the server has refused a subscription to this subject."""
+        return any(f'ubscription to "{subject}"' in text for text in self._denials)
+
+
+def _error_kind(text: str) -> str:
+    for word, kind in (
+        ("slow consumer", "slow_consumer"),
+        ("permissions violation", "permissions"),
+        ("authorization", "authorization"),
+        ("authentication", "authorization"),
+        ("stale connection", "stale_connection"),
+        ("maximum payload", "payload_too_large"),
+    ):
+        if word in text:
+            return kind
+    return "other"
+
+
+class BatchParser:
+    """Stands where nats-py's parser stood: our batches to the sink, the rest to the original."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: NatsStream,
+        received: Callable[[list[MessageBatch]], asyncio.Future[None] | None],
+        errors: ServerErrors,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """Parse for one client, with a stream that may have served an earlier one."""
+        self._inner = Parser(client)
+        self._stream = stream
+        self._received = received
+        self._errors = errors
+        self._on_crash = on_crash
+        self._stalled_until = -_STALL_MEMORY_S
+        self._waiting_since: float | None = None
+
+    def stalled_lately(self) -> bool:
+        """Tell whether the sink has kept the socket unread for seconds, now or a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if self._waiting_since is not None and now - self._waiting_since > _STALL_S:
+            return True
+        return now - self._stalled_until < _STALL_MEMORY_S
+
+    def reset(self) -> None:
+        """Forget half items (nats-py calls it when a connection ends)."""
+        self._inner.reset()
+        self._stream.reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what one socket read brought. Runs in nats-py's reading task.
+
+        Raises:
+            nats.errors.ProtocolError: nats-py then closes the connection.
+        """
+        parsed = self._stream.feed(data)
+        try:
+            if parsed.batches:
+                await self._hand_over(parsed.batches)
+        except Exception as bug:
+            # nats-py would log this and read no more, ever: the process has to know.
+            self._on_crash(bug)
+            raise
+        for item in parsed.others:
+            if item.startswith(b"-ERR"):
+                # nats-py would close for good. The server closes by itself when it means that.
+                self._errors.add(item)
+            else:
+                await self._parse_other(item)
+        if parsed.error is not None:
+            self._errors.last = parsed.error
+            raise nats.errors.ProtocolError
+
+    async def _hand_over(self, batches: list[MessageBatch]) -> None:
+        room = self._received(batches)
+        if room is None:
+            return
+        clock = asyncio.get_running_loop().time
+        self._waiting_since = began = clock()
+        try:
+            # The connection may end meanwhile; what it brought is still the sink's to store.
+            await asyncio.shield(room)
+        finally:
+            self._waiting_since = None
+            now = clock()
+            if now - began > _STALL_S:
+                self._stalled_until = now
+
+    async def _parse_other(self, item: bytes) -> None:
+        try:
+            await self._inner.parse(item)
+        except (ValueError, TypeError, KeyError, AttributeError) as cause:
+            self._errors.last = f"the server sent what cannot be read: {item[:64]!r}"
+            raise nats.errors.ProtocolError from cause
+        if self._inner.buf:  # a whole item, and yet it waits for more
+            self._errors.last = f"the server sent what is not known: {item[:64]!r}"
+            raise nats.errors.ProtocolError
+
+
+def check_hooks() -> None:
+    """Refuse a nats-py whose parser and transport are not the ones replaced here.
+
+    Raises:
+        InvalidConfigError: another release, or other attributes.
+    """
+    release = metadata.version("nats-py")
+    probe = Client()
+    parser = getattr(probe, "_ps", None)
+    fits = (
+        release.startswith(_RELEASE)
+        and type(parser) is Parser
+        and inspect.iscoroutinefunction(Parser.parse)
+        and list(inspect.signature(Parser.parse).parameters) == ["self", "data"]
+        and callable(getattr(parser, "reset", None))
+        and getattr(probe, "_transport", probe) is None
+        and Transport.__abstractmethods__ == _TRANSPORT_METHODS
+    )
+    if not fits:
+        raise InvalidConfigError(
+            f"nats-py {release} is not a release this broker is written for; install the one in "
+            f"requirements.lock ({_RELEASE}x)",
+            release=release,
+        )
+
+
+def replace_hooks(client: Client, parser: BatchParser, transport: NatsSocket) -> None:
+    """Put ours in place of a fresh client's own; :func:`check_hooks` has seen both attributes."""
+    vars(client).update(_ps=parser, _transport=transport)
+
+
+def server_urls(config: NatsConfig, discovered: Iterable[ParseResult] = ()) -> tuple[str, ...]:
+    """Return the configured servers, then those that the cluster told of.
+
+    Raises:
+        InvalidConfigError: an address is not ``nats://`` or ``tls://`` with a host.
+    """
+    urls: list[str] = []
+    for text in config.url.split(","):
+        url = text.strip() if "://" in text else f"nats://{text.strip()}"
+        try:
+            parts = urlparse(url)
+            legal = parts.scheme in _SCHEMES and bool(parts.hostname) and (parts.port or 4222) > 0
+        except ValueError:
+            legal = False
+        if not legal:
+            raise InvalidConfigError(
+                f"nats.url: {text!r} is not nats://host:port or tls://host:port"
+            )
+        urls.append(url)
+    login, at, _ = urlparse(urls[0]).netloc.rpartition("@")
+    for server in discovered:
+        url = f"{server.scheme}://{login}{at}{server.netloc}"
+        if url not in urls:
+            urls.append(url)
+    return tuple(urls)
+
+
+def connect_options(config: NatsConfig, client_name: str) -> dict[str, Any]:
+    """Translate the configuration to nats-py's words.
+
+    Raises:
+        InvalidConfigError: TLS or credential files that cannot be used.
+    """
+    options: dict[str, Any] = {
+        "name": client_name,
+        "no_echo": True,  # an answer on a subject of ours is not a record
+        "allow_reconnect": False,  # the transport's loop does that, with a new client
+        "max_reconnect_attempts": 1,
+        "reconnect_time_wait": 0.1,
+        "connect_timeout": max(1, config.connect_timeout_ms // 1000),
+        "ping_interval": _PING_INTERVAL_S,
+        "max_outstanding_pings": _PINGS_OUTSTANDING_MAX,
+        "user": config.user,
+        "password": config.password,
+        "token": config.token,
+    }
+    if config.creds_file is not None:
+        _require_nkeys()
+        options["user_credentials"] = config.creds_file
+    if config.nkey_seed_file is not None:
+        _require_nkeys()
+        options["nkeys_seed"] = config.nkey_seed_file
+    context = _tls_context(config)
+    if context is not None:
+        options["tls"] = context
+    return options
+
+
+def _require_nkeys() -> None:
+    if importlib.util.find_spec("nkeys") is None:
+        raise InvalidConfigError(
+            "NATS credentials and nkeys need the nkeys package: install nats-py[nkeys]"
+        )
+
+
+def _tls_context(config: NatsConfig) -> ssl.SSLContext | None:
+    files = (config.tls_ca_file, config.tls_cert_file, config.tls_key_file)
+    if not any(files) and not config.url.startswith("tls://"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=config.tls_ca_file)
+        if config.tls_cert_file is not None:
+            context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+    except (OSError, ssl.SSLError) as cause:
+        raise InvalidConfigError(f"the TLS files for NATS cannot be used: {cause}") from cause
+    return context

@@ -1,0 +1,350 @@
+"""The broker's NATS connection: nats-py connects, authenticates and encrypts; we read and write.
+
+One nats-py client per connection, made anew by one loop here for as long as the transport is open:
+its own reconnecting gives up for ever on most server errors and replays publishes late. Two of its
+attributes are replaced, its parser and its socket; both are checked by name and shape at start,
+against the release that the lock pins. Messages arrive in batches at a ``MessageSink``; while the
+sink waits, nothing is read, so a slow broker is felt by the server and bounded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+
+from broker.adapters.nats.hooks import (
+    BatchParser,
+    ServerErrors,
+    check_hooks,
+    connect_options,
+    replace_hooks,
+    server_urls,
+)
+from broker.adapters.nats.socket import NatsSocket
+from broker.codec.nats.stream import MessageBatch, NatsStream
+from broker.config import NatsConfig
+from broker.errors import InvalidStreamError, UnavailableError
+
+_BACKOFF_S: Final = 0.05
+_BACKOFF_S_MAX: Final = 2.0
+_FLUSH_TIMEOUT_S: Final = 10.0
+_CLOSE_TIMEOUT_S: Final = 5.0
+SEND_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024  # unread answers; more are dropped, and counted
+
+_log = structlog.get_logger(__name__)
+
+
+class MessageSink(Protocol):
+    """Who takes the messages. Both methods run on the connection's event loop."""
+
+    def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
+        """Take the batches of one socket read; nothing more is read until the future is done."""
+
+    def connection_lost(self, *, slow_consumer: bool) -> None:
+        """Hear that messages published from now until the next connection are not seen."""
+
+
+@dataclass(slots=True)
+class TransportCounters:
+    """What happened to the connection since the start; plain numbers."""
+
+    connects: int = 0
+    disconnects: int = 0
+    slow_consumer_events: int = 0
+    server_errors: dict[str, int] = field(default_factory=dict)
+    dropped_sends: int = 0  # answers not written: no connection, or too many unread
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    sid: int
+    subject: str
+    queue_group: str | None
+
+    def command(self) -> bytes:
+        queue = f" {self.queue_group}" if self.queue_group else ""
+        return f"SUB {self.subject}{queue} {self.sid}\r\n".encode()
+
+
+@dataclass(slots=True)
+class _Session:
+    """One connection, from CONNECT to its end."""
+
+    client: Client
+    socket: NatsSocket
+    parser: BatchParser
+    errors: ServerErrors
+    closed: asyncio.Event
+    sids: set[int] = field(default_factory=set)
+
+
+class NatsTransport:
+    """Keeps one connection to NATS and the subscriptions on it. Owner: one event loop."""
+
+    def __init__(
+        self,
+        config: NatsConfig,
+        *,
+        client_name: str,
+        sink: MessageSink,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        """Prepare; nothing is opened before :meth:`start`. ``on_crash`` hears of bugs only."""
+        self.counters = TransportCounters()
+        self.max_payload_bytes = 0  # what the server of the current connection accepts
+        self.last_error: str | None = None
+        self._config = config
+        self._client_name = client_name
+        self._sink = sink
+        self._on_crash = on_crash
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._stream = NatsStream()
+        self._session: _Session | None = None
+        self._connected = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._urls = server_urls(config)
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def connected(self) -> bool:
+        """Tell whether there is a connection with every subscription active on it."""
+        return self._session is not None
+
+    async def start(self) -> None:
+        """Connect; from then on reconnect for ever.
+
+        Raises:
+            InvalidConfigError: nats-py is not the release this is written for, or bad TLS files.
+            UnavailableError: no connection within ``connect_timeout_ms``; says the last reason.
+        """
+        check_hooks()
+        connect_options(self._config, self._client_name)  # bad files are a mistake of the start
+        self._task = asyncio.create_task(self._run(), name="nats-connection")
+        try:
+            await self._wait_connected()
+        except UnavailableError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connection and stay closed. Answers already handed over are written first."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if not self._task.cancelled() and (crash := self._task.exception()) is not None:
+                raise crash
+
+    # ------------------------------------------------------------------ subscriptions
+
+    async def subscribe(self, subjects: Mapping[int, str], queue_group: str | None) -> None:
+        """Subscribe under these ids; the server has confirmed it when this returns.
+
+        Raises:
+            InvalidStreamError: the server does not allow one of the subjects; none is kept.
+            UnavailableError: no connection in time; the subscriptions are made when there is one,
+                unless they are given up with :meth:`unsubscribe`.
+        """
+        wanted = [_Subscription(sid, subject, queue_group) for sid, subject in subjects.items()]
+        for one in wanted:
+            self._subscriptions[one.sid] = one
+            self._stream.add_hot(one.sid)
+        while True:
+            await self._wait_connected()
+            session = self._session
+            if session is None:
+                continue
+            if not session.sids.issuperset(subjects) and not await self._open(session, wanted):
+                await self._first_of(session.closed, self._closing)
+                continue
+            denied = [subject for subject in subjects.values() if session.errors.denied(subject)]
+            if not denied:
+                return
+            await self.unsubscribe(list(subjects))
+            raise InvalidStreamError(
+                f"the NATS server does not allow this broker to subscribe to {denied[0]!r}",
+                subject=denied[0],
+            )
+
+    async def unsubscribe(self, sids: Sequence[int]) -> None:
+        """End subscriptions; what the server sent before is still delivered to the sink."""
+        gone = [sid for sid in sids if self._subscriptions.pop(sid, None) is not None]
+        session = self._session
+        if session is not None and not session.sids.isdisjoint(gone):
+            session.sids.difference_update(gone)
+            session.socket.write(b"".join([b"UNSUB %d\r\n" % sid for sid in gone]))
+            await self._flush(session)
+        for sid in gone:
+            self._stream.remove_hot(sid)
+
+    async def flush(self) -> bool:
+        """Wait until the server has handled everything sent; False when the connection is lost.
+
+        Messages that it had delivered before are then with the sink.
+        """
+        session = self._session
+        return session is not None and await self._flush(session)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, data: bytes, messages_count: int) -> bool:
+        """Write whole protocol commands; False when they were dropped. Never waits.
+
+        Dropping answers is safe: a publisher that hears nothing publishes again, with its id.
+        """
+        session = self._session
+        if session is None or session.socket.backlog_bytes > SEND_BACKLOG_BYTES_MAX:
+            self.counters.dropped_sends += messages_count
+            return False
+        session.socket.write(data)
+        return True
+
+    async def drain(self) -> None:
+        """Wait while the operating system takes no more of what was sent; not for a connection."""
+        session = self._session
+        if session is not None:
+            with contextlib.suppress(ConnectionResetError):
+                await session.socket.drain()
+
+    # ------------------------------------------------------------------ the connection's loop
+
+    async def _run(self) -> None:
+        backoff_s = _BACKOFF_S
+        while not self._closing.is_set():
+            session = await self._connect()
+            if session is None:
+                await self._sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
+                continue
+            backoff_s = _BACKOFF_S
+            self._established(session)
+            await self._first_of(session.closed, self._closing)
+            await self._end(session)
+
+    async def _connect(self) -> _Session | None:
+        """Open one connection with all subscriptions on it; None when that failed."""
+        closed = asyncio.Event()
+        errors = ServerErrors(self.counters.server_errors)
+        client = Client()
+        self._stream.reset()
+        socket = NatsSocket()
+        parser = BatchParser(client, self._stream, self._sink.received, errors, self._on_crash)
+        replace_hooks(client, parser, socket)
+        session = _Session(client, socket, parser, errors, closed)
+
+        async def on_closed() -> None:
+            closed.set()
+
+        async def on_error(error: Exception) -> None:
+            self.last_error = str(error) or type(error).__name__
+
+        options = connect_options(self._config, self._client_name)
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                await client.connect(
+                    servers=list(self._urls), closed_cb=on_closed, error_cb=on_error, **options
+                )
+            if await self._open(session, list(self._subscriptions.values())):
+                return session
+        # nats-py lets a malformed greeting out as whatever its parsing of it raised.
+        except (
+            OSError, nats.errors.Error, TimeoutError, ValueError, TypeError, KeyError,
+            AttributeError,
+        ) as error:  # fmt: skip
+            self.last_error = str(error) or type(error).__name__
+        socket.abort()
+        return None
+
+    def _established(self, session: _Session) -> None:
+        self.counters.connects += 1
+        self.max_payload_bytes = session.client.max_payload
+        self._urls = server_urls(self._config, session.client.discovered_servers)
+        self._session = session
+        self._connected.set()
+        again = self.counters.connects > 1
+        _log.info(
+            "nats_reconnected" if again else "nats_connected", connects=self.counters.connects
+        )
+
+    async def _end(self, session: _Session) -> None:
+        self._session = None
+        self._connected.clear()
+        if not self._closing.is_set():
+            self.counters.disconnects += 1
+            # The server says nothing when it cuts a slow consumer; a recent stall tells as much.
+            slow = session.errors.slow_consumer or session.parser.stalled_lately()
+            if slow:
+                self.counters.slow_consumer_events += 1
+            self._sink.connection_lost(slow_consumer=slow)
+            _log.warning(
+                "nats_connection_lost",
+                cause=session.errors.last or self.last_error,
+                slow_consumer=slow,
+                disconnects=self.counters.disconnects,
+                effect="messages published without waiting for an ack may be missing",
+            )
+        with contextlib.suppress(OSError, TimeoutError, nats.errors.Error):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if self._closing.is_set():
+                    await session.socket.drained()
+                await session.client.close()
+        session.socket.abort()
+
+    async def _open(self, session: _Session, subscriptions: list[_Subscription]) -> bool:
+        """Subscribe on a session and wait for the server's word; False when it is lost."""
+        session.sids.update(one.sid for one in subscriptions)
+        session.socket.write(b"".join([one.command() for one in subscriptions]))
+        return await self._flush(session)
+
+    async def _flush(self, session: _Session) -> bool:
+        """Exchange PING and PONG, or notice that the session ends instead."""
+        flush = asyncio.ensure_future(session.client.flush(timeout=int(_FLUSH_TIMEOUT_S)))
+        closed = asyncio.ensure_future(session.closed.wait())
+        try:
+            await asyncio.wait({flush, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not flush.done() or session.closed.is_set():
+                return False
+            flush.result()
+        except (OSError, nats.errors.Error) as error:
+            self.last_error = str(error) or type(error).__name__
+            session.socket.abort()  # it does not answer: a new connection is the cure
+            return False
+        finally:
+            flush.cancel()
+            closed.cancel()
+        return True
+
+    async def _wait_connected(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                await self._first_of(self._connected, self._closing)
+        except TimeoutError as cause:
+            raise UnavailableError(
+                f"NATS at {', '.join(self._config.url.split(','))} cannot be reached: "
+                f"{self.last_error or 'no answer'}",
+                url=self._config.url,
+            ) from cause
+        if self._closing.is_set():
+            raise UnavailableError("the NATS transport is closing")
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    @staticmethod
+    async def _first_of(*events: asyncio.Event) -> None:
+        tasks = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,136 @@
+"""What waits to be sent to one broker: a bounded queue per lane, the most urgent lane first.
+
+Not synchronised, without a clock and a socket: its owner has those. A message is a list of buffers
+that nobody changes any more; large ones are sent from where they are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.codec.peer.frames import (
+    LANE_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    LaneKind,
+    encode_frame_header,
+)
+
+QUEUE_BYTES_MAX: Final = {
+    LaneKind.RAFT: 8 * 1024 * 1024,
+    LaneKind.CONTROL: 1024 * 1024,
+    LaneKind.REPLICA: 64 * 1024 * 1024,
+}
+_MESSAGE_OVERHEAD: Final = 128  # what an empty message counts for
+_WRITE_BYTES: Final = 16 * 1024  # a TLS record: small frames are joined up to it
+_COPIED_BYTES_MAX: Final = 4 * 1024  # a larger buffer is a write of its own
+
+
+@dataclass(slots=True)
+class _Message:
+    lane: LaneKind
+    buffers: Sequence[Any]
+    size: int
+    since_s: float
+    sent: int = 0
+    buffer_index: int = 0
+    buffer_at: int = 0
+
+    @property
+    def weight(self) -> int:
+        return self.size + _MESSAGE_OVERHEAD
+
+    def frame(self) -> list[Any]:
+        """Return the next frame, header and pieces of the message's buffers."""
+        left = min(self.size - self.sent, PAYLOAD_BYTES_MAX)
+        self.sent += left
+        pieces: list[Any] = [encode_frame_header(self.lane, left, self.size)]
+        while left:
+            buffer = self.buffers[self.buffer_index]
+            size = min(left, len(buffer) - self.buffer_at)
+            if size:
+                whole = size == len(buffer)
+                pieces.append(
+                    buffer if whole else memoryview(buffer)[self.buffer_at : self.buffer_at + size]
+                )
+            left -= size
+            self.buffer_at += size
+            if self.buffer_at == len(buffer):
+                self.buffer_index, self.buffer_at = self.buffer_index + 1, 0
+        return pieces
+
+
+class SendQueue:
+    """Messages in, pieces to write out."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._lanes: dict[LaneKind, deque[_Message]] = {lane: deque() for lane in LaneKind}
+        self._bytes = dict.fromkeys(LaneKind, 0)
+
+    def __bool__(self) -> bool:
+        """Tell whether anything waits."""
+        return any(self._lanes.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait, of all lanes."""
+        return sum(self._bytes.values())
+
+    def put(self, lane: LaneKind, buffers: Sequence[Any], now_s: float) -> bool:
+        """Take a message, or say that the lane is full. An empty lane takes one of any size."""
+        size = sum(map(len, buffers))
+        assert 0 < size <= LANE_BYTES_MAX[lane], f"a message of {size} bytes"
+        message = _Message(lane, buffers, size, now_s)
+        waiting = self._bytes[lane]
+        if waiting and waiting + message.weight > QUEUE_BYTES_MAX[lane]:
+            return False
+        self._bytes[lane] = waiting + message.weight
+        self._lanes[lane].append(message)
+        return True
+
+    def pieces(self) -> deque[Any]:
+        """Take the next frames, as buffers that are worth a write each; none: nothing waits.
+
+        Small frames come joined. What is taken has to be written whole before anything else.
+        """
+        found: deque[Any] = deque()
+        small = bytearray()
+        while len(small) < _WRITE_BYTES and (message := self._next()) is not None:
+            frame = message.frame()
+            if message.sent == message.size:
+                self._lanes[message.lane].popleft()
+                self._bytes[message.lane] -= message.weight
+            for piece in frame:
+                if len(piece) <= _COPIED_BYTES_MAX:
+                    small += piece
+                    continue
+                if small:
+                    found.append(small)
+                    small = bytearray()
+                found.append(piece)
+            if found:
+                break
+        if small:
+            found.append(small)
+        return found
+
+    def connection_lost(self) -> None:
+        """Forget messages of which a part has gone: a new connection begins with whole ones."""
+        for lane, waiting in self._lanes.items():
+            if waiting and waiting[0].sent:
+                self._bytes[lane] -= waiting.popleft().weight
+
+    def drop_older(self, than_s: float) -> int:
+        """Drop what was put before; return how many messages that were."""
+        count = 0
+        for lane, waiting in self._lanes.items():
+            while waiting and waiting[0].since_s < than_s and not waiting[0].sent:
+                self._bytes[lane] -= waiting.popleft().weight
+                count += 1
+        return count
+
+    def _next(self) -> _Message | None:
+        return next((waiting[0] for waiting in self._lanes.values() if waiting), None)

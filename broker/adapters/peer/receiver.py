@@ -1,0 +1,222 @@
+"""The side that is called: connections of other brokers, each heard on a thread of its own.
+
+Nothing is decoded before TLS has shown a member's certificate. A handshake and a frame that has
+begun have a deadline; strangers hold few places, and the oldest of them leaves for a new caller; a
+member's newest connection ends its older one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from broker.adapters.peer.identity import certified_uris
+from broker.codec.peer.frames import FrameAssembler, LaneKind
+from broker.errors import EnvelopeError
+from broker.model.ids import BrokerId
+
+_log = structlog.get_logger(__name__)
+
+Deliver = Callable[[BrokerId, LaneKind, memoryview], None]
+
+_HANDSHAKE_S: Final = 5.0
+_FRAME_S: Final = 10.0  # a frame that has begun goes on within this
+_LOOK_S: Final = 1.0
+_ACCEPT_AGAIN_S: Final = 0.2
+_STRANGERS_MAX: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One accepted connection; ``sender`` is None until it is known."""
+
+    raw: socket.socket
+    sender: BrokerId | None = None
+    within_frame_s: float | None = None  # since when it waits for the rest of a frame
+    delivering: threading.RLock = field(default_factory=threading.RLock)
+
+    def hang_up(self) -> None:
+        """End it; its thread notices."""
+        with contextlib.suppress(OSError):
+            # Not TLS's own shutdown: after it, the thread would go on reading without TLS.
+            socket.socket.shutdown(self.raw, socket.SHUT_RDWR)
+
+
+class PeerReceiver:
+    """Listens for the other brokers of the cluster. Any thread."""
+
+    def __init__(
+        self,
+        *,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        members: Mapping[str, BrokerId],
+        deliver: Deliver,
+    ) -> None:
+        """Take a listening socket and who may call, by URI; ``start`` begins to accept."""
+        self.refused: Counter[str] = Counter()  # why connections were ended
+        self.received_bytes = 0
+        self._listener = listener
+        self._context = context
+        self._members = dict(members)
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._connections: list[_Connection] = []  # oldest first
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+        self._numbers = itertools.count(1)
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._listener.settimeout(_LOOK_S)
+        self._spawn("peer-accept", self._accept)
+
+    def set_members(self, members: Mapping[str, BrokerId]) -> None:
+        """Change who may call; who may no more is hung up on."""
+        with self._lock:
+            self._members = dict(members)
+            known = set(members.values())
+            for one in self._connections:
+                if one.sender is not None and one.sender not in known:
+                    one.hang_up()
+
+    def connections(self) -> list[BrokerId]:
+        """Return whose connections are open; a member may be there twice for a moment."""
+        with self._lock:
+            return [one.sender for one in self._connections if one.sender is not None]
+
+    def wait_delivered(self) -> None:
+        """Return when nothing is being delivered that was before the call."""
+        with self._lock:
+            connections = list(self._connections)
+        for one in connections:
+            with one.delivering:
+                pass
+
+    def close(self) -> None:
+        """Hang up on everybody; blocks until nothing is delivered any more."""
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for one in self._connections:
+                one.hang_up()
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    # ------------------------------------------------------------------ accepting
+
+    def _spawn(self, name: str, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()]
+            self._threads.append(thread)
+            thread.start()
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                raw, _ = self._listener.accept()
+            except TimeoutError:
+                self._hang_up_on_the_slow()
+                continue
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                self._stopping.wait(_ACCEPT_AGAIN_S)  # out of descriptors: the listener is fine
+                continue
+            connection = _Connection(raw)
+            with self._lock:
+                strangers = [one for one in self._connections if one.sender is None]
+                if len(strangers) >= _STRANGERS_MAX:
+                    self.refused["too many"] += 1
+                    strangers[0].hang_up()
+                self._connections.append(connection)
+                crowded = len(strangers) >= 2 * _STRANGERS_MAX
+            if crowded or self._stopping.is_set():
+                connection.hang_up()
+            self._spawn(f"peer-from-{next(self._numbers)}", self._hear, connection)
+            self._hang_up_on_the_slow()
+
+    def _hang_up_on_the_slow(self) -> None:
+        limit = time.monotonic() - _FRAME_S
+        with self._lock:
+            for one in self._connections:
+                if one.within_frame_s is not None and one.within_frame_s < limit:
+                    self.refused["slow"] += 1
+                    one.within_frame_s = None
+                    one.hang_up()
+
+    # ------------------------------------------------------------------ hearing
+
+    def _hear(self, connection: _Connection) -> None:
+        try:
+            raw = connection.raw
+            raw.settimeout(_HANDSHAKE_S)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._context.wrap_socket(
+                raw, server_side=True, do_handshake_on_connect=False
+            ) as secured:
+                connection.raw = secured
+                secured.do_handshake()
+                if not self._identify(connection, secured):
+                    self.refused["not a member"] += 1
+                    return
+                _keep_alive(secured)
+                secured.settimeout(None)  # members may have nothing to say for days
+                self._read(connection, secured)
+        except EnvelopeError as error:
+            self.refused["malformed"] += 1
+            _log.warning("peer_refused", peer=connection.sender, reason=error.message)
+        except OSError as error:
+            self.refused["tls" if isinstance(error, ssl.SSLError) else "connection"] += 1
+        finally:
+            with self._lock:
+                self._connections.remove(connection)
+            connection.raw.close()
+
+    def _identify(self, connection: _Connection, secured: ssl.SSLSocket) -> bool:
+        """Find out who it is, and let a member's newest connection be its only one."""
+        uris = certified_uris(secured)
+        with self._lock:
+            sender = next((self._members[uri] for uri in uris if uri in self._members), None)
+            if sender is None or self._stopping.is_set():
+                return False
+            for other in self._connections:
+                if other.sender == sender:
+                    other.hang_up()
+            connection.sender = sender
+            return True
+
+    def _read(self, connection: _Connection, secured: ssl.SSLSocket) -> None:
+        assembler = FrameAssembler()
+        sender = connection.sender
+        assert sender is not None, "nobody is heard before it is known"
+        while size := secured.recv_into(assembler.target):
+            self.received_bytes += size
+            with connection.delivering:
+                for lane, message in assembler.received(size):
+                    self._deliver(sender, lane, message)
+            within = assembler.is_within_frame
+            connection.within_frame_s = time.monotonic() if within else None
+
+
+def _keep_alive(secured: ssl.SSLSocket) -> None:
+    """Let the kernel find out when a silent peer's machine has gone."""
+    secured.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):  # Linux has all of them
+            secured.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

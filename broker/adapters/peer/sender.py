@@ -1,0 +1,261 @@
+"""The connection over which this broker speaks to one other: it dials, it sends, it hears nothing.
+
+Whoever has a small message while nothing waits writes it at once, on its own thread; everything
+else is written by the sender's thread, urgent lanes first. Nothing ever waits for the socket but
+that thread. When the other side hangs up it dials again at once, then less and less often; what
+has waited for a second by then is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from broker.adapters.peer.identity import Address, certified_uris
+from broker.adapters.peer.queue import SendQueue
+from broker.codec.peer.frames import LaneKind
+
+_log = structlog.get_logger(__name__)
+
+_CONNECT_S: Final = 1.0
+_HANDSHAKE_S: Final = 5.0
+_STALL_S: Final = 10.0  # a write makes progress within this
+_RETRY_S: Final = 0.02
+_RETRY_S_MAX: Final = 0.5
+_KEEP_S: Final = 1.0  # what waited longer for a connection is only a burden
+_AT_ONCE_BYTES_MAX: Final = 8 * 1024  # a larger message is left to the thread
+_UNSENT_BYTES: Final = 256 * 1024  # in the kernel: an urgent message waits behind no more
+_UNACKNOWLEDGED_MS: Final = 4_000  # a path that swallows everything is given up
+_HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+@dataclass(slots=True)
+class SenderCounters:
+    """What happened since the start; plain numbers."""
+
+    messages: int = 0
+    bytes: int = 0
+    connects: int = 0
+    dropped_full: int = 0
+    dropped_old: int = 0
+    impostors: int = 0  # who answered the call was another
+
+
+class PeerSender:
+    """Sends to one broker. Any thread; :meth:`run` has one of its own."""
+
+    def __init__(self, *, name: str, uri: str, address: Address, context: ssl.SSLContext) -> None:
+        """Prepare; :meth:`run` connects. ``uri`` is what the other's certificate must name."""
+        self.address = address
+        self.counters = SenderCounters()
+        self._name = name
+        self._uri = uri
+        self._context = context
+        self._queue = SendQueue()
+        self._pieces: deque[Any] = deque()  # taken off the queue, to be written next
+        self._lock = threading.Lock()
+        self._written = threading.Condition(self._lock)
+        self._writing = False  # somebody is at the socket, and at `_pieces`
+        self._asleep = False  # the thread waits in poll
+        self._secured: ssl.SSLSocket | None = None
+        self._hang_up_poll = select.poll()
+        self._failed = False
+        self._stopping = threading.Event()
+        self._wake_fd = -1
+        self._dialling: socket.socket | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether there is a connection now."""
+        return self._secured is not None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._queue.waiting_bytes
+
+    def send(self, lane: LaneKind, buffers: Sequence[Any]) -> bool:
+        """Send, or say that it was dropped. Never waits."""
+        with self._lock:
+            idle = not self._queue and not self._pieces
+            if not self._queue.put(lane, buffers, time.monotonic()):
+                self.counters.dropped_full += 1
+                return False
+            self.counters.messages += 1
+            if self._writing or self._secured is None:
+                return True  # who writes, or connects, looks again
+            if not idle or self._queue.waiting_bytes > _AT_ONCE_BYTES_MAX:
+                self._wake()
+                return True
+            secured = self._secured
+            self._writing = True
+        failed = bool(self._hang_up_poll.poll(0))
+        if not failed:
+            try:
+                self._write(secured)
+            except OSError:
+                failed = True
+        with self._lock:
+            self._writing = False
+            self._failed |= failed
+            if failed or self._queue or self._pieces:
+                self._wake()
+            if not self.is_connected:
+                self._written.notify()
+        return True
+
+    def run(self) -> None:
+        """Connect and send until :meth:`stop`; then free everything."""
+        retry_s = _RETRY_S
+        with self._lock:
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        while not self._stopping.is_set():
+            try:
+                with self._connect() as secured:
+                    retry_s = _RETRY_S
+                    self._serve(secured)
+            except OSError as error:
+                _log.debug("peer_connection_lost", peer=self._name, reason=str(error))
+            self._stopping.wait(retry_s)
+            retry_s = min(2 * retry_s, _RETRY_S_MAX)
+        with self._lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def stop(self) -> None:
+        """Let :meth:`run` end soon; does not wait."""
+        with self._lock:
+            self._stopping.set()
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+            if self._dialling is not None:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._dialling, socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _connect(self) -> ssl.SSLSocket:
+        """Raises OSError; a peer that is another than it should be is one, too."""
+        try:
+            plain = socket.create_connection((self.address.host, self.address.port), _CONNECT_S)
+            with contextlib.ExitStack() as stack:
+                stack.callback(plain.close)
+                self._dialling = plain
+                plain.settimeout(_HANDSHAKE_S)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+                plain.getpeername()  # OSError if it is gone: wrap_socket would lose the descriptor
+                secured = self._context.wrap_socket(plain, do_handshake_on_connect=False)
+                stack.pop_all()
+                stack.callback(secured.close)
+                self._dialling = secured
+                secured.do_handshake()
+                stack.pop_all()
+            if self._uri not in certified_uris(secured):
+                self.counters.impostors += 1
+                secured.close()
+                raise ConnectionRefusedError(f"who answered is not {self._uri}")
+        finally:
+            with self._lock:
+                self._dialling = None
+                self.counters.dropped_old += self._queue.drop_older(time.monotonic() - _KEEP_S)
+        secured.setblocking(False)
+        self.counters.connects += 1
+        return secured
+
+    def _serve(self, secured: ssl.SSLSocket) -> None:
+        """Send until the other side hangs up, which is an OSError, or until the end."""
+        poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        poller.register(secured, _HUNG_UP)
+        self._hang_up_poll = select.poll()
+        self._hang_up_poll.register(secured, _HUNG_UP)
+        with self._lock:
+            self._failed = False
+            self._secured = secured
+        try:
+            while not self._stopping.is_set():
+                blocked = self._write_all(secured)
+                poller.modify(secured, _HUNG_UP | (select.POLLOUT if blocked else 0))
+                events = poller.poll(_STALL_S * 1000 if blocked else None)
+                if blocked and not events:
+                    raise TimeoutError(f"nothing could be written for {_STALL_S} s")
+                self._check(events)
+        finally:
+            with self._lock:
+                self._secured = None
+                while self._writing:
+                    self._written.wait()
+                self._pieces.clear()
+                self._queue.connection_lost()
+
+    def _write_all(self, secured: ssl.SSLSocket) -> bool:
+        """Write what waits; tell whether the socket takes no more of it for now."""
+        with self._lock:
+            if self._failed:
+                raise ConnectionResetError("a write failed")
+            if self._writing:
+                self._asleep = True  # whoever writes wakes this thread if something is left
+                return False
+            self._writing = True
+        try:
+            while True:
+                blocked = not self._write(secured)
+                with self._lock:
+                    if blocked or not self._queue:
+                        self._writing, self._asleep = False, not blocked
+                        return blocked
+        except OSError:
+            with self._lock:
+                self._writing = False
+            raise
+
+    def _check(self, events: list[tuple[int, int]]) -> None:
+        with self._lock:
+            self._asleep = False
+        for fd, what in events:
+            if fd != self._wake_fd and what & _HUNG_UP:
+                raise ConnectionResetError("the peer hung up")
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+
+    # ------------------------------------------------------------------ writing
+
+    def _write(self, secured: ssl.SSLSocket) -> bool:
+        """Write the next pieces; tell whether the socket took all of them.
+
+        What could not be written is kept, and has to be offered again as it is: TLS demands it.
+        """
+        if not self._pieces:
+            with self._lock:
+                self._pieces = self._queue.pieces()
+        while self._pieces:
+            piece = self._pieces[0]
+            try:
+                size = secured.send(piece)
+            except ssl.SSLWantWriteError:
+                return False
+            self.counters.bytes += size
+            if size == len(piece):
+                self._pieces.popleft()
+            else:
+                self._pieces[0] = memoryview(piece)[size:]
+        return True
+
+    def _wake(self) -> None:
+        """With the lock held: let the thread look again."""
+        if self._asleep:
+            self._asleep = False
+            os.eventfd_write(self._wake_fd, 1)

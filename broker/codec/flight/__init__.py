@@ -1,0 +1,1 @@
+"""Formats of what clients and brokers say over Flight."""

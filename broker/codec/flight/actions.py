@@ -1,0 +1,207 @@
+"""The Flight actions: their names, the fields of their JSON bodies, and the bounds of each field.
+
+One table (:data:`ACTIONS`) is both the validator of the server and the help text that
+``list_actions`` gives; the client builds its bodies with the same names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.codec.flight.operations import OPERATIONS, ActionSpec
+from broker.codec.flight.protocol import (
+    parse_object,
+    refuse_unknown,
+    short_text,
+    stream_name,
+    stream_uuid,
+    whole_number,
+)
+from broker.errors import InvalidRequestError
+from broker.model.cut_positions import CutPosition
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import PARTITIONS_MAX
+
+BODY_BYTES_MAX: Final = 256 * 1024
+LEASE_TTL_MS_MAX: Final = 24 * 3_600_000
+FLUSH_TIMEOUT_MS_MAX: Final = 3_600_000
+_OWNER_BYTES_MAX: Final = 256
+_NAMES_MAX: Final = 1000
+
+
+def _config(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequestError("config must be an object of stream settings", field="config")
+    return value
+
+
+def _owner(value: object) -> str:
+    return short_text(value, "owner", bytes_max=_OWNER_BYTES_MAX)
+
+
+def _ttl_ms(value: object) -> int:
+    return whole_number(value, "ttl_ms", low=100, high=LEASE_TTL_MS_MAX)
+
+
+def _timeout_ms(value: object) -> int:
+    return whole_number(value, "timeout_ms", low=1, high=FLUSH_TIMEOUT_MS_MAX)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError("positions must be true or false", field="positions")
+    return value
+
+
+def _lease_id(value: object) -> str:
+    return short_text(value, "lease_id", bytes_max=128)
+
+
+def _name(value: object) -> str:
+    return stream_name(value, "name")
+
+
+def _names(value: object) -> list[str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= _NAMES_MAX:
+        raise InvalidRequestError(
+            f"names must be a list of 1 to {_NAMES_MAX} stream names", field="names"
+        )
+    return [stream_name(name, "names") for name in value]
+
+
+def _positions(value: object) -> list[CutPosition]:
+    if not isinstance(value, list) or not 1 <= len(value) <= PARTITIONS_MAX:
+        raise InvalidRequestError(
+            f"positions must be a list of 1 to {PARTITIONS_MAX} pairs", field="positions"
+        )
+    return [_position(one) for one in value]
+
+
+def _position(value: object) -> CutPosition:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InvalidRequestError("a position is [lineage id, end]", field="positions")
+    lineage_id, end = value
+    if lineage_id is not None:
+        lineage_id = short_text(lineage_id, "positions", bytes_max=64)
+    return CutPosition(lineage_id, Offset(whole_number(end, "positions", low=0, high=OFFSET_MAX)))
+
+
+def _uuid(value: object) -> str:
+    return stream_uuid(value)
+
+
+def _optional_uuid(value: object) -> str | None:
+    return None if value is None else stream_uuid(value)
+
+
+ACTIONS: Final[Mapping[str, ActionSpec]] = {
+    "create_stream": ActionSpec(
+        "Create a stream, durably. {name, config: {subject, ...}} -> the stream.",
+        {"name": _name, "config": _config},
+        {},
+    ),
+    "describe_stream": ActionSpec(
+        "Describe a stream and its partitions' positions. {name, positions?} -> "
+        "{cluster, stream, partitions}; no partitions where positions is false.",
+        {"name": _name, "positions": _flag},
+        {"positions": True},
+    ),
+    "brokers": ActionSpec(
+        "Tell the cluster's brokers. {} -> {broker, flight, alive} each.",
+        {},
+        {},
+    ),
+    "locate": ActionSpec(
+        "Tell where a stream's partitions are. {name} -> {stream_uuid, partition, leader, flight, "
+        "leader_epoch, replicas, isr} each; flight is the leader's address.",
+        {"name": _name},
+        {},
+    ),
+    "list_streams": ActionSpec("List the streams. {} -> one result per stream.", {}, {}),
+    "delete_stream": ActionSpec(
+        "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",
+        {"name": _name, "stream_uuid": _optional_uuid},
+        {"stream_uuid": None},
+    ),
+    "take_lease": ActionSpec(
+        "Hold all of a stream for a while. {name, owner, ttl_ms} -> {lease_id, expires_us}.",
+        {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},
+        {},
+    ),
+    "renew_lease": ActionSpec(
+        "Extend a lease. {lease_id, ttl_ms} -> {lease_id, expires_us}.",
+        {"lease_id": _lease_id, "ttl_ms": _ttl_ms},
+        {},
+    ),
+    "drop_lease": ActionSpec("End a lease. {lease_id} -> {}.", {"lease_id": _lease_id}, {}),
+    "list_leases": ActionSpec(
+        "List the leases on a stream. {name} -> {lease_id, owner, taken_us, expires_us} each.",
+        {"name": _name},
+        {},
+    ),
+    "cut": ActionSpec(
+        "Take a cut under a lease of its own. {name, owner, ttl_ms} -> the cut.",
+        {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},
+        {},
+    ),
+    "check_cut": ActionSpec(
+        "Confirm that a saved cut is of the history that is here. {name, stream_uuid, positions: "
+        "[[lineage_id, hot_end], ...], believe_forgotten?} -> {}; a leadership too old to be "
+        "remembered is refused unless it is to be believed.",
+        {
+            "name": _name,
+            "stream_uuid": _uuid,
+            "positions": _positions,
+            "believe_forgotten": _flag,
+        },
+        {"believe_forgotten": False},
+    ),
+    "high_watermarks": ActionSpec(
+        "Tell the high watermarks of all partitions of some streams, which all held at one "
+        "moment, and under which leaderships. {names} -> {name, stream_uuid, high_watermarks, "
+        "lineage_ids} per stream.",
+        {"names": _names},
+        {},
+    ),
+    "tier_status": ActionSpec(
+        "Tell how far tiering is. {name} -> one result per partition.", {"name": _name}, {}
+    ),
+    "tier_flush": ActionSpec(
+        "Ship all committed records into the table now. {name, timeout_ms} -> as tier_status.",
+        {"name": _name, "timeout_ms": _timeout_ms},
+        {},
+    ),
+    **OPERATIONS,
+}
+
+
+def encode_body(action: str, values: Mapping[str, Any]) -> bytes:
+    """Return the JSON body of an action."""
+    assert action in ACTIONS, f"no action {action!r}"
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def decode_body(action: str, body: bytes) -> dict[str, Any]:
+    """Check an action's body, field by field; an absent optional field has its default.
+
+    Raises:
+        InvalidRequestError: unknown action, not JSON, or a field that is missing, unknown or out
+            of bounds.
+    """
+    spec = ACTIONS.get(action)
+    if spec is None:
+        raise InvalidRequestError(
+            f"no action {action[:64]!r}; there are {', '.join(ACTIONS)}", field="action"
+        )
+    what = f"the body of {action}"
+    values = parse_object(body or b"{}", what=what, bytes_max=BODY_BYTES_MAX)
+    refuse_unknown(values, list(spec.fields), what=what)
+    missing = [name for name in spec.fields if name not in values and name not in spec.defaults]
+    if missing:
+        raise InvalidRequestError(f"{what} lacks {missing[0]!r}", field=missing[0])
+    return {
+        name: check(values[name]) if name in values else spec.defaults[name]
+        for name, check in spec.fields.items()
+    }

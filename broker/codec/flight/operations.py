@@ -1,0 +1,127 @@
+"""The Flight actions for operators: their fields and the bounds of each.
+
+Part of the table in :mod:`broker.codec.flight.actions`, which checks bodies with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.codec.flight.protocol import short_text, stream_name, whole_number
+from broker.errors import InvalidRequestError
+from broker.model.ids import is_stream_name
+
+CONFIRM_MS_MAX: Final = 60_000
+_PARTITION_MAX: Final = 1 << 20
+_OFFSET_MAX: Final = (1 << 63) - 1
+_REPLICAS_MAX: Final = 7
+_OPERATOR_BYTES_MAX: Final = 256
+
+Check = Callable[[object], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpec:
+    """One action: what it does, and how each field of its body is checked."""
+
+    help: str
+    fields: Mapping[str, Check]
+    defaults: Mapping[str, Any]
+
+
+def _name(value: object) -> str:
+    return stream_name(value, "name")
+
+
+def _broker_of(field: str) -> Check:
+    def check(value: object) -> str:
+        if not isinstance(value, str) or not is_stream_name(value):
+            raise InvalidRequestError("a broker's id is 1 to 128 of A-Z a-z 0-9 _ -", field=field)
+        return value
+
+    return check
+
+
+def _brokers(value: object) -> list[str]:
+    if not isinstance(value, list) or not 1 <= len(value) <= _REPLICAS_MAX:
+        raise InvalidRequestError(
+            f"target must be a list of 1 to {_REPLICAS_MAX} broker ids", field="target"
+        )
+    check = _broker_of("target")
+    return [check(one) for one in value]
+
+
+def _partition(value: object) -> int:
+    return whole_number(value, "partition", low=0, high=_PARTITION_MAX)
+
+
+def _epoch(value: object) -> int:
+    return whole_number(value, "partition_epoch", low=0, high=_OFFSET_MAX)
+
+
+def _offset(value: object) -> int:
+    return whole_number(value, "known_end", low=0, high=_OFFSET_MAX)
+
+
+def _operator(value: object) -> str:
+    return short_text(value, "operator", bytes_max=_OPERATOR_BYTES_MAX)
+
+
+def _confirm_ms(value: object) -> int:
+    return whole_number(value, "confirm_ms", low=1, high=CONFIRM_MS_MAX)
+
+
+def _accepted(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(
+            "accept_data_loss must be true or false", field="accept_data_loss"
+        )
+    return value
+
+
+OPERATIONS: Final[Mapping[str, ActionSpec]] = {
+    "cluster_status": ActionSpec(
+        "Tell how the cluster stands: brokers and partitions. {confirm_ms?} -> the status.",
+        {"confirm_ms": _confirm_ms},
+        {"confirm_ms": 1_000},
+    ),
+    "cluster_replicas": ActionSpec(
+        "Tell how the replicas on this very broker stand. {} -> one result per replica.", {}, {}
+    ),
+    "move_partition": ActionSpec(
+        "Begin to move a partition to other brokers. {name, partition, target} -> what was done.",
+        {"name": _name, "partition": _partition, "target": _brokers},
+        {},
+    ),
+    "transfer_leader": ActionSpec(
+        "Let another in-sync replica lead. {name, partition, to} -> what was done.",
+        {"name": _name, "partition": _partition, "to": _broker_of("to")},
+        {},
+    ),
+    "balance_leaders": ActionSpec(
+        "Give leadership back to preferred leaders. {} -> what was done, one per partition.",
+        {},
+        {},
+    ),
+    "elect_unclean": ActionSpec(
+        "Let the asked broker lead although records are lost. {name, partition, broker, "
+        "partition_epoch, known_end, operator, accept_data_loss} -> what was done.",
+        {
+            "name": _name,
+            "partition": _partition,
+            "broker": _broker_of("broker"),
+            "partition_epoch": _epoch,
+            "known_end": _offset,
+            "operator": _operator,
+            "accept_data_loss": _accepted,
+        },
+        {"accept_data_loss": False},
+    ),
+    "remove_broker": ActionSpec(
+        "Forget a broker that is fenced and holds no replica. {broker} -> {}.",
+        {"broker": _broker_of("broker")},
+        {},
+    ),
+}

@@ -1,0 +1,1 @@
+"""Formats of what publishers and brokers say over NATS."""

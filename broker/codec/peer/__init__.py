@@ -1,0 +1,1 @@
+"""Formats of what brokers say to each other."""

@@ -1,0 +1,1 @@
+"""The broker as a process: composition, samples for metrics, logging, memory."""

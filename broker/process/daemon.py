@@ -1,0 +1,430 @@
+"""The composition root: the only place that knows every concrete class.
+
+Starting order is the order of trust: lock the directory, know whose it is, replay the metadata,
+recover the logs, then tier, then listen. Stopping is the reverse, so that whatever was accepted is
+answered, synced and closed before the process ends. A bug is no reason to stop politely: the
+process ends where it stands, and writes nothing of what its memory holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk.files import DiskFiles
+from broker.adapters.disk.metadata_log import LocalMetadataLog
+from broker.adapters.flight.config import FlightConfig as FlightServiceConfig
+from broker.adapters.flight.service import FlightService
+from broker.adapters.http.health import HealthServer
+from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
+from broker.adapters.nats.transport import NatsTransport
+from broker.config import BrokerConfig, FlightConfig
+from broker.errors import (
+    HeadwaterError,
+    InvalidConfigError,
+    ShuttingDownError,
+    UnavailableError,
+)
+from broker.model.ids import BrokerId
+from broker.process.allocator import keep_freed_memory
+from broker.process.cluster_samples import ClusterSamples
+from broker.process.logging import configure_logging
+from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
+from broker.process.node import TICK_MS, ClusterNode, LateListener
+from broker.process.samples import BrokerSamples
+from broker.runtime.broker import Broker
+from broker.runtime.cluster.identity import claim_directory
+from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.ingest.nats_ingest import NatsIngest
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from broker.runtime.operations import ClusterOperations
+from broker.runtime.partition.commit_scheduler import CommitScheduler
+from broker.runtime.process_end import end_process
+from broker.storage.promises.promises import Promises
+from tiering.config import TieringConfig
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
+from tiering.tiering import Tiering
+
+_log = structlog.get_logger(__name__)
+
+VERSION: Final = "0.1.0"
+EXIT_OK: Final = 0
+EXIT_CONFIG: Final = 64  # what was asked for cannot work
+EXIT_CRASH: Final = 70  # a bug, or a disk that cannot be trusted any more
+_SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where a running broker can be reached."""
+
+    flight_port: int
+    http_port: int
+    nats_url: str
+    lake_uri: str
+
+
+def run(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[Addresses], None] | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Run a broker until SIGINT, SIGTERM or ``stop``; return the exit code. Blocks.
+
+    ``on_ready`` hears the addresses once everything serves. Signals are only watched when called
+    on the main thread.
+    """
+    if not __debug__:
+        raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
+    configure_logging(level=config.log.level, format=config.log.format)  # type: ignore[arg-type]
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    try:
+        return asyncio.run(_Daemon(config, on_ready, stop).run())
+    except HeadwaterError as error:
+        _log.error("start_failed", error=type(error).__name__, reason=error.message, **error.facts)
+        return EXIT_CONFIG
+
+
+class _Daemon:
+    """One run of a broker. Owner: its event loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        on_ready: Callable[[Addresses], None] | None,
+        stop: threading.Event | None,
+    ) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._external_stop = stop
+        self._stopping = asyncio.Event()
+        self._stop_asked = threading.Event()  # the same, for threads that wait for other brokers
+        self._exit_code = EXIT_OK
+        self._not_ready: str | None = "recovering, or waiting for the other controllers"
+        self._metrics: BrokerMetrics | None = None
+        self._samples: BrokerSamples | None = None
+        self._undo: list[Callable[[], object]] = []  # blocking, last first
+
+    async def run(self) -> int:
+        """Start, serve, stop."""
+        self._loop = asyncio.get_running_loop()
+        self._watch_signals()
+        try:
+            await self._start()
+            self._not_ready = None
+            await self._stopping.wait()
+        except ShuttingDownError:
+            if not self._stopping.is_set():
+                raise  # else: it was stopped while it waited for the other controllers
+        finally:
+            self._not_ready = "shutting down"
+            _log.info("broker_stopping")
+            for undo in reversed(self._undo):
+                await asyncio.to_thread(undo)
+            _log.info("broker_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    async def _start(self) -> None:
+        config = self._config
+        files, directory, promises = await asyncio.to_thread(self._open_data_dir)
+        health = self._start_health()
+        clock = SystemClock()
+        node = await self._start_cluster(files, clock, promises)
+        metadata: LocalMetadataLog | RaftMetadataLog
+        if node is None:
+            metadata = LocalMetadataLog(files, promises=promises)
+            self._undo.append(metadata.close)
+        else:
+            metadata = node.metadata
+            self._undo.append(node.close)
+        scheduler = CommitScheduler(config.node.commit_threads, self._crashed)
+        scheduler.start()
+        self._undo.append(scheduler.stop)
+        broker = Broker(
+            cluster=config.node.cluster,
+            broker_id=BrokerId(config.node.id),
+            namespace=config.node.namespace,
+            files=files,
+            metadata=metadata,
+            clock=clock,
+            scheduler=scheduler,
+            on_commit=self._commit_done,
+            promises=promises,
+            claim_ms=config.lake.claim_timeout_ms,
+            **({} if node is None else _cluster_options(node)),
+        )
+        tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
+        self._undo.append(broker.stop)
+        self._samples = samples = BrokerSamples(broker, tiering)
+        self._metrics = BrokerMetrics(samples, broker_id=config.node.id, version=VERSION)
+        if node is not None:
+            me = BrokerId(config.node.id)
+            samples.cluster = ClusterSamples(broker, node, me=me, clock=clock)
+            node.member.attach(broker)
+            self._undo.append(node.member.stop)
+        alone_ms = 0 if node is not None else config.lake.claim_timeout_ms
+        await asyncio.to_thread(_start_broker, broker, tiering, claim_ms=alone_ms)
+        if node is not None:
+            node.member.start()
+        if tiering is not None:
+            tiering.start()
+            self._undo.append(tiering.stop)
+        await self._start_ingest(broker, samples, in_cluster=node is not None)
+        flight = FlightService(
+            broker,
+            clock,
+            _flight_service_config(config.flight),
+            operations=_operations(config, broker, metadata, clock),
+        )
+        flight.start()
+        self._undo.append(flight.close)
+        if node is not None:
+            self._undo.append(node.member.hand_over)
+        addresses = Addresses(
+            flight_port=flight.port,
+            http_port=health.port,
+            nats_url=config.nats.url,
+            lake_uri=config.lake.uri,
+        )
+        self._say_ready(addresses, directory, streams_count=len(broker.streams()))
+
+    def _say_ready(self, addresses: Addresses, directory: str, *, streams_count: int) -> None:
+        _log.info(
+            "broker_started",
+            directory=directory,
+            flight_port=addresses.flight_port,
+            http_port=addresses.http_port,
+            streams_count=streams_count,
+        )
+        if self._on_ready is not None:
+            self._on_ready(addresses)
+
+    def _open_data_dir(self) -> tuple[DiskFiles, str, Promises]:
+        """Lock the folder, see whose it is, and what was promised from it."""
+        node = self._config.node
+        files = DiskFiles(Path(node.data_dir))
+        self._undo.append(files.close)
+        directory = claim_directory(files, cluster=node.cluster, broker_id=node.id)
+        promises = Promises(files, directory)
+        self._undo.append(promises.close)
+        return files, directory, promises
+
+    async def _start_cluster(
+        self, files: DiskFiles, clock: SystemClock, promises: Promises
+    ) -> ClusterNode | None:
+        if not self._config.cluster.brokers:
+            if files.exists("raft"):
+                raise InvalidConfigError(
+                    "this data directory belongs to a cluster, and cluster.brokers is empty"
+                )
+            return None
+        return await asyncio.to_thread(
+            ClusterNode,
+            self._config,
+            files,
+            clock,
+            self._crashed,
+            self._stop_asked,
+            promises=promises,
+        )
+
+    def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
+        lake_config = self._config.lake
+        if not lake_config.uri:
+            return None
+        location = StoreConfig.from_env(lake_config.uri, single_writer=lake_config.single_writer)
+        lake = Lake.open(location, cluster=self._config.node.cluster)
+        lake.require_fence()
+        tiering = Tiering(
+            lake,
+            broker.catalog(),
+            clock,
+            TieringConfig(
+                check_interval_ms=lake_config.check_interval_ms,
+                upload_timeout_ms=lake_config.upload_timeout_ms,
+                broker=self._config.node.id,
+            ),
+            observer=self._tier_event,
+        )
+        broker.attach_remote(tiering)
+        return tiering
+
+    def _start_health(self) -> HealthServer:
+        """Answer probes from the first moment: a controller may have to wait for the others."""
+        health = HealthServer(
+            host=self._config.http.host,
+            port=self._config.http.port,
+            metrics=lambda: b"" if self._metrics is None else self._metrics.render(),
+            metrics_content_type=CONTENT_TYPE,
+            not_ready_reason=self._reason,
+        )
+        health.start()
+        self._undo.append(health.stop)
+        return health
+
+    def _reason(self) -> str | None:
+        """Return why no work should be sent here now."""
+        if self._not_ready is not None or self._samples is None:
+            return self._not_ready
+        return self._samples.failure()
+
+    async def _start_ingest(
+        self, broker: Broker, samples: BrokerSamples, *, in_cluster: bool
+    ) -> None:
+        if not self._config.nats.url:
+            return
+        ingest = NatsIngest(
+            clock=SystemClock(), decode_publish=decode_publish, encode_ack=encode_ack
+        )
+        transport = NatsTransport(
+            self._config.nats,
+            client_name=f"headwater-{self._config.node.id}",
+            sink=ingest,
+            on_crash=self._crashed,
+        )
+        ingest.attach(transport)
+        await ingest.start()
+        samples.ingest = ingest
+        bridge = _IngestBridge(ingest, self._loop)
+        self._undo.append(bridge.stop)
+        if in_cluster:
+            late = LateListener(bridge, self._crashed)
+            self._undo.append(late.stop)
+            broker.add_listener(late)
+        else:
+            broker.add_listener(bridge)
+        await asyncio.to_thread(broker.open_listeners)
+
+    def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Log what tiering says of itself; any thread."""
+        _log.info(event, **facts)
+        if event == "segments_shipped" and self._metrics is not None:
+            self._metrics.observe_shipment(seconds=facts["elapsed_ms"] / 1000)
+
+    def _commit_done(self, seconds: float, records_count: int) -> None:
+        """Count one group commit; on a commit thread."""
+        if self._metrics is not None:
+            self._metrics.observe_commit(seconds=seconds, records_count=records_count)
+
+    def _watch_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._ask_to_stop)
+        external = self._external_stop
+        if external is not None:
+
+            def relay() -> None:
+                external.wait()
+                self._loop.call_soon_threadsafe(self._ask_to_stop)
+
+            threading.Thread(target=relay, name="stop-relay", daemon=True).start()
+
+    def _ask_to_stop(self) -> None:
+        self._stop_asked.set()
+        self._stopping.set()
+
+    def _crashed(self, crash: BaseException) -> None:
+        """Hear of a bug on any thread: the process ends here, without a polite stop."""
+        end_process(EXIT_CRASH, lambda: _log.error("broker_crashed", exc_info=crash))
+
+
+class _IngestBridge:
+    """Lets the broker's threads start and stop subscriptions that live on the event loop."""
+
+    def __init__(self, ingest: NatsIngest, loop: asyncio.AbstractEventLoop) -> None:
+        self._ingest = ingest
+        self._loop = loop
+
+    def led_changed(self, led: LedPartitions) -> None:
+        """Subscribe to what is led now; blocks until the subscriptions are active."""
+        coroutine = self._ingest.serve(led.stream, led.drivers)
+        try:
+            asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except UnavailableError as error:  # it subscribes by itself once NATS is back
+            _log.warning("subscription_delayed", stream=led.stream.name, reason=error.message)
+
+    def stop(self) -> None:
+        """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""
+        asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
+
+
+def _operations(
+    config: BrokerConfig,
+    broker: Broker,
+    metadata: LocalMetadataLog | RaftMetadataLog,
+    clock: SystemClock,
+) -> ClusterOperations:
+    raft = metadata if isinstance(metadata, RaftMetadataLog) else None
+    return ClusterOperations(
+        cluster=config.node.cluster,
+        me=BrokerId(config.node.id),
+        metadata=metadata,
+        broker=broker,
+        clock=clock,
+        controllers=config.cluster.voters(),
+        controller=None if raft is None else lambda: raft.leader,
+    )
+
+
+def _cluster_options(node: ClusterNode) -> dict[str, Any]:
+    return {
+        "membership": node.member,
+        "tick_ms": TICK_MS,
+        "limits": node.limits,
+        "timing": node.timing,
+    }
+
+
+def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:
+    """Start it; without a lake, only if neither this disk nor the cluster knows of tables.
+
+    What it leads is claimed in the lake before anybody can write, or ``claim_ms`` are over.
+    """
+    if tiering is None:
+        _require_no_table(broker)
+    broker.start()
+    if tiering is None:
+        _require_no_table(broker)
+    else:
+        tiering.await_claims(claim_ms)
+
+
+def _require_no_table(broker: Broker) -> None:
+    """Refuse to run without the lake that holds records: reads would begin above them."""
+    tiered = [stream.name for stream in broker.streams_in_tables()]
+    if tiered:
+        raise InvalidConfigError(
+            f"records of {', '.join(tiered[:10])}{' and others' if tiered[10:] else ''} are in "
+            "tables, and lake.uri (HEADWATER_LAKE_URI) is empty; set it to where the tables are",
+            streams=tiered[:10],
+        )
+
+
+def _flight_service_config(config: FlightConfig) -> FlightServiceConfig:
+    def pem(path: str | None) -> bytes | None:
+        if path is None:
+            return None
+        try:
+            return Path(path).read_bytes()
+        except OSError as cause:
+            raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
+
+    return FlightServiceConfig(
+        host=config.host,
+        port=config.port,
+        tls_cert=pem(config.tls_cert_file),
+        tls_key=pem(config.tls_key_file),
+        tls_client_ca=pem(config.tls_client_ca_file),
+    )

@@ -1,0 +1,268 @@
+"""The composition of what only a broker of a cluster needs: link, Raft, membership."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from broker.adapters.nats.replicas import NatsReplicaTransport
+from broker.adapters.peer.control import PeerControlTransport
+from broker.adapters.peer.identity import Address, PeerTls
+from broker.adapters.peer.link import PeerLink
+from broker.adapters.peer.raft import PeerRaftTransport
+from broker.adapters.peer.replicas import PeerReplicaTransport
+from broker.config import BrokerConfig
+from broker.core.election import ElectionTiming
+from broker.core.isr import LagLimits
+from broker.core.raft.config import RaftConfig
+from broker.core.replication.follower import FollowerTiming
+from broker.errors import HeadwaterError, InvalidConfigError
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.raft import NodeId
+from broker.ports.cluster import ReplicaTransport
+from broker.ports.system import Clock, Files
+from broker.runtime.broker import LeadListener
+from broker.runtime.cluster.controller import Controller
+from broker.runtime.cluster.member import ClusterMember, MemberSetting
+from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from broker.runtime.metadata.raft_rejoin import ControlDesk, take_part
+from broker.storage.promises.promises import Promises
+
+_log = structlog.get_logger(__name__)
+
+TICK_MS: Final = 50
+
+
+class ClusterNode:
+    """Builds and ends what a broker of a cluster has besides a broker alone."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        files: Files,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        stopping: threading.Event,
+        *,
+        promises: Promises | None = None,
+    ) -> None:
+        """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
+
+        Raises:
+            InvalidConfigError: certificates, addresses, a folder of a broker alone, or other
+                controllers than at the first start.
+            ControllersLostError: more members lost their disks than the group survives.
+            MetadataCorruptError: the metadata journal is damaged.
+            ShuttingDownError: ``stopping`` was set before Raft had started.
+        """
+        if files.exists("metadata"):
+            raise InvalidConfigError(
+                "this data directory belongs to a broker alone; a cluster begins with new ones"
+            )
+        cluster, me = config.cluster, BrokerId(config.node.id)
+        members = {BrokerId(one): Address(*at) for one, at in cluster.members().items()}
+        self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
+        self.limits = lag_limits(cluster.session_ms)
+        self.link = PeerLink(
+            cluster=config.node.cluster,
+            me=me,
+            listener=_listen(cluster.listen_host or members[me].host, members[me].port),
+            peers=members,
+            tls=_tls(config),
+            on_crash=on_crash,
+        )
+        self._control = control = ControlDesk(PeerControlTransport(self.link))
+        try:
+            self.metadata = self._start_raft(
+                config, files, clock, on_crash, stopping, promises=promises
+            )
+        except BaseException:
+            control.close()
+            self.link.close()
+            raise
+        timing = ElectionTiming(session_ms=cluster.session_ms)
+        self.controller = Controller(
+            metadata=self.metadata, control=control, clock=clock, timing=timing, on_crash=on_crash
+        )
+        self.member = ClusterMember(
+            setting=MemberSetting(
+                me=me,
+                addresses=_advertised(config, members[me].host),
+                replication_factor=min(cluster.replication_factor, len(members)),
+                min_isr=min(cluster.min_isr, len(members)),
+                timing=timing,
+            ),
+            files=files,
+            metadata=self.metadata,
+            control=control,
+            replicas=self._replica_transport(config, members, on_crash),
+            controller=self.controller,
+            clock=clock,
+            on_crash=on_crash,
+            stop_asked=stopping,
+        )
+
+    def _replica_transport(
+        self,
+        config: BrokerConfig,
+        members: Mapping[BrokerId, Address],
+        on_crash: Callable[[BaseException], None],
+    ) -> ReplicaTransport:
+        if config.cluster.replica_transport == "peer":
+            return PeerReplicaTransport(self.link)
+        return NatsReplicaTransport(
+            config.nats,
+            cluster=config.node.cluster,
+            me=self.link.me,
+            brokers=members,
+            on_crash=on_crash,
+        )
+
+    def _start_raft(
+        self,
+        config: BrokerConfig,
+        files: Files,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        stopping: threading.Event,
+        *,
+        promises: Promises | None,
+    ) -> RaftMetadataLog:
+        """Be let into the group, then start."""
+        cluster, me = config.node.cluster, NodeId(config.node.id)
+        voters = config.cluster.voters()
+        others = sorted(set(config.cluster.members()) - set(voters))
+        raft = RaftConfig(
+            members=tuple(map(NodeId, voters)),
+            observers=tuple(map(NodeId, others)),
+            restart_grace_ms=config.cluster.restart_grace_ms,
+        )
+        known = check_controllers(files, voters)
+        desk = self._control
+        journal = take_part(
+            files,
+            raft,
+            desk,
+            cluster=cluster,
+            me=me,
+            clock=clock,
+            stopping=stopping,
+            has_taken_part=known,
+            promises=promises,
+        )
+        note_controllers(files, voters)
+        metadata = RaftMetadataLog(
+            files,
+            raft,
+            cluster=cluster,
+            me=me,
+            clock=clock,
+            on_crash=on_crash,
+            transport=PeerRaftTransport(self.link) if len(voters) + len(others) > 1 else None,
+            journal=journal,
+        )
+        desk.answer_with(metadata.tell_standing)
+        return metadata
+
+    def close(self) -> None:
+        """End Raft and the connections; the member has stopped. Blocks."""
+        self._control.close()
+        self.metadata.close()
+        self.link.close()
+
+
+class LateListener:
+    """Tells a listener on a thread of its own: what follows the metadata must not wait for NATS.
+
+    Of a stream whose news wait, only the newest is told: each says all that is led of it.
+    """
+
+    def __init__(self, listener: LeadListener, on_crash: Callable[[BaseException], None]) -> None:
+        """Start the thread."""
+        self._listener = listener
+        self._on_crash = on_crash
+        self._changed = threading.Condition()
+        self._waiting: dict[StreamUuid, LedPartitions] = {}  # oldest first
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="listeners", daemon=True)
+        self._thread.start()
+
+    def led_changed(self, led: LedPartitions) -> None:
+        """Tell the listener, soon."""
+        with self._changed:
+            self._waiting.pop(led.stream.uuid, None)
+            self._waiting[led.stream.uuid] = led
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End; blocks until everything is told."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _next(self) -> LedPartitions | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+
+    def _run(self) -> None:
+        while (led := self._next()) is not None:
+            try:
+                self._listener.led_changed(led)
+            except HeadwaterError as error:
+                _log.error("stream_not_served", stream=led.stream.name, reason=error.message)
+            except BaseException as crash:  # noqa: BLE001 - the owner ends the process
+                self._on_crash(crash)
+                return
+
+
+def lag_limits(session_ms: int) -> LagLimits:
+    """Return how long a follower may lag: a leader that reaches it one way only waits so long."""
+    return LagLimits(time_ms_max=session_ms * 8 // 3)
+
+
+def follower_timing(session_ms: int, *, parks: bool) -> FollowerTiming:
+    """Return a follower's patience: it notices a mute leader before its session is over.
+
+    Where fetches are not parked at the leader, notices of new data stand in for that.
+    """
+    third = session_ms // 3
+    return FollowerTiming(
+        request_ms=third,
+        idle_ms=third,
+        wait_ms=third if parks else 0,
+        leader_ms=session_ms * 4 // 5,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
+
+
+def _tls(config: BrokerConfig) -> PeerTls:
+    cluster = config.cluster
+    names = (cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file)
+    ca_file, cert_file, key_file = (Path(name) for name in names if name is not None)
+    return PeerTls(ca_file=ca_file, cert_file=cert_file, key_file=key_file)
+
+
+def _advertised(config: BrokerConfig, host: str) -> dict[str, str]:
+    host = config.cluster.advertised_host or host
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "grpc+tls" if config.flight.tls_cert_file else "grpc"
+    return {
+        "flight": f"{scheme}://{shown}:{config.flight.port}",
+        "http": f"http://{shown}:{config.http.port}",
+    }

@@ -1,0 +1,149 @@
+"""What a metrics scrape and a readiness probe see of a broker; reads plain numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from broker.process.cluster_samples import ClusterSamples
+from broker.process.metrics import (
+    ClusterSample,
+    FollowerSample,
+    IngestSample,
+    PartitionSample,
+    PeerSample,
+    ReplicaSample,
+    TierSample,
+)
+from broker.runtime.broker import Broker
+from broker.runtime.ingest.nats_ingest import NatsIngest
+
+
+class TierCounts(Protocol):
+    """What tiering counts for one partition."""
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream."""
+
+    @property
+    def partition(self) -> int:
+        """Number of the partition."""
+
+    @property
+    def shipped_segments_total(self) -> int:
+        """Segments in the table."""
+
+    @property
+    def shipped_bytes_total(self) -> int:
+        """Bytes of their objects."""
+
+    @property
+    def failures_total(self) -> int:
+        """Failed attempts."""
+
+    @property
+    def last_shipped_us(self) -> int:
+        """When the newest was committed; 0 before the first."""
+
+
+class TierCounters(Protocol):
+    """Where tiering keeps its counts."""
+
+    def stats(self) -> Sequence[TierCounts]:
+        """Return the counts of every tiered partition."""
+
+
+class BrokerSamples:
+    """Implements ``MetricsSource`` over the broker's own counters."""
+
+    def __init__(self, broker: Broker, tiering: TierCounters | None) -> None:
+        """Look at ``broker``; ingest and cluster are added when they are there."""
+        self._broker = broker
+        self._tiering = tiering
+        self.ingest: NatsIngest | None = None
+        self.cluster: ClusterSamples | None = None
+
+    def failure(self) -> str | None:
+        """Return why the broker is not ready: the first partition whose log takes no writes.
+
+        Also what its start found that nobody knows of.
+        """
+        for driver in self._broker.drivers():
+            if driver.refusal is not None:
+                return f"{driver.stream.name}/{driver.partition_id.number}: {driver.refusal}"
+        return self._broker.complaint
+
+    def partition_samples(self) -> list[PartitionSample]:
+        """Return one sample per partition."""
+        return [
+            PartitionSample(
+                stream=driver.stream.name,
+                partition=driver.partition_id.number,
+                log_start_offset=driver.log_start,
+                high_watermark=driver.high_watermark,
+                log_end_offset=driver.log_end,
+                cold_end=driver.cold_end,
+                unshipped_bytes=driver.unshipped_bytes,
+                failed=driver.refusal is not None,
+                appended_records_total=driver.counters.appended_records,
+                appended_bytes_total=driver.counters.appended_bytes,
+                duplicate_records_total=driver.counters.duplicate_records,
+                refused_writes_total=driver.counters.refused_writes,
+                overrun_messages_total=driver.counters.dropped_messages,
+                syncs_total=driver.counters.syncs,
+                freed_segments_total=driver.counters.freed_segments,
+            )
+            for driver in self._broker.drivers()
+        ]
+
+    def ingest_samples(self) -> list[IngestSample]:
+        """Return one sample per NATS subscription."""
+        if self.ingest is None:
+            return []
+        return [
+            IngestSample(
+                stream=one.stream,
+                partition=one.partition,
+                received_messages_total=one.received_messages_total,
+                received_bytes_total=one.received_bytes_total,
+                dropped_messages_total=one.dropped_messages_total,
+                refused_messages_total=one.refused_messages_total,
+                pending_bytes=one.pending_bytes,
+                gaps_total=one.gaps_total,
+                slow_consumer_total=one.slow_consumer_total,
+            )
+            for one in self.ingest.stats()
+        ]
+
+    def tier_samples(self) -> list[TierSample]:
+        """Return one sample per partition that is tiered."""
+        if self._tiering is None:
+            return []
+        return [
+            TierSample(
+                stream=one.stream,
+                partition=one.partition,
+                shipped_segments_total=one.shipped_segments_total,
+                shipped_bytes_total=one.shipped_bytes_total,
+                failures_total=one.failures_total,
+                last_shipped_seconds=one.last_shipped_us / 1e6,
+            )
+            for one in self._tiering.stats()
+        ]
+
+    def replica_samples(self) -> list[ReplicaSample]:
+        """Return one sample per replica; none where this broker is alone."""
+        return [] if self.cluster is None else self.cluster.replica_samples()
+
+    def follower_samples(self) -> list[FollowerSample]:
+        """Return one sample per follower of what this broker leads."""
+        return [] if self.cluster is None else self.cluster.follower_samples()
+
+    def cluster_samples(self) -> list[ClusterSample]:
+        """Return one sample, or none where this broker is alone."""
+        return [] if self.cluster is None else self.cluster.cluster_samples()
+
+    def peer_samples(self) -> list[PeerSample]:
+        """Return one sample per other broker."""
+        return [] if self.cluster is None else self.cluster.peer_samples()

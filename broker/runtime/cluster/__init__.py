@@ -1,0 +1,1 @@
+"""A broker as a member of a cluster, and the controller."""

@@ -1,0 +1,282 @@
+"""The controller's shell: every controller runs one, the Raft leader's acts.
+
+``ControllerPump`` carries out what an ``ElectionCore`` decides; ``Controller`` has it driven.
+
+Office is taken and leases are granted only behind a barrier: a round trip to a majority that begins
+after the heartbeat came and ends in the same term proves that nobody else had taken office when the
+heartbeat was sent, so no other session clock was running against its sender.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+
+from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
+from broker.core.metadata.commands import LogAnswer, encode
+from broker.core.metadata.state import MetadataState
+from broker.errors import HeadwaterError
+from broker.model.control_messages import (
+    ControlMessage,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaderReport,
+    LogEndAsked,
+    LogEndTold,
+)
+from broker.model.ids import BrokerId
+from broker.ports.cluster import ControlTransport
+from broker.ports.system import Clock
+from broker.runtime.inbox import Inbox
+from broker.runtime.pumps import Drive, on_threads
+
+_log = structlog.get_logger(__name__)
+
+_TICK_MS: Final = 50
+_BARRIER_MS: Final = 1_000
+_PROPOSE_MS: Final = 2_000
+_WAITING_MAX: Final = 10_000  # messages of brokers, each about another partition or broker
+
+
+class ControllerMetadata(Protocol):
+    """What a controller needs of the metadata log. See ``RaftMetadataLog``."""
+
+    @property
+    def office(self) -> int | None:
+        """The term in which this member leads."""
+
+    def barrier_soon(
+        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int
+    ) -> None:
+        """Begin a barrier."""
+
+    def propose_soon(
+        self,
+        command: bytes,
+        answered: Callable[[HeadwaterError | None], None],
+        *,
+        timeout_ms: int,
+        office: int | None,
+    ) -> None:
+        """Propose without waiting, and only as the leader of this term."""
+
+    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
+        """Hear every change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    state: MetadataState
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A barrier that began in a term is over."""
+
+    office: int
+    error: HeadwaterError | None
+    heartbeats: tuple[tuple[BrokerId, Heartbeat], ...]  # that came before it began
+
+
+class ControllerPump:
+    """What a controller does, turn by turn. Any thread delivers; one at a time takes turns."""
+
+    def __init__(
+        self,
+        *,
+        metadata: ControllerMetadata,
+        control: ControlTransport,
+        timing: ElectionTiming,
+        wake: Callable[[], None],
+    ) -> None:
+        """Prepare; ``wake`` asks for a turn: something has come."""
+        self._metadata = metadata
+        self._control = control
+        self._core = ElectionCore(timing)
+        self._inbox = Inbox(waiting_max=_WAITING_MAX, wake=wake)
+        self._office: int | None = None  # taken, behind a barrier
+        self._taking: int | None = None  # being taken
+        self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each
+        self._barrier_under_way = False
+        self._next_tick_ms: int | None = None
+
+    def changed(self, state: MetadataState) -> None:
+        """Take a newer state of the metadata. Any thread."""
+        self._inbox.put(_State, _State(state))
+
+    def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
+        """Take a broker's message. Any thread.
+
+        The newest of its kind counts. All of them are sent again by themselves, so they may be
+        dropped when too many wait.
+        """
+        about = getattr(message, "partition_id", None)
+        self._inbox.offer((sender, type(message), about), (sender, message))
+
+    @property
+    def dropped_messages(self) -> int:
+        """How many messages had no room."""
+        return self._inbox.dropped
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this controller acts, for operators."""
+        return self._office is not None
+
+    def turn(self, now_ms: int) -> int:
+        """Tick when it is time, take one thing that has come; return when the next turn is due."""
+        self._look_at_office()
+        if self._next_tick_ms is None or now_ms >= self._next_tick_ms:
+            # First of all: after a stall of this process nobody is blamed for the silence.
+            self._next_tick_ms = now_ms + _TICK_MS
+            self._do(self._core.tick(now_ms))
+        found = self._inbox.take()
+        if found is not None:
+            self._take(found[1], now_ms)
+        self._begin_barrier()
+        return now_ms if len(self._inbox) else self._next_tick_ms
+
+    def _look_at_office(self) -> None:
+        term = self._metadata.office
+        if self._office is not None and term != self._office:
+            _log.info("office_lost", term=self._office)
+            self._office = None
+            self._core.lost_office()
+        self._taking = term if term != self._office else None
+
+    def _take(self, item: Any, now_ms: int) -> None:
+        match item:
+            case _State(state):
+                self._do(self._core.state_changed(state, now_ms))
+            case _Passed():
+                self._barrier_under_way = False
+                if item.error is None and item.office == self._metadata.office:
+                    self._passed(item, now_ms)
+            case (sender, Heartbeat() as heartbeat):
+                self._waiting[sender] = heartbeat
+            case (sender, LeaderReport() as report):
+                effects = self._core.reported(
+                    report.partition_id,
+                    reporter=sender,
+                    broker_epoch=report.broker_epoch,
+                    leader_epoch=report.leader_epoch,
+                    now_ms=now_ms,
+                )
+                self._do(effects if self._office is not None else [])
+            case (sender, LogEndTold() as told):
+                answer = LogAnswer(
+                    broker=sender,
+                    broker_epoch=told.broker_epoch,
+                    last_epoch=told.last_epoch,
+                    log_end=told.log_end,
+                )
+                effects = self._core.log_end_told(
+                    told.partition_id, answer, leader_epoch=told.leader_epoch, now_ms=now_ms
+                )
+                self._do(effects)
+
+    def _begin_barrier(self) -> None:
+        """Prove that this member leads: to take office, or for the heartbeats that wait."""
+        office = self._metadata.office
+        if office is None:
+            self._waiting.clear()
+            return
+        if self._barrier_under_way or not (self._waiting or self._taking is not None):
+            return
+        heartbeats, self._waiting = tuple(self._waiting.items()), {}
+        self._barrier_under_way = True
+        self._metadata.barrier_soon(
+            lambda error: self._inbox.put(_Passed, _Passed(office, error, heartbeats)),
+            timeout_ms=_BARRIER_MS,
+        )
+
+    def _passed(self, passed: _Passed, now_ms: int) -> None:
+        if self._office is None:
+            self._office = passed.office
+            self._taking = None
+            _log.info("office_taken", term=passed.office)
+            self._do(self._core.took_office(now_ms))
+        for broker, heartbeat in passed.heartbeats:
+            granted = self._core.heartbeat(broker, heartbeat.broker_epoch, now_ms)
+            answer = HeartbeatAnswer(
+                broker_epoch=heartbeat.broker_epoch, sent_ms=heartbeat.sent_ms, granted=granted
+            )
+            self._control.send(broker, answer)
+
+    def _do(self, effects: list[ElectionEffect]) -> None:
+        proposed: Counter[str] = Counter()
+        for effect in effects:
+            match effect:
+                case Propose(command):
+                    name = type(command).__name__
+                    proposed[name] += 1
+                    self._metadata.propose_soon(
+                        encode(command),
+                        _log_refusal(name),
+                        timeout_ms=_PROPOSE_MS,
+                        office=self._office,
+                    )
+                case AskLogEnd(to, partition_id, leader_epoch):
+                    asked = LogEndAsked(partition_id=partition_id, leader_epoch=leader_epoch)
+                    self._control.send(to, asked)
+        if proposed:
+            _log.info("controller_proposes", commands=dict(proposed))
+
+
+class Controller:
+    """A controller that somebody drives: by default, a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        metadata: ControllerMetadata,
+        control: ControlTransport,
+        clock: Clock,
+        timing: ElectionTiming,
+        on_crash: Callable[[BaseException], None],
+        drive: Drive | None = None,
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        self._metadata = metadata
+        self._pump = ControllerPump(
+            metadata=metadata, control=control, timing=timing, wake=self._wake
+        )
+        self._driven = (drive or on_threads(clock, on_crash))("controller", self._pump.turn)
+
+    def start(self) -> None:
+        """Begin to watch the metadata and, in office, to act."""
+        self._driven.start()
+        self._metadata.subscribe(lambda _, state: self._pump.changed(state))
+
+    def stop(self) -> None:
+        """End; blocks. One that never began has ended."""
+        self._driven.stop()
+
+    def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
+        """See ``ControllerPump.deliver``."""
+        self._pump.deliver(sender, message)
+
+    def _wake(self) -> None:
+        self._driven.wake()
+
+    @property
+    def dropped_messages(self) -> int:
+        """How many messages had no room."""
+        return self._pump.dropped_messages
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this controller acts, for operators."""
+        return self._pump.in_office
+
+
+def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:
+    def answered(error: HeadwaterError | None) -> None:
+        if error is not None:  # usually somebody was quicker; the core looks at the state again
+            _log.debug("controller_refused", command=name, reason=error.message)
+
+    return answered

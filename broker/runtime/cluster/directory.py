@@ -1,0 +1,33 @@
+"""Who is where: brokers and partitions, read from a state of the metadata. Pure."""
+
+from __future__ import annotations
+
+from broker.core.metadata.state import MetadataState
+from broker.model.ids import BrokerId, StreamUuid
+from broker.ports.api import BrokerPlace, PartitionPlace
+
+
+def brokers_in(state: MetadataState) -> list[BrokerPlace]:
+    """Return every registered broker, by name."""
+    return [
+        BrokerPlace(
+            broker=BrokerId(name),
+            flight=one.addresses.get("flight"),
+            alive=not one.fenced,
+        )
+        for name, one in sorted(state.brokers.items())
+    ]
+
+
+def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
+    """Return where each partition of a stream is, by number; none if there is no such stream."""
+    return [
+        PartitionPlace(
+            partition=number,
+            leader=one.leader,
+            leader_epoch=one.leader_epoch,
+            replicas=one.replicas,
+            isr=one.isr,
+        )
+        for number, one in enumerate(state.partitions.get(uuid, ()))
+    ]

@@ -1,0 +1,234 @@
+"""What a member does once and has an end: pumps whose answer is a callback.
+
+Taking damaged replicas out of the sets, handing leaderships over, asking what is committed. Each
+asks again until it knows, or its time is up; callers' threads wait by ``wait_for_answer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from broker.core.metadata.commands import StopBroker, encode
+from broker.core.metadata.placement import hand_overs
+from broker.core.metadata.state import PartitionState
+from broker.errors import HeadwaterError, NotLeaderError
+from broker.model.control_messages import NewestTold
+from broker.model.epochs import BrokerEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.runtime.cluster.registration import ProposingMetadata
+from broker.runtime.metadata import newest_told
+from broker.runtime.pumps import NEVER_MS
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE_MS: Final = 10_000  # with the metadata
+_WITHDRAW_AGAIN_MS: Final = 100
+_LOOK_MS: Final = 50
+_NEWEST_MS: Final = 3_000
+_ASK_MS: Final = 300
+_ASK_AGAIN_MS: Final = 20
+
+
+def _row(metadata: ProposingMetadata, partition_id: PartitionId) -> PartitionState | None:
+    rows = metadata.state.partitions.get(partition_id.stream_uuid, ())
+    return rows[partition_id.number] if partition_id.number < len(rows) else None
+
+
+class GivingUp:
+    """Takes damaged replicas out of ISR and eligible, one after the other.
+
+    The answer: those that others stand in for.
+    """
+
+    def __init__(
+        self,
+        damaged: Sequence[PartitionId],
+        *,
+        me: BrokerId,
+        metadata: ProposingMetadata,
+        withdraw: Callable[[PartitionId], None],
+        answered: Callable[[list[PartitionId]], None],
+    ) -> None:
+        """Let ``withdraw`` propose; whoever hears what became of it wakes this pump."""
+        self._left = list(damaged)
+        self._me = me
+        self._metadata = metadata
+        self._withdraw = withdraw
+        self._answered = answered
+        self._given_up: list[PartitionId] = []
+        self._deadline_ms = self._again_ms = 0  # of the first that is left
+        self._is_over = False
+
+    def turn(self, now_ms: int) -> int:
+        """Look at the metadata; propose what it does not show yet."""
+        while self._left:
+            partition_id = self._left[0]
+            stands_in = self._stands_in(partition_id, now_ms)
+            if stands_in is None:
+                return self._again_ms
+            if stands_in:
+                self._given_up.append(partition_id)
+            del self._left[0]
+            self._deadline_ms = self._again_ms = 0
+        if not self._is_over:
+            self._is_over = True
+            self._answered(self._given_up)
+        return NEVER_MS
+
+    def _stands_in(self, partition_id: PartitionId, now_ms: int) -> bool | None:
+        """Tell whether others have what this replica had; None: not decided yet."""
+        one = _row(self._metadata, partition_id)
+        if one is None:
+            return False  # the stream is deleted: nobody has anything
+        if self._me not in (*one.isr, *one.eligible, one.leader):
+            return bool(one.isr or one.eligible)
+        self._deadline_ms = self._deadline_ms or now_ms + _PATIENCE_MS
+        if {*one.isr, *one.eligible} <= {self._me} or now_ms >= self._deadline_ms:
+            _log.error("damaged_replica_kept", partition=str(partition_id), reason="it is the last")
+            return False
+        if now_ms >= self._again_ms:
+            self._again_ms = now_ms + _WITHDRAW_AGAIN_MS
+            self._withdraw(partition_id)
+        return None
+
+
+class HandingOver:
+    """Gives leaderships away before a stop, as far as others can take them.
+
+    The answer: whether nothing is left that somebody could take.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: BrokerId,
+        broker_epoch: BrokerEpoch,
+        metadata: ProposingMetadata,
+        wake: Callable[[], None],
+        answered: Callable[[bool], None],
+    ) -> None:
+        """Nothing is proposed before the first turn."""
+        self._me = me
+        self._command = encode(StopBroker(broker=me, broker_epoch=broker_epoch))
+        self._metadata = metadata
+        self._wake = wake
+        self._answered = answered
+        self._is_proposed = self._is_over = False
+        self._heard: list[HeadwaterError | None] = []  # at most one
+        self._deadline_ms: int | None = None  # once it is known that this broker stops
+
+    def turn(self, now_ms: int) -> int:
+        """Propose, then wait until the controllers have moved what can be moved."""
+        if not self._is_proposed:
+            self._is_proposed = True
+            self._metadata.propose_soon(self._command, self._hear, timeout_ms=_PATIENCE_MS)
+        if self._heard and not self._is_over:
+            error = self._heard.pop()
+            if error is not None:
+                _log.warning("stopping_without_hand_over", reason=error.message)
+                return self._end(handed_over=False)
+            self._deadline_ms = now_ms + _PATIENCE_MS
+        if self._deadline_ms is None or self._is_over:
+            return NEVER_MS
+        if not hand_overs(self._metadata.state, self._me):
+            return self._end(handed_over=True)  # also when all stop: nobody is left to take it
+        if now_ms >= self._deadline_ms:
+            return self._end(handed_over=False)
+        return now_ms + _LOOK_MS
+
+    def _end(self, *, handed_over: bool) -> int:
+        self._is_over = True
+        self._answered(handed_over)
+        return NEVER_MS
+
+    def _hear(self, error: HeadwaterError | None) -> None:
+        self._heard.append(error)
+        self._wake()
+
+
+class AskingNewest:
+    """Asks whoever leads a partition what is committed, until somebody can say it.
+
+    The answer: what was told, with a high watermark, or why nobody tells it.
+    """
+
+    def __init__(
+        self,
+        partition_id: PartitionId,
+        name: str,
+        *,
+        metadata: ProposingMetadata,
+        ask: Callable[[BrokerId, Callable[[NewestTold], None]], Callable[[], None]],
+        wake: Callable[[], None],
+        answered: Callable[[NewestTold | HeadwaterError], None],
+    ) -> None:
+        """Let ``ask`` put the question to a leader; what it returns drops that question."""
+        self._partition_id = partition_id
+        self._name = name
+        self._metadata = metadata
+        self._ask = ask
+        self._wake = wake
+        self._answered = answered
+        self._told: list[NewestTold] = []  # at most one: that of the question under way
+        self._drop: Callable[[], None] | None = None  # the question under way
+        self._leader: BrokerId | None = None  # who was asked
+        self._deadline_ms: int | None = None
+        self._again_ms = 0
+        self._is_over = False
+
+    def turn(self, now_ms: int) -> int:
+        """Take what was told, or ask (again)."""
+        if self._is_over:
+            return NEVER_MS
+        if self._deadline_ms is None:
+            self._deadline_ms = now_ms + _NEWEST_MS
+        if self._told:
+            answer = self._worth(self._told.pop())
+            if answer is not None:
+                return self._end(answer)
+            self._end_question(now_ms)
+        if now_ms >= self._deadline_ms:
+            reason = f"nobody can say now what is committed in {self._name}"
+            return self._end(NotLeaderError(reason, partition=self._name))
+        if now_ms < self._again_ms:
+            return min(self._again_ms, self._deadline_ms)
+        if self._drop is not None:  # whoever was asked is mute
+            self._end_question(now_ms)
+            return self._again_ms
+        self._begin_question(now_ms)
+        return min(self._again_ms, self._deadline_ms)
+
+    def _begin_question(self, now_ms: int) -> None:
+        one = _row(self._metadata, self._partition_id)
+        self._leader = None if one is None else one.leader
+        if self._leader is None:
+            self._again_ms = now_ms + _ASK_AGAIN_MS
+            return
+        self._again_ms = now_ms + _ASK_MS
+        self._drop = self._ask(self._leader, self._hear)
+
+    def _end_question(self, now_ms: int) -> None:
+        if self._drop is not None:
+            self._drop()
+        self._drop, self._again_ms = None, now_ms + _ASK_AGAIN_MS
+        self._told.clear()
+
+    def _worth(self, told: NewestTold) -> NewestTold | HeadwaterError | None:
+        if told.high_watermark is not None:
+            return told
+        return newest_told.refusal(told, self._name, self._leader)
+
+    def _end(self, answer: NewestTold | HeadwaterError) -> int:
+        self._is_over = True
+        if self._drop is not None:
+            self._drop()
+        self._answered(answer)
+        return NEVER_MS
+
+    def _hear(self, told: NewestTold) -> None:
+        if told.partition_id == self._partition_id:
+            self._told.append(told)
+            self._wake()

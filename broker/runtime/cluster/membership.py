@@ -1,0 +1,187 @@
+"""What being alone, or one of several, changes for a broker; and being alone."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from broker.core.metadata.commands import (
+    BeginLeaderships,
+    BegunLeadership,
+    RegisterBroker,
+    encode,
+)
+from broker.core.metadata.state import MetadataState
+from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
+from broker.model.control_messages import NewestTold
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.lineage import Leadership
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.partition.replica_shell import AloneLinks, ReplicaLinks
+from broker.runtime.pumps import NEVER_MS, Pump
+
+CONFIRM_MS: Final = 3_000  # for the newest metadata
+_BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes
+
+
+class Metadata(Protocol):
+    """The metadata log with the state it has reached."""
+
+    @property
+    def state(self) -> MetadataState:
+        """What is applied here."""
+
+    def propose(self, command: bytes) -> Mapping[str, Any]:
+        """See ``MetadataLog.propose``."""
+
+    def barrier(self, *, timeout_ms: int = ...) -> int:
+        """See ``MetadataLog.barrier``."""
+
+
+class Membership(Protocol):
+    """What being alone, or one of several, changes for a broker. Any thread."""
+
+    def registering(
+        self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]
+    ) -> Pump:
+        """Return the pump that registers this process; its answer is the broker epoch."""
+
+    def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
+        """Begin to lead what is open and led: give each start of leadership its lineage id.
+
+        ``ends`` has the leader epoch and the log end of each partition. Blocks.
+        """
+
+    def giving_up(
+        self,
+        damaged: Sequence[PartitionId],
+        wake: Callable[[], None],
+        answered: Callable[[list[PartitionId]], None],
+    ) -> Pump:
+        """Return the pump that takes damaged replicas out of ISR and eligible.
+
+        Its answer, once the metadata shows it: those that others stand in for.
+        """
+
+    def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
+        """Have everything applied here that was committed before; ``passed`` hears, or why not.
+
+        Any thread may call it.
+        """
+
+    def logs_closed(self) -> None:
+        """Hear that every log that this process had opened is closed, synced to its end."""
+
+    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
+        """Return what a replica here uses to reach the others."""
+
+    def resolve(self, config: StreamConfig) -> StreamConfig:
+        """Return a new stream's configuration with this cluster's defaults in it."""
+
+    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
+        """Return the replicas of each partition of a new stream; empty: this broker alone."""
+
+    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
+        """Ask the leader, on another broker, what is committed. Blocks.
+
+        Raises:
+            NotLeaderError: nobody leads the partition, or its leader does not know yet.
+        """
+
+
+class _AtOnce:
+    """A pump that answers in its first turn."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def turn(self, _: int) -> int:
+        """Answer."""
+        self._answer()
+        return NEVER_MS
+
+
+class Alone:
+    """The membership of a broker that is its own cluster."""
+
+    def __init__(self, metadata: Metadata, broker_id: BrokerId) -> None:
+        """Vouch for oneself."""
+        self._metadata = metadata
+        self._broker_id = broker_id
+
+    def registering(
+        self,
+        wake: Callable[[], None],  # noqa: ARG002 - nobody is waited for
+        answered: Callable[[BrokerEpoch], None],
+    ) -> Pump:
+        """See ``Membership.registering``."""
+
+        def register() -> None:
+            reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
+            answered(BrokerEpoch(reply["broker_epoch"]))
+
+        return _AtOnce(register)
+
+    def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
+        """See ``Membership.begin_leading``: nobody elects it, so it says so itself."""
+        begun = [
+            BegunLeadership(
+                stream_uuid=one.stream_uuid,
+                partition=one.number,
+                leadership=Leadership(
+                    leader_epoch=leader_epoch, lineage_id=uuid.uuid4().hex, start=log_end
+                ),
+            )
+            for one, (leader_epoch, log_end) in ends.items()
+        ]
+        epoch = self._metadata.state.brokers[self._broker_id].epoch
+        for first in range(0, len(begun), _BEGUN_AT_ONCE):
+            some = tuple(begun[first : first + _BEGUN_AT_ONCE])
+            command = BeginLeaderships(broker=self._broker_id, broker_epoch=epoch, begun=some)
+            self._metadata.propose(encode(command))
+
+    def giving_up(
+        self,
+        damaged: Sequence[PartitionId],  # noqa: ARG002 - nobody else has a copy
+        wake: Callable[[], None],  # noqa: ARG002
+        answered: Callable[[list[PartitionId]], None],
+    ) -> Pump:
+        """See ``Membership.giving_up``."""
+        return _AtOnce(lambda: answered([]))
+
+    def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
+        """See ``Membership.confirm_metadata``: the log is here."""
+        try:
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)
+        except HeadwaterError as error:
+            passed(error)
+        else:
+            passed(None)
+
+    def logs_closed(self) -> None:
+        """See ``Membership.logs_closed``: its folder is compared with nobody's."""
+
+    def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
+        """See ``Membership.make_links``."""
+        return AloneLinks()
+
+    def resolve(self, config: StreamConfig) -> StreamConfig:
+        """See ``Membership.resolve``."""
+        return config
+
+    def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
+        """See ``Membership.place``."""
+        if config.replication_factor > 1:
+            raise NotEnoughReplicasError(
+                f"{config.replication_factor} replicas need as many brokers; this one is alone",
+                isr=[self._broker_id],
+                min_isr=config.min_isr,
+            )
+        return ()
+
+    def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
+        """See ``Membership.newest``: there is nobody else to ask."""
+        raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))

@@ -1,0 +1,1 @@
+"""Messages of NATS, and publishers' sessions."""

@@ -1,0 +1,357 @@
+"""Ingest from NATS: subscriptions of every partition, batches to the log, answers to publishers.
+
+Runs on one event loop. A batch leaves here as soon as it is parsed; its answers come back from the
+commit thread once it is durable, and many of them leave in one write. When a partition's queue is
+full the socket is not read for a while; a partition that stays full then loses messages, counted
+and logged and answered, so that it cannot hold up the others. Nobody who has an ack lost anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from broker.codec.nats.envelope import Ack
+from broker.codec.nats.records import DecodePublish, Records, to_records
+from broker.codec.nats.stream import MessageBatch
+from broker.errors import (
+    HeadwaterError,
+    InvalidStreamError,
+    OverloadedError,
+    RecordTooLargeError,
+    ShuttingDownError,
+)
+from broker.model.ids import StreamUuid
+from broker.model.stream import Stream
+from broker.ports.partition import PartitionHandle, RecordsOutcome
+from broker.ports.system import Clock
+from broker.runtime.ingest.nats_partition import Answers, IngestStats, PartitionIngest
+
+_SID_BASE: Final = 1 << 20  # far above what a client library numbers its own subscriptions
+_STALL_POLL_S: Final = 0.02  # others write to the log, too: room may appear without our doing
+_DRAIN_TIMEOUT_S: Final = 30.0
+
+_log = structlog.get_logger(__name__)
+
+
+class NatsLink(Protocol):
+    """The connection, as ingest uses it. broker/adapters/nats/transport.py is the real one."""
+
+    async def start(self) -> None:
+        """Connect; raises UnavailableError, InvalidConfigError."""
+
+    async def close(self) -> None:
+        """Write what is pending and close."""
+
+    async def subscribe(self, subjects: Mapping[int, str], queue_group: str | None) -> None:
+        """Subscribe under these ids, confirmed; raises UnavailableError, InvalidStreamError."""
+
+    async def unsubscribe(self, sids: Sequence[int]) -> None:
+        """End subscriptions."""
+
+    async def flush(self) -> bool:
+        """Exchange a round trip with the server."""
+
+    def send(self, data: bytes, messages_count: int) -> bool:
+        """Write protocol bytes; False when they were dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestLimits:
+    """How much may wait, and for how long the socket may stay unread."""
+
+    pending_bytes_max: int = 64 * 1024 * 1024  # handed to the log, not yet durable
+    stall_ms_max: int = 4_000  # below nats-server's write deadline of 10 s
+
+
+@dataclass(slots=True)
+class _Submission:
+    """Rows handed to a partition's log, until their outcome is answered."""
+
+    partition: PartitionIngest
+    records: Records
+    received_us: int
+    size_bytes: int
+    deadline_ms: int | None = None  # set at the first overload
+    outcome: RecordsOutcome | HeadwaterError | None = field(default=None)
+
+
+class NatsIngest:
+    """Implements a transport's ``MessageSink`` for all streams that this broker leads."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        decode_publish: DecodePublish,
+        encode_ack: Callable[[Ack], bytes],
+        limits: IngestLimits | None = None,
+    ) -> None:
+        """Prepare; :meth:`attach` the connection before :meth:`start`."""
+        self._clock = clock
+        self._decode_publish = decode_publish
+        self._encode_ack = encode_ack
+        self._limits = limits or IngestLimits()
+        self._link: NatsLink | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sids = itertools.count(_SID_BASE)
+        self._by_sid: dict[int, PartitionIngest] = {}
+        self._by_stream: dict[StreamUuid, list[PartitionIngest]] = {}
+        self._pending_bytes = 0
+        self._submissions_count = 0
+        self._backlog: deque[_Submission] = deque()  # parsed, not yet taken by a log
+        self._room: asyncio.Task[None] | None = None  # runs while there is a backlog
+        self._completed: deque[_Submission] = deque()
+        self._wakeup_due = False
+        self._progress = asyncio.Event()
+        self._stopping = False
+        self.gaps_total = 0  # connections lost: what was published meanwhile is not known
+
+    # ------------------------------------------------------------------ life
+
+    def attach(self, link: NatsLink) -> None:
+        """Use this connection; it must have this object as its sink."""
+        self._link = link
+
+    async def start(self) -> None:
+        """Connect. Raises UnavailableError, InvalidConfigError."""
+        self._loop = asyncio.get_running_loop()
+        await self._connection().start()
+
+    async def stop(self, drain: bool) -> None:
+        """Stop listening and close; with ``drain``, first store and answer what has arrived."""
+        link = self._connection()
+        if drain:
+            every = [one for partitions in self._by_stream.values() for one in partitions]
+            await self._unsubscribe(every)
+            await self._wait_idle()
+        self._stopping = True
+        self._progress.set()
+        if drain:
+            await link.flush()
+        await link.close()
+        self._by_stream.clear()
+        self._by_sid.clear()
+
+    async def serve(self, stream: Stream, handles: Mapping[int, PartitionHandle]) -> None:
+        """Listen for these partitions of a stream, by number, and for no others.
+
+        Active on the server when this returns.
+
+        Raises:
+            InvalidStreamError: the server does not allow one of the subjects.
+            UnavailableError: no connection. The stream is kept, and listens as soon as there is.
+        """
+        present = self._by_stream.get(stream.uuid, [])
+        kept = [one for one in present if handles.get(one.number) is one.handle]
+        new = [
+            PartitionIngest(stream, number, handle, next(self._sids))
+            for number, handle in sorted(handles.items())
+            if all(one.number != number for one in kept)
+        ]
+        gone = [one for one in present if one not in kept]
+        # Known before the server is asked: the first message may come with its answer.
+        self._by_sid.update({one.sid: one for one in new})
+        self._by_stream[stream.uuid] = [*kept, *new]
+        if gone:
+            await self._unsubscribe(gone)
+            for partition in gone:
+                self._by_sid.pop(partition.sid, None)
+        if not handles:
+            del self._by_stream[stream.uuid]
+        if new:
+            subjects = {one.sid: one.subject for one in new}
+            try:
+                await self._connection().subscribe(subjects, stream.config.queue_group)
+            except InvalidStreamError:
+                await self.serve(stream, {})
+                raise
+
+    def stats(self) -> list[IngestStats]:
+        """Return one snapshot per partition that is listened for. Any thread."""
+        return [one.stats() for partitions in list(self._by_stream.values()) for one in partitions]
+
+    async def _unsubscribe(self, partitions: Sequence[PartitionIngest]) -> None:
+        await self._connection().unsubscribe([one.sid for one in partitions])
+
+    async def _wait_idle(self) -> None:
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                while self._submissions_count or self._backlog:
+                    await self._wait_progress(1.0)
+        except TimeoutError:
+            _log.warning("ingest_drain_timed_out", submissions_count=self._submissions_count)
+
+    # ------------------------------------------------------------------ messages in
+
+    def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
+        """Take the batches of one socket read; see ``MessageSink``."""
+        received_us = self._clock.now_us()
+        for batch in batches:
+            partition = self._by_sid.get(batch.sid)
+            if partition is None:
+                continue  # the subscription was ended a moment ago
+            counters = partition.counters
+            counters.received_messages += len(batch.payloads)
+            counters.received_bytes += sum(map(len, batch.payloads))
+            parts, refused = to_records(batch, partition.rules, self._decode_publish)
+            if refused:
+                answers = Answers(self._encode_ack, received_us, self._clock.now_us())
+                for one in refused:
+                    partition.refuse_one(one, answers)
+                self._send(answers)
+            for records in parts:
+                partition.pending_bytes += records.size_bytes
+                self._backlog.append(
+                    _Submission(partition, records, received_us, records.size_bytes)
+                )
+        if not self._advance() and self._room is None:
+            self._room = asyncio.create_task(self._wait_for_room(), name="ingest-room")
+        return self._room
+
+    def connection_lost(self, *, slow_consumer: bool) -> None:
+        """Count a gap in every subscription; see ``MessageSink``."""
+        self.gaps_total += 1
+        for partition in self._by_sid.values():
+            partition.counters.gaps += 1
+            partition.counters.slow_consumer += slow_consumer
+
+    def _advance(self) -> bool:
+        """Hand the backlog over, oldest first; False when a log has no room for the next."""
+        while self._backlog:
+            submission = self._backlog[0]
+            partition = submission.partition
+            refusal = self._try_submit(submission)
+            overload = isinstance(refusal, OverloadedError)
+            if overload and not self._has_waited_enough(submission):
+                return False
+            self._backlog.popleft()
+            if refusal is None:
+                if partition.shedding:
+                    partition.stop_shedding()
+            elif isinstance(refusal, RecordTooLargeError) and submission.records.rows_count > 1:
+                # Together they do not fit: then one by one, in their order.
+                partition.pending_bytes -= submission.size_bytes
+                for half in reversed(submission.records.halves()):
+                    partition.pending_bytes += half.size_bytes
+                    self._backlog.appendleft(
+                        replace(submission, records=half, size_bytes=half.size_bytes)
+                    )
+            else:
+                self._give_up(submission, refusal, dropped=overload)
+        return True
+
+    def _has_waited_enough(self, submission: _Submission) -> bool:
+        """Tell whether an overload is final for this batch; the first one starts its time."""
+        now_ms = self._clock.monotonic_ms()
+        if submission.deadline_ms is None:
+            # A partition that has just dropped gets no time: it would hold up the others again.
+            wait_ms = 0 if submission.partition.shedding else self._limits.stall_ms_max
+            submission.deadline_ms = now_ms + wait_ms
+        return self._stopping or now_ms >= submission.deadline_ms
+
+    async def _wait_for_room(self) -> None:
+        """Work the backlog off. The socket is not read meanwhile, so it does not grow."""
+        try:
+            while not self._advance():
+                await self._wait_progress(_STALL_POLL_S)
+        finally:
+            self._room = None
+
+    def _try_submit(self, submission: _Submission) -> HeadwaterError | None:
+        """Submit once; return why it was refused, None when it was taken."""
+        size = submission.size_bytes
+        if self._stopping:
+            return ShuttingDownError("the broker is closing")
+        if self._pending_bytes and self._pending_bytes + size > self._limits.pending_bytes_max:
+            return OverloadedError(
+                f"{self._pending_bytes} bytes read from NATS are not durable yet",
+                pending_bytes=self._pending_bytes,
+            )
+        records = submission.records
+
+        def done(outcome: RecordsOutcome | HeadwaterError) -> None:
+            submission.outcome = outcome
+            self._complete(submission)
+
+        # Counted before it is handed over: the commit thread may be faster than the next line.
+        self._count_pending(submission, 1)
+        try:
+            submission.partition.handle.submit_records(
+                records.batch, records.message_ids, done, policy=records.policy
+            )
+        except HeadwaterError as error:
+            self._count_pending(submission, -1)
+            return error
+        return None
+
+    def _count_pending(self, submission: _Submission, sign: int) -> None:
+        self._submissions_count += sign
+        self._pending_bytes += sign * submission.size_bytes
+
+    def _give_up(self, submission: _Submission, error: HeadwaterError, *, dropped: bool) -> None:
+        submission.partition.pending_bytes -= submission.size_bytes
+        answers = Answers(self._encode_ack, submission.received_us, self._clock.now_us())
+        if dropped:
+            submission.partition.drop(submission.records, error, answers)
+        else:
+            submission.partition.refuse(submission.records, error, answers)
+        self._send(answers)
+
+    async def _wait_progress(self, seconds: float) -> None:
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._progress.wait()
+        except TimeoutError:
+            pass
+
+    # ------------------------------------------------------------------ answers out
+
+    def _complete(self, submission: _Submission) -> None:
+        """Hand an outcome to the event loop. Commit thread; many share one wake-up."""
+        self._completed.append(submission)
+        if not self._wakeup_due:
+            self._wakeup_due = True
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._answer_completed)
+            except RuntimeError:  # the loop has ended: nobody is left to answer
+                _log.warning("ingest_answer_too_late", stream=submission.partition.stream.name)
+
+    def _answer_completed(self) -> None:
+        # Cleared first: an outcome that comes while we look at the queue schedules a new look.
+        self._wakeup_due = False
+        now_us = self._clock.now_us()
+        written: list[bytes] = []
+        messages_count = 0
+        while self._completed:
+            submission = self._completed.popleft()
+            self._count_pending(submission, -1)
+            submission.partition.pending_bytes -= submission.size_bytes
+            answers = Answers(self._encode_ack, submission.received_us, now_us)
+            outcome = submission.outcome
+            assert outcome is not None, "a completed submission has an outcome"
+            if isinstance(outcome, HeadwaterError):
+                submission.partition.refuse(submission.records, outcome, answers)
+            else:
+                submission.partition.stored(submission.records, outcome, answers)
+            written.append(answers.encode())
+            messages_count += len(answers.messages)
+        if messages_count:
+            self._connection().send(b"".join(written), messages_count)
+        self._progress.set()
+
+    def _send(self, answers: Answers) -> None:
+        if answers.messages:
+            self._connection().send(answers.encode(), len(answers.messages))
+
+    def _connection(self) -> NatsLink:
+        assert self._link is not None, "attach a connection first"
+        return self._link

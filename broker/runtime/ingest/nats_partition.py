@@ -1,0 +1,218 @@
+"""One partition's side of NATS ingest: its rules, its counters, and what its publishers hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker.codec.nats.envelope import Ack, AckError
+from broker.codec.nats.puback import (
+    PubAckEncoder,
+    encode_error,
+    encode_publishes,
+    is_publish_subject,
+)
+from broker.codec.nats.records import Opened, RecordRules, Records, Refused
+from broker.errors import HeadwaterError, RecordTooLargeError
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy
+from broker.model.stream import Stream
+from broker.ports.partition import PartitionHandle, RecordsOutcome
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestStats:
+    """One partition's subscription at one moment. Names ending in ``_total`` only grow."""
+
+    stream: str
+    partition: int
+    received_messages_total: int
+    received_bytes_total: int
+    stored_messages_total: int
+    duplicate_messages_total: int
+    dropped_messages_total: int  # lost to an overrun, before they were records
+    refused_messages_total: int  # could not be stored; answered where someone listens
+    pending_bytes: int  # read from the socket, not yet durable
+    gaps_total: int  # connections lost: what was published meanwhile is not known
+    slow_consumer_total: int  # those of them that we brought about by reading too slowly
+    errors_total: dict[str, int]  # refused and dropped messages by error class
+
+
+@dataclass(slots=True)
+class Answers:
+    """Messages to publishers, collected for one write."""
+
+    encode_ack: Callable[[Ack], bytes]
+    received_us: int
+    now_us: int
+    messages: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """Return the protocol bytes of all of them."""
+        return encode_publishes(self.messages)
+
+
+@dataclass(slots=True)
+class _Counters:
+    received_messages: int = 0
+    received_bytes: int = 0
+    stored_messages: int = 0
+    duplicate_messages: int = 0
+    dropped_messages: int = 0
+    refused_messages: int = 0
+    gaps: int = 0
+    slow_consumer: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class PartitionIngest:
+    """What ingest knows of one partition. Owner: the event loop."""
+
+    def __init__(self, stream: Stream, number: int, handle: PartitionHandle, sid: int) -> None:
+        """Take over a partition that this broker leads; ``sid`` will be its subscription."""
+        self.stream = stream
+        self.number = number
+        self.handle = handle
+        self.subject = stream.config.partition_subject(number)
+        self.rules = RecordRules.of(stream.config, number)
+        self.sid = sid
+        self.counters = _Counters()
+        self.pending_bytes = 0
+        self.shedding = False
+        self._dropped_before = 0
+        self._pubacks = PubAckEncoder(stream, number)
+
+    def stats(self) -> IngestStats:
+        """Return a snapshot. Any thread."""
+        counters = self.counters
+        return IngestStats(
+            stream=self.stream.name,
+            partition=self.number,
+            received_messages_total=counters.received_messages,
+            received_bytes_total=counters.received_bytes,
+            stored_messages_total=counters.stored_messages,
+            duplicate_messages_total=counters.duplicate_messages,
+            dropped_messages_total=counters.dropped_messages,
+            refused_messages_total=counters.refused_messages,
+            pending_bytes=self.pending_bytes,
+            gaps_total=counters.gaps,
+            slow_consumer_total=counters.slow_consumer,
+            errors_total=dict(counters.errors),
+        )
+
+    def stored(self, records: Records, outcome: RecordsOutcome, answers: Answers) -> None:
+        """Count durable rows; answer those who wait for one."""
+        duplicates = outcome.duplicates
+        self.counters.stored_messages += records.rows_count - len(duplicates)
+        self.counters.duplicate_messages += len(duplicates)
+        offsets, messages = outcome.offsets, answers.messages
+        if self.stream.config.puback:
+            encode, epoch = self._pubacks.encode, outcome.leader_epoch
+            messages += [
+                (reply, encode(offsets[row], epoch, duplicate=row in duplicates))
+                for row, reply in records.replies.items()
+            ]
+        for row, opened in records.opened.items():
+            self._ack(opened, offsets[row], answers, AckError.OK)
+
+    def refuse_one(self, refused: Refused, answers: Answers) -> None:
+        """Count one message that cannot be a record; tell whoever can hear it."""
+        replies = {} if refused.reply is None else {0: refused.reply}
+        opened = {} if refused.opened is None else {0: refused.opened}
+        self._refuse(refused.error, 1)
+        self._tell(replies, opened, refused.error, answers)
+
+    def refuse(self, records: Records, error: HeadwaterError, answers: Answers) -> None:
+        """Count rows that the log did not take; tell whoever can hear it."""
+        self._refuse(error, records.rows_count)
+        self._tell(records.replies, records.opened, error, answers)
+
+    def _refuse(self, error: HeadwaterError, rows: int) -> None:
+        self.counters.refused_messages += rows
+        first = self._count_error(error, rows)
+        if first:
+            _log.warning(
+                "messages_refused",
+                stream=self.stream.name,
+                partition=self.number,
+                messages_count=rows,
+                error=type(error).__name__,
+                reason=error.message,
+            )
+
+    def drop(self, records: Records, error: HeadwaterError, answers: Answers) -> None:
+        """Count rows lost because the log would not take them in time; tell whoever can hear it."""
+        rows = records.rows_count
+        if not self.shedding:
+            self.shedding = True
+            self._dropped_before = self.counters.dropped_messages
+            _log.error(
+                "messages_dropping",
+                stream=self.stream.name,
+                partition=self.number,
+                error=type(error).__name__,
+                reason=error.message,
+            )
+        self.counters.dropped_messages += rows
+        self._count_error(error, rows)
+        self._tell(records.replies, records.opened, error, answers)
+
+    def stop_shedding(self) -> None:
+        """Note that the log takes batches again."""
+        self.shedding = False
+        _log.error(
+            "messages_dropped",
+            stream=self.stream.name,
+            partition=self.number,
+            messages_count=self.counters.dropped_messages - self._dropped_before,
+        )
+
+    def _count_error(self, error: HeadwaterError, rows: int) -> bool:
+        """Count by class; tell whether it is worth a line: at 1, 2, 4, 8 ... of its class."""
+        kind = type(error).__name__
+        before = self.counters.errors.get(kind, 0)
+        self.counters.errors[kind] = before + rows
+        return before.bit_length() != (before + rows).bit_length()
+
+    def _tell(
+        self,
+        replies: Mapping[int, bytes],
+        opened: Mapping[int, Opened],
+        error: HeadwaterError,
+        answers: Answers,
+    ) -> None:
+        if replies:
+            body = encode_error(error)
+            answers.messages += [(reply, body) for reply in replies.values()]
+        kind = AckError.TOO_LARGE if isinstance(error, RecordTooLargeError) else AckError.UNKNOWN
+        for one in opened.values():
+            self._ack(one, Offset(0), answers, kind)
+
+    def _ack(self, opened: Opened, offset: Offset, answers: Answers, error: AckError) -> None:
+        """Answer an AckInbox; when that may be is the partition's business."""
+        publish = opened.publish
+        inbox = publish.ack_inbox.encode()
+        if publish.ack_policy is AckPolicy.NONE or not inbox:
+            return
+        if not is_publish_subject(inbox):
+            self.counters.errors["InvalidAckInbox"] = (
+                self.counters.errors.get("InvalidAckInbox", 0) + 1
+            )
+            return
+        ack = Ack(
+            stream=self.stream.name,
+            partition_subject=self.subject,
+            message_subject=opened.subject.decode("utf-8", "replace"),
+            offset=offset,
+            ack_inbox=publish.ack_inbox,
+            correlation_id=publish.correlation_id,
+            ack_policy=publish.ack_policy,
+            received_us=answers.received_us,
+            committed_us=answers.now_us if error is AckError.OK else 0,
+            error=error,
+        )
+        answers.messages.append((inbox, answers.encode_ack(ack)))

@@ -1,0 +1,1 @@
+"""The metadata log over Raft, and who follows it."""

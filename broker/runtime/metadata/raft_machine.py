@@ -1,0 +1,73 @@
+"""The metadata state machine as Raft sees it: bytes in, bytes out, nothing raised.
+
+A refusal is part of the reply, so a retried command is refused with the same words. A command that
+does not parse is refused, too: it is in the log of every node, and none may stumble over it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.codec.disk.raft_state import REPLY_BYTES_MAX
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import decode
+from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot, state_hash
+from broker.core.metadata.state import MetadataState
+from broker.errors import HeadwaterError, InvalidRequestError, MetadataCorruptError, from_wire
+from broker.errors import to_wire as error_to_wire
+
+_MESSAGE_LENGTH_MAX: Final = 300
+
+
+class MetadataMachine:
+    """Implements ``StateMachine``. Owner: the Raft thread; ``state`` may be read anywhere."""
+
+    def __init__(self) -> None:
+        self.state = MetadataState()
+        self._index = 0
+
+    def apply(self, index: int, command: bytes) -> bytes:
+        """Apply a command, return its reply or its refusal."""
+        self._index = index
+        try:
+            parsed = decode(command)
+        except HeadwaterError as error:
+            return _refusal(InvalidRequestError(f"not a metadata command: {error.message}"))
+        self.state, reply = apply(self.state, parsed)
+        if isinstance(reply, Rejected):
+            return _refusal(reply.error)
+        text = json.dumps({"reply": reply}, sort_keys=True, separators=(",", ":")).encode()
+        if len(text) > REPLY_BYTES_MAX:
+            return _refusal(InvalidRequestError("done, but the reply is too long to be kept"))
+        return text
+
+    def snapshot(self) -> bytes:
+        """Return the state as bytes."""
+        return encode_snapshot(self.state, self._index)
+
+    def restore(self, data: bytes) -> None:
+        """Become a snapshot's state. Raises MetadataCorruptError, FeatureLevelError."""
+        self.state, self._index = decode_snapshot(data)
+
+    def hash(self) -> int:
+        """Return 64 bits that are equal on every node that applied the same log."""
+        return int.from_bytes(state_hash(self.state)[:8], "little")
+
+
+def read_reply(data: bytes) -> Mapping[str, Any]:
+    """Return a reply, or raise the refusal that the bytes hold."""
+    body = json.loads(data)
+    if "error" in body:
+        error = from_wire(data.decode())
+        raise error if error is not None else MetadataCorruptError("a refusal of no known kind")
+    reply: Mapping[str, Any] = body["reply"]
+    return reply
+
+
+def _refusal(error: HeadwaterError) -> bytes:
+    data = error_to_wire(error).encode()
+    if len(data) > REPLY_BYTES_MAX:
+        data = error_to_wire(type(error)(error.message[:_MESSAGE_LENGTH_MAX])).encode()
+    return data

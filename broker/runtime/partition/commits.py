@@ -1,0 +1,139 @@
+"""A partition's publishes, from the group that they are written in to their answers.
+
+One turn's writes are one group: planned, appended, offered to followers, synced. Only then do the
+retry tables know of it, so a turn that ends anywhere else has told them nothing. Who waits for the
+high watermark waits in the ``AckQueue``. Whether to write at all is the driver's to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from broker.codec.record_batch import PreparedBatch, prepare
+from broker.core.acks import AckQueue
+from broker.core.leader import PartitionLeader
+from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
+from broker.model.epochs import LeaderEpoch
+from broker.model.records import AckPolicy
+from broker.model.stream import StreamConfig
+from broker.ports.system import Clock
+from broker.runtime.partition.counters import OnCommit, PartitionCounters
+from broker.runtime.partition.groups import Answer, CommitGroup, Write
+from broker.runtime.partition.replica_shell import ReplicaShell
+from broker.runtime.partition.retry_tables import RetryTables
+from broker.runtime.partition.tier_view import TierView
+from broker.storage.log.partition_log import PartitionLog
+
+
+class Commits:
+    """Writes groups and keeps who waits for them. Owner: the partition's turns."""
+
+    def __init__(
+        self,
+        *,
+        config: StreamConfig,
+        counters: PartitionCounters,
+        retries: RetryTables,
+        tier: TierView,
+        clock: Clock,
+        fail: Callable[[HeadwaterError], None],
+        on_commit: OnCommit,
+        is_held: Callable[[], bool],
+    ) -> None:
+        """Begin; ``fail`` hears of a log that takes no more writes, before anybody else does.
+
+        While ``is_held`` says so, nobody is answered.
+        """
+        self._is_held = is_held
+        self._config = config
+        self._counters = counters
+        self._retries = retries
+        self._tier = tier
+        self._clock = clock
+        self._fail = fail
+        self._on_commit = on_commit
+        self._acks: AckQueue[Answer] = AckQueue()
+
+    def __len__(self) -> int:
+        """How many calls wait for their answer."""
+        return len(self._acks)
+
+    def encode(self, batch: pa.RecordBatch) -> PreparedBatch:
+        """Return the records as they are stored."""
+        return prepare(batch, now_us=self._clock.now_us(), codec=self._config.compression)
+
+    def write(
+        self,
+        writes: Sequence[Write],
+        log: PartitionLog,
+        shell: ReplicaShell,
+        leader_epoch: LeaderEpoch,
+    ) -> bool:
+        """Write a group and answer whom it can; tell whether the log has grown."""
+        started_s = time.perf_counter()
+        group = CommitGroup(
+            producers=self._retries.producers,
+            window=self._retries.window,
+            start=log.log_end,
+            leader_epoch=leader_epoch,
+            now_us=self._clock.now_us(),
+            encode=self.encode,
+        )
+        for write in writes:
+            group.add(write)
+        failure = self._append(log, shell, group) if group.batches else None
+        self._counters.duplicate_records += group.duplicates_count
+        if failure is not None:
+            self._counters.refused_writes += len(writes)
+        for answer in group.answers():
+            if failure is not None or answer.write.policy is AckPolicy.NONE:
+                answer.tell(failure)
+            else:
+                self._acks.add(answer.write.policy, answer.end, answer)
+        self.settle(shell.leader)
+        grown = bool(group.batches) and failure is None
+        if grown:
+            self._on_commit(time.perf_counter() - started_s, group.end - group.start)
+        return grown
+
+    def _append(
+        self, log: PartitionLog, shell: ReplicaShell, group: CommitGroup
+    ) -> HeadwaterError | None:
+        try:
+            log.append(group.batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
+            assert log.log_end == group.end, "the log placed a batch where it was not planned"
+            shell.appended()
+            if self._config.flush == "always":
+                shell.sync()
+            else:
+                shell.written()
+        except HeadwaterError as error:
+            if isinstance(error, LogFailedError | CorruptDataError):
+                self._fail(error)
+            return error
+        group.written()
+        size = sum(batch.size for batch in group.batches)
+        self._counters.appended_records += group.end - group.start
+        self._counters.appended_bytes += size
+        self._tier.unshipped_bytes += size
+        self._counters.syncs = shell.sync_count
+        return None
+
+    def settle(self, leader: PartitionLeader | None) -> None:
+        """Answer whom the leader lets answer; its lease is looked at right before."""
+        if leader is None or not len(self._acks):
+            return
+        if leader.is_fenced(self._clock.monotonic_ms()) or self._is_held():
+            return
+        for answer in self._acks.settled(
+            synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
+        ):
+            answer.tell(None)
+
+    def abandon(self, error: HeadwaterError) -> None:
+        """Answer whoever waits: the outcome is not known here any more."""
+        for answer in self._acks.abandon():
+            answer.abandon(error)

@@ -1,0 +1,100 @@
+"""Rebuild the retry tables from the log at start: they are caches of what the log says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.codec.record_batch import BatchHeader, decode_body
+from broker.codec.schema import OFFSET_DELTA_FIELD, OPTIONAL_COLUMNS, TIMESTAMP_FIELD
+from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.errors import MetadataCorruptError
+from broker.model.ids import NO_PRODUCER
+from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
+from broker.ports.partition import StoredBatch
+from broker.storage.log.partition_log import PartitionLog
+
+MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+_READ_BYTES: Final = 16 * 1024 * 1024
+_CHUNK_BYTES: Final = 16 * 1024 * 1024  # of batches whose ids are taken together
+_PART_BYTES: Final = 4 * 1024  # what a decoded batch costs besides its bytes
+_HEADERS_BIT: Final = next(bit for bit, field in OPTIONAL_COLUMNS if field.name == "headers")
+
+_Part = tuple[BatchHeader, pa.RecordBatch]
+
+
+def rebuild_producers(log: PartitionLog) -> ProducerTable:
+    """Return the producer table as of the log's end: newest state, then the batches after it."""
+    table, start = ProducerTable(), log.log_start
+    stored = log.read_producer_state()
+    if stored is not None:
+        state, end = stored
+        with contextlib.suppress(MetadataCorruptError):  # a cache: else walk the whole log
+            table, start = ProducerTable.from_state(state), max(start, end)
+    for batch in _batches(log, start):
+        header = batch.header
+        if header.producer_id != NO_PRODUCER:
+            table.add(
+                header.producer_id, header.base_sequence, header.records_count, header.base_offset
+            )
+    return table
+
+
+def rebuild_window(
+    log: PartitionLog, window: MessageIdWindow, now_us: int, config: StreamConfig
+) -> None:
+    """Fill the window from the records that can still be in it."""
+    if not config.dedup_window_ms:
+        return
+    horizon = log.offset_at(now_us - config.dedup_window_ms * 1000)
+    start = max(log.log_start, horizon, Offset(log.log_end - config.dedup_ids_max))
+    parts: list[_Part] = []
+    size = 0
+    for batch in _batches(log, start):
+        if batch.header.columns & _HEADERS_BIT:
+            parts.append((batch.header, decode_body(batch.header, batch.body)))
+            size += batch.header.size + _PART_BYTES
+        if size >= _CHUNK_BYTES:
+            _add_ids(parts, window)
+            parts, size = [], 0
+    if parts:
+        _add_ids(parts, window)
+
+
+def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:
+    while start < log.log_end:
+        batches = log.read(start, log.log_end, bytes_max=_READ_BYTES)
+        yield from batches
+        start = batches[-1].header.end_offset
+
+
+def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
+    """Add the ids of many batches at once: a quiet stream has a batch for every record."""
+    headers = pa.concat_arrays([body.column("headers") for _, body in parts])
+    offsets = np.concatenate([_offsets(header, body) for header, body in parts])
+    stamps = np.concatenate([np.asarray(body.column(TIMESTAMP_FIELD.name)) for _, body in parts])
+    entries = headers.flatten()
+    hits = np.flatnonzero(np.asarray(pc.equal(entries.field("key"), MESSAGE_ID_HEADER)))
+    rows = np.asarray(pc.list_parent_indices(headers))[hits]
+    ids = entries.field("value").take(pa.array(hits)).to_pylist()
+    last_offset = -1
+    for message_id, offset, stamp in zip(
+        ids, offsets[rows].tolist(), stamps[rows].tolist(), strict=True
+    ):
+        if message_id and offset != last_offset:  # ingest goes by a record's first id, too
+            window.add(message_id.decode(errors="replace"), Offset(offset), stamp)
+            last_offset = offset
+
+
+def _offsets(header: BatchHeader, body: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    if header.sparse:
+        deltas: npt.NDArray[np.int64] = np.asarray(body.column(OFFSET_DELTA_FIELD.name))
+        return deltas.astype(np.int64) + header.base_offset
+    return np.arange(header.base_offset, header.base_offset + body.num_rows, dtype=np.int64)

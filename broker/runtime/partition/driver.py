@@ -1,0 +1,600 @@
+"""The shell of one partition on this broker: group commit, reads, what tiering asks.
+
+One turn = take what is queued, plan it, append, let followers fetch, sync, move the high watermark,
+answer whom the ack policy lets answer. All writing happens in turns, on one thread at a time. What
+replication decides, and whether this broker leads, is the ``ReplicaShell``'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pyarrow as pa
+import structlog
+
+from broker.codec.record_batch import PreparedBatch
+from broker.core.leader import PartitionLeader
+from broker.core.replication.view import PartitionView
+from broker.errors import (
+    CorruptDataError,
+    HeadwaterError,
+    LogFailedError,
+    NotLeaderError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.lineage import Lineage
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy, AppendResult
+from broker.model.replica_messages import LogPrefix, ReplicaMessage, size_of
+from broker.model.stream import Stream
+from broker.ports.partition import RecordsOutcome, SegmentInfo, StoredBatch
+from broker.ports.system import Clock
+from broker.runtime.partition.commit_scheduler import TurnScheduler
+from broker.runtime.partition.commits import Commits
+from broker.runtime.partition.counters import OnCommit, PartitionCounters, ignore_commit
+from broker.runtime.partition.groups import BatchesWrite, RecordsWrite, Write, refuse_too_large
+from broker.runtime.partition.leadership_gate import Claims, Gatekeeper
+from broker.runtime.partition.local_frees import LocalFrees
+from broker.runtime.partition.queue import CALL_S_MAX, Newest, OwnerCall, Postponed, TurnQueue, Work
+from broker.runtime.partition.replica_shell import (
+    ReplicaIdentity,
+    ReplicaLinks,
+    ReplicaShell,
+    not_leader,
+)
+from broker.runtime.partition.retry_tables import RetryTables
+from broker.runtime.partition.tier_view import TierView
+from broker.storage.log.partition_log import PartitionLog
+
+_log = structlog.get_logger(__name__)
+
+BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
+
+
+class PartitionDriver:
+    """Implements ``PartitionHandle`` and ``TierSource`` over a local log."""
+
+    def __init__(
+        self,
+        *,
+        log: PartitionLog,
+        stream: Stream,
+        number: int,
+        identity: ReplicaIdentity,
+        cold_end: Offset,
+        links: ReplicaLinks,
+        clock: Clock,
+        scheduler: TurnScheduler,
+        record_cold_end: Callable[[int, Offset], None],
+        begin_log: BeginLog,
+        on_sealed: Callable[[Stream], None],
+        on_commit: OnCommit = ignore_commit,
+        claims: Claims | None = None,
+    ) -> None:
+        """Take over an open log; :meth:`take_view` says what to do with it."""
+        self.stream = stream
+        self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
+        self.subject = stream.config.partition_subject(number)
+        self.counters = PartitionCounters()
+        self._tier = TierView(self.partition_id, stream.config, cold_end, record_cold_end)
+        self._me, self._alone = identity.me, False
+        self._log, self._clock, self._links = log, clock, links
+        self._begin_log, self._on_sealed = begin_log, on_sealed
+        self._retries = RetryTables(stream.config)
+        self.failure: HeadwaterError | None = None
+        self._gate = Gatekeeper(self, clock, claims)
+        self._commits = Commits(
+            config=stream.config,
+            counters=self.counters,
+            retries=self._retries,
+            tier=self._tier,
+            clock=clock,
+            fail=self.fail,
+            on_commit=on_commit,
+            is_held=self._gate.is_held,
+        )
+        self.lost_end = log.recovery.lost_end_error  # why nobody can say where the log ended
+        self._queue = TurnQueue(self, scheduler, str(self.partition_id))
+        self._closed = threading.Event()
+        self.frees = LocalFrees(self, self._queue)
+        self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
+        self._views = Newest(self._queue, self._take_view)
+        self._postponed = Postponed()
+        self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
+        # What was freed or is in the table was committed; the rest is for the leader to say.
+        committed = min(max(cold_end, log.log_start), log.log_end)
+        self._shell: ReplicaShell | None = None
+        if log.recovery.damaged:
+            self.failure = log.recovery.damaged[0]
+        else:
+            self._shell = ReplicaShell(
+                owner=self,
+                name=self._path,
+                log=log,
+                config=stream.config,
+                identity=identity,
+                links=links,
+                clock=clock,
+                known_high_watermark=committed,
+            )
+            try:
+                self._retries.follow_log(log)
+            except CorruptDataError as error:  # below what opening the log looks at
+                self.failure, self._shell = error, None
+        self._watch_segments()
+
+    # ------------------------------------------------------------------ what readers ask
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset still on local disk."""
+        return self._log.log_start
+
+    @property
+    def high_watermark(self) -> Offset:
+        """First offset not known to be committed; of a failed log alone, its end."""
+        if self._shell is None or (self._alone and self.failure is not None):
+            return self._log.synced_end
+        return self._shell.high_watermark
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset not written."""
+        return self._log.log_end
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The newest epoch that is known here."""
+        view = self.view
+        return self._log.epochs.latest if view is None else view.leader_epoch
+
+    @property
+    def lineage(self) -> Lineage:
+        """See ``TierSource.lineage``."""
+        return () if self.view is None else self.view.lineage
+
+    @property
+    def view(self) -> PartitionView | None:
+        """The metadata's word on the partition."""
+        return None if self._shell is None else self._shell.view
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads the partition, as far as it knows.
+
+        A broker alone also stands for a partition that has failed: nobody else could say why.
+        """
+        if self.failure is not None:
+            return self._alone
+        return self._shell is not None and self._shell.role == "leader"
+
+    @property
+    def lost_leadership(self) -> HeadwaterError | None:
+        """See ``PartitionHandle.lost_leadership``."""
+        return self._gate.refusal
+
+    @property
+    def leader(self) -> PartitionLeader | None:
+        """The leading machine, to be looked at, while this replica leads."""
+        return None if self._shell is None else self._shell.leader
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the log was found damaged when it was opened."""
+        return self._shell is None
+
+    @property
+    def newest_committed(self) -> Offset | None:
+        """The high watermark of a leader that is sure of it, else None (KIP-207)."""
+        leader = self.leader
+        if leader is None or leader.is_fenced(self._clock.monotonic_ms()):
+            return None
+        return leader.newest_committed
+
+    @property
+    def synced_position(self) -> tuple[LeaderEpoch, Offset]:
+        """How far this log reaches, for an election: its last record's epoch, what it told of."""
+        always = self.stream.config.flush == "always"
+        end = self._log.synced_end if always else self._log.log_end
+        epochs = self._log.epochs
+        return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """See ``PartitionReader.read``. Rot that it finds takes this replica out of the ISR."""
+        try:
+            return self._log.read(start, end, bytes_max=bytes_max)
+        except CorruptDataError as error:
+            found = error
+            self._queue.post(lambda: self.fail(found))
+            raise
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """See ``PartitionReader.offset_at``."""
+        return self._log.offset_at(timestamp_us)
+
+    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
+        """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
+        if self.failure is not None and not self._alone:
+            raise self.failure  # others have copies: the reader is to ask one of them
+        if self.lost_end is not None and above >= self._log.synced_end:
+            raise self.lost_end  # there was more, and it does not come
+        if self._shell is None:
+            self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
+            return self._log.synced_end
+        return self._shell.wait_committed(above, timeout_ms)
+
+    # ------------------------------------------------------------------ what writers ask
+
+    def submit(
+        self,
+        batches: Sequence[PreparedBatch],
+        done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
+        *,
+        may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        """See ``PartitionHandle.submit``."""
+        size = sum(one.size for one in batches)
+        self._enqueue(BatchesWrite(batches, done, size, policy), may_block=may_block)
+
+    def submit_records(
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None] | None,
+        done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        """See ``PartitionHandle.submit_records``."""
+        if message_ids is not None and not any(message_ids):
+            message_ids = None
+        prepared = self._commits.encode(batch)
+        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size, policy))
+
+    def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
+        refuse_too_large(write, self.stream.config.segment_bytes_max)
+        self._refuse_if_unable()
+        try:
+            self._queue.put(write, may_block=may_block)
+        except OverloadedError:
+            self.counters.refused_writes += 1
+            raise
+
+    def _refuse_if_unable(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._queue.closing:
+            raise ShuttingDownError(f"{self._path} is closing")
+        if not self.leads:
+            raise not_leader(self._path, self.view)
+        overload = self._tier.overload()
+        if overload is not None:
+            self.counters.refused_writes += 1
+            raise overload
+
+    @property
+    def refusal(self) -> HeadwaterError | None:
+        """Why no writes are taken: the log has failed, or another process leads this history."""
+        return self.failure or self._gate.refusal
+
+    @property
+    def _path(self) -> str:
+        return f"{self.stream.name}/{self.partition_id.number}"
+
+    # ------------------------------------------------------------------ what the cluster says
+
+    def take_view(self, view: PartitionView | None) -> OwnerCall:
+        """Begin to take in a view of the metadata, the newest; end it with :meth:`view_taken`."""
+        return self._views.begin(view)
+
+    def view_taken(self, call: OwnerCall) -> None:
+        """Wait until a view is taken in. Blocks."""
+        self._queue.result_of(call)
+
+    def _take_view(self, view: PartitionView | None) -> None:
+        self._alone = view is not None and view.replicas == (self._me,)
+        if self._shell is not None and self.failure is None:
+            self._shell.view_changed(view)
+            self._gate.view_taken(self.view, leads=self._shell.role == "leader")
+            self._settle()
+
+    def deliver(self, message: ReplicaMessage) -> None:
+        """Take a message of another replica, or lose it. Any thread; does not block."""
+        if not self._queue.offer(lambda: self._message(message), size_of(message)):
+            self.counters.dropped_messages += 1
+
+    def _message(self, message: ReplicaMessage) -> None:
+        if self._shell is not None and self.failure is None:
+            self._shell.message(message)
+            self._settle()
+
+    def tick_replica(self) -> None:
+        """Let time pass, if the replica has something to do. Any thread; does not block."""
+        self._gate.tick()
+        if not self._tick_queued and self._clock.monotonic_ms() >= self._due_ms:
+            self._tick_queued = True
+            self._queue.post(self._tick)
+
+    def _tick(self) -> None:
+        self._tick_queued = False
+        self._ticked_ms = self._clock.monotonic_ms()
+        due = self._postponed.due(self._ticked_ms)
+        if self._shell is None or self.failure is not None:
+            return
+        for function in due:
+            function()
+        self._shell.tick()
+        self._settle()
+
+    # ------------------------------------------------------------------ what tiering asks
+
+    @property
+    def cold_end(self) -> Offset:
+        """See ``TierSource.cold_end``."""
+        return self._tier.cold_end
+
+    @property
+    def unshipped_bytes(self) -> int:
+        """Bytes on local disk that are not in the table."""
+        return self._tier.unshipped_bytes
+
+    def segments(self) -> list[SegmentInfo]:
+        """See ``TierSource.segments``."""
+        return self._log.segments()
+
+    def seal_active(self) -> None:
+        """See ``TierSource.seal_active``. Blocks until done."""
+        self._queue.call(lambda: self._log.seal_active(self._clock.now_us()))
+
+    def record_cold_end(self, cold_end: Offset) -> None:
+        """See ``TierSource.record_cold_end``. Blocks until the metadata log has it."""
+        self._tier.record(cold_end)
+        self._watch_segments()
+
+    def learn_cold_end(self, cold_end: Offset) -> None:
+        """Take over what the metadata says is in the table. Only ever forward."""
+        if self._tier.learn(cold_end):
+            self._watch_segments()
+
+    def refuse_if_replaced(self) -> None:
+        """Take no writes if the log ends below what is in its table: nobody else could have it."""
+        if self.failure is None:
+            self.failure = self._tier.replacement(self._log.log_end)
+
+    def admit(self, lineage_id: str) -> None:
+        """See ``TierSource.admit``."""
+        self._queue.post(lambda: self._admit(lineage_id))
+
+    def _admit(self, lineage_id: str) -> None:
+        self._gate.admit(lineage_id)
+        self._settle()
+
+    def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        """See ``TierSource.refuse_writes``."""
+        self._queue.post(lambda: self._refuse_writes(lineage_id, error))
+
+    def _refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        if self._gate.refuse(lineage_id, error):
+            _log.error("leadership_lost", partition=self._path, reason=error.message)
+            self._commits.abandon(error)
+
+    def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
+        """See ``FreesOwner``."""
+        if self._queue.closing or self.refusal is not None:
+            return ()
+        return self._tier.plan_frees(self._log.segments, lease_floor, self._clock.now_us())
+
+    def free_planned(self, plan: Sequence[SegmentInfo]) -> int:
+        """See ``FreesOwner``: message ids keep their segments, a restart reads them there."""
+        bases = self._retries.free_of_ids(plan, self._clock.now_us(), leads=self.leads)
+        if bases:
+            self._log.free(bases)
+            self.counters.freed_segments += len(bases)
+            self._watch_segments()
+        return len(bases)
+
+    # ------------------------------------------------------------------ the owner's turns
+
+    def tick(self) -> None:
+        """Give time a chance: roll by age, sync by interval, expire message ids. Any thread."""
+        if self.failure is None and not self._queue.closing and not self._maintenance_queued:
+            self._maintenance_queued = True
+            self._queue.post(self._maintain)
+
+    def close(self) -> None:
+        """Refuse new writes, finish those queued, close the log. Blocks."""
+        self.closed(self.begin_close())
+
+    def begin_close(self) -> OwnerCall:
+        """Begin to :meth:`close`; end it with :meth:`closed`."""
+        self._queue.close()
+        self._closed.set()
+        if self._shell is not None:
+            self._shell.wake_readers(closing=True)
+        return self._queue.begin(self._close_log)
+
+    def closed(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> None:
+        """Wait until the log is closed.
+
+        Raises:
+            CommitTimeoutError: its disk hangs.
+            LogFailedError: its disk failed.
+        """
+        try:
+            self._queue.result_of(call, timeout_s)
+        except LogFailedError:
+            if not self._queue.poisoned:
+                raise
+            self._log.close()  # the files alone: no turn will be taken any more
+
+    def run_turn(self) -> None:
+        """Take one turn; called by the scheduler, on one thread at a time."""
+        work = Work()
+        try:
+            self._queue.take(work, held=self._holds_writes())
+            for call in work.calls:
+                self._run_call(call)
+            if work.writes:
+                self._commit(work.writes)
+            self._due_ms = self._next_due_ms()
+            self._queue.end_turn(held=self._holds_writes())
+        except BaseException:
+            self._poison(work)
+            raise  # the supervisor ends the process
+
+    def _holds_writes(self) -> bool:
+        return self._gate.is_held() and not self._queue.closing
+
+    def _poison(self, work: Work) -> None:
+        """Let nothing more happen here: the turn crashed, and nobody knows how far it came.
+
+        What it planned may be in memory and not in the log, so nothing that memory holds is written
+        any more. Writes get no answer, which is what is known of them: the process ends.
+        """
+        self.failure = LogFailedError(f"a bug ended the work of {self._path}; the broker stops")
+        self._log.poison(self.failure.message)
+        self._queue.poison(work, self.failure)
+        self._closed.set()
+        if self._shell is not None:
+            self._shell.wake_readers(closing=True)
+
+    def _next_due_ms(self) -> int:
+        if len(self._commits):
+            return 0  # a lease, renewed, may be all that they wait for
+        shell_ms = None if self._shell is None else self._shell.due_ms
+        regular_ms = self._ticked_ms + self._quiet_ms
+        due_ms = (regular_ms, shell_ms, self._postponed.due_ms, self._gate.due_ms)
+        return min(one for one in due_ms if one is not None)
+
+    def _commit(self, writes: Sequence[Write]) -> None:
+        shell = self._shell
+        if shell is not None:
+            shell.refresh_lease()
+        taken = [write for write in writes if not self._refuses(write)]
+        leader = None if shell is None else shell.leader
+        if shell is None or leader is None or not taken:
+            return
+        if self._commits.write(taken, self._log, shell, leader.leader_epoch):
+            self._watch_segments_if_rolled()
+
+    def _refuses(self, write: Write) -> bool:
+        """Answer a write that cannot be taken now; nothing of it is stored."""
+        leader = None if self._shell is None else self._shell.leader
+        refusal: HeadwaterError | None
+        if self.failure is not None:
+            refusal = self.failure
+        elif leader is None:
+            refusal = not_leader(self._path, self.view)
+        else:  # a leader that was replaced says so, even if the lake told it first
+            refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
+        if refusal is None and self._gate.is_held():
+            refusal = ShuttingDownError(f"{self._path} closes before its claim was settled")
+        if refusal is not None:
+            self.counters.refused_writes += 1
+            write.refuse(refusal)
+        return refusal is not None
+
+    def _settle(self) -> None:
+        self._commits.settle(self.leader)
+
+    def _maintain(self) -> None:
+        self._maintenance_queued = False
+        now_us = self._clock.now_us()
+        self._retries.window.expire(now_us)
+        shell = self._shell
+        if shell is None or self.failure is not None:
+            return
+        waited_ms = self._clock.monotonic_ms() - shell.synced_ms
+        interval_ms = self.stream.config.flush_interval_ms
+        if self._log.synced_end < self._log.log_end and waited_ms >= interval_ms:
+            shell.sync()
+            self.counters.syncs = shell.sync_count
+        self._log.roll_if_due(now_us)
+        self._watch_segments_if_rolled()
+
+    def _close_log(self) -> None:
+        self._commits.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
+        if self.failure is None:
+            self._log.write_producer_state(self._retries.producers.to_state())
+        self._log.close()
+
+    def begin_leading(self) -> None:
+        """See ``ReplicaOwner``: the retry tables follow the log."""
+        self._retries.begin_leading(self._log, self._clock.now_us())
+
+    def end_leading(self) -> None:
+        """See ``ReplicaOwner``: whoever waits has to ask the next leader, with the same ids."""
+        self._commits.abandon(NotLeaderError(f"{self._path} lost its leader before the commit"))
+
+    def copied(self, batches: Sequence[StoredBatch]) -> None:
+        """See ``ReplicaOwner``: producers are remembered on every replica."""
+        self._tier.unshipped_bytes += self._retries.copied(batches)
+
+    def shrunk(self) -> None:
+        """See ``ReplicaOwner``."""
+        self._retries.follow_log(self._log)
+        self._watch_segments()
+
+    def fail(self, error: HeadwaterError) -> None:
+        """See ``ReplicaOwner``: take no more writes, leave the ISR, tell readers to look again."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        _log.error("partition_failed", partition=self._path, reason=error.message)
+        if isinstance(error, CorruptDataError):
+            with suppress(HeadwaterError):  # a disk that refuses this, too, is failed all the same
+                self._log.mark_suspect()  # the next start finds it, and fetches the log anew
+        self._links.withdraw(error)
+        if self._shell is not None:
+            self._shell.wake_readers(closing=False)
+        self._commits.abandon(error)
+
+    def producers_before(self, start: Offset) -> bytes:
+        """See ``ReplicaOwner``."""
+        return self._retries.before(start)
+
+    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
+        """See ``ReplicaOwner``: readers of the old log find it closed, and look again."""
+        self._log.close()
+        self._log = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        self._retries.begin_at(self._log, prefix.producers)
+        self._watch_segments()
+        return self._log
+
+    def later(self, delay_ms: int, function: Callable[[], None]) -> None:
+        """See ``ReplicaOwner``."""
+        if delay_ms == 0:
+            self._queue.post(function)
+        else:
+            self._postponed.add(self._clock.monotonic_ms() + delay_ms, function)
+
+    def _run_call(self, call: OwnerCall) -> None:
+        try:
+            call.result = call.function()
+        except HeadwaterError as error:
+            call.error = error
+            if isinstance(error, LogFailedError | CorruptDataError):
+                self.fail(error)
+            elif call.finished is None:
+                _log.warning("turn_refused", partition=self._path, reason=error.message)
+        call.finish()
+        self._watch_segments_if_rolled()
+
+    def _watch_segments_if_rolled(self) -> None:
+        if self._tier.rolled(self._log.sealed_count):
+            self._watch_segments()
+            if self.failure is None:
+                try:
+                    self._log.write_producer_state(self._retries.producers.to_state())
+                except LogFailedError as error:  # what was answered is durable; no more is taken
+                    self.fail(error)
+            self._on_sealed(self.stream)
+
+    def _watch_segments(self) -> None:
+        self._tier.watch(self._log.segments())

@@ -1,0 +1,228 @@
+"""Planning one group commit: which batches to write, what every submitter will hear.
+
+Pure: offsets are predicted from the log end, which is safe because one thread writes a partition,
+and the retry tables are left as they are until :meth:`CommitGroup.written` says that the log has
+it all. A write that fails, or a turn that crashes, has nothing to take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.codec.record_batch import PreparedBatch
+from broker.core.dedup import (
+    IdPlan,
+    MessageIdWindow,
+    ProducerPlan,
+    ProducerTable,
+    Repeats,
+    find_repeats,
+)
+from broker.errors import HeadwaterError, RecordTooLargeError, SequenceGapError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import NO_PRODUCER
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy, AppendResult
+from broker.ports.partition import RecordsOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesWrite:
+    """A :meth:`PartitionHandle.submit` call waiting for its group."""
+
+    batches: Sequence[PreparedBatch]
+    done: Callable[[Sequence[AppendResult | HeadwaterError]], None]
+    size_bytes: int
+    policy: AckPolicy = AckPolicy.ALL
+
+    def refuse(self, error: HeadwaterError) -> None:
+        """Answer with an error; nothing was written."""
+        self.done([error] * len(self.batches))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsWrite:
+    """A :meth:`PartitionHandle.submit_records` call waiting for its group."""
+
+    batch: pa.RecordBatch
+    prepared: PreparedBatch  # of the whole batch, used when no row is a repeat
+    message_ids: Sequence[str | None] | None
+    done: Callable[[RecordsOutcome | HeadwaterError], None]
+    size_bytes: int
+    policy: AckPolicy = AckPolicy.ALL
+
+    def refuse(self, error: HeadwaterError) -> None:
+        """Answer with an error; nothing was written."""
+        self.done(error)
+
+
+Write = BatchesWrite | RecordsWrite
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a caller will hear, once everything below ``end`` is as durable as it asked."""
+
+    write: Write
+    outcome: Any  # what ``done`` takes
+    end: Offset
+    start: Offset  # of the group: results at or above it needed its write
+
+    def tell(self, failure: HeadwaterError | None) -> None:
+        """Tell the caller its outcome; with ``failure``, for all that needed this write."""
+        match self.write:
+            case BatchesWrite():
+                self.write.done([self._settled(one, failure) for one in self.outcome])
+            case RecordsWrite():
+                self.write.done(failure if failure is not None else self.outcome)
+
+    def abandon(self, error: HeadwaterError) -> None:
+        """Tell the caller that the outcome is not known here any more."""
+        match self.write:
+            case BatchesWrite():
+                told = [one if isinstance(one, HeadwaterError) else error for one in self.outcome]
+                self.write.done(told)
+            case RecordsWrite():
+                self.write.done(error)
+
+    def _settled(
+        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError | None
+    ) -> AppendResult | HeadwaterError:
+        needed_write = isinstance(outcome, AppendResult) and outcome.base_offset >= self.start
+        return failure if failure is not None and needed_write else outcome
+
+
+@dataclass(slots=True)
+class CommitGroup:
+    """One group: the batches to append, and the answers once they are durable."""
+
+    producers: ProducerTable
+    window: MessageIdWindow
+    start: Offset
+    leader_epoch: LeaderEpoch
+    now_us: int
+    encode: Callable[[pa.RecordBatch], PreparedBatch]
+    batches: list[PreparedBatch] = field(default_factory=list)
+    _end: int = -1
+    _answers: list[tuple[Write, Any]] = field(default_factory=list)
+    duplicates_count: int = 0
+    _producer_plan: ProducerPlan = field(init=False)
+    _id_plan: IdPlan = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.start
+        self._producer_plan = ProducerPlan(self.producers)
+        self._id_plan = IdPlan(self.window)
+
+    @property
+    def end(self) -> Offset:
+        """The log end once the group is written."""
+        return Offset(self._end)
+
+    def add(self, write: Write) -> None:
+        """Take one call into the group."""
+        match write:
+            case BatchesWrite():
+                self._answers.append((write, [self._add_batch(one) for one in write.batches]))
+            case RecordsWrite():
+                self._answers.append((write, self._add_records(write)))
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield what each caller is to hear, and how far the log must be committed first."""
+        for write, outcome in self._answers:
+            yield Answer(write, outcome, self._needed_end(outcome), self.start)
+
+    def written(self) -> None:
+        """Let the retry tables remember what is in the log now."""
+        self._producer_plan.apply()
+        self._id_plan.apply(self.now_us)
+
+    def _needed_end(self, outcome: Any) -> Offset:
+        """Return the end of what an outcome speaks of; a repeat's may be committed long ago."""
+        if isinstance(outcome, RecordsOutcome):
+            offsets = outcome.offsets
+            if isinstance(offsets, range):
+                return Offset(offsets.stop)
+            return Offset(max(offsets, default=-1) + 1)
+        ends = [one.base_offset + one.records_count for one in outcome if _is_placed(one)]
+        return Offset(max(ends, default=0))
+
+    def _place(self, batch: PreparedBatch) -> Offset:
+        base = Offset(self._end)
+        self.batches.append(batch)
+        self._end += batch.records_count
+        return base
+
+    def _add_batch(self, batch: PreparedBatch) -> AppendResult | HeadwaterError:
+        known: Offset | None = None
+        if batch.producer_id != NO_PRODUCER:
+            try:
+                known = self._producer_plan.find(
+                    batch.producer_id, batch.base_sequence, batch.records_count
+                )
+            except SequenceGapError as error:
+                return error
+        if known is not None:
+            self.duplicates_count += batch.records_count
+            return AppendResult(known, batch.records_count, self.leader_epoch, duplicate=True)
+        base = self._place(batch)
+        if batch.producer_id != NO_PRODUCER:
+            self._producer_plan.add(
+                batch.producer_id, batch.base_sequence, batch.records_count, base
+            )
+        return AppendResult(base, batch.records_count, self.leader_epoch)
+
+    def _add_records(self, write: RecordsWrite) -> RecordsOutcome:
+        rows = write.batch.num_rows
+        ids = write.message_ids
+        if ids is None:
+            base = self._place(write.prepared)
+            return RecordsOutcome(_offsets(base, rows), frozenset(), self.leader_epoch)
+        repeats = find_repeats(self._id_plan, ids, self.now_us)
+        if not repeats:
+            base = self._place(write.prepared)
+            offsets: Sequence[Offset] = _offsets(base, rows)
+        else:
+            offsets = self._place_rest(write.batch, repeats)
+        duplicates = frozenset(repeats.stored) | frozenset(repeats.inside)
+        self.duplicates_count += len(duplicates)
+        for row, message_id in enumerate(ids):
+            if message_id is not None and row not in duplicates:
+                self._id_plan.add(message_id, offsets[row])
+        return RecordsOutcome(offsets, duplicates, self.leader_epoch)
+
+    def _place_rest(self, batch: pa.RecordBatch, repeats: Repeats) -> list[Offset]:
+        keep = np.ones(batch.num_rows, dtype=bool)
+        keep[[*repeats.stored, *repeats.inside]] = False
+        base = Offset(self._end)
+        if keep.any():
+            self._place(self.encode(batch.filter(pa.array(keep))))
+        offsets = [Offset(int(one)) for one in base + np.cumsum(keep) - 1]
+        for row, offset in repeats.stored.items():
+            offsets[row] = offset
+        for row, first_row in repeats.inside.items():
+            offsets[row] = offsets[first_row]
+        return offsets
+
+
+def _is_placed(outcome: AppendResult | HeadwaterError) -> bool:
+    return isinstance(outcome, AppendResult)
+
+
+def _offsets(base: Offset, count: int) -> Sequence[Offset]:
+    return range(base, base + count)  # type: ignore[return-value]  # a range of offsets, unboxed
+
+
+def refuse_too_large(write: Write, limit_bytes: int) -> None:
+    """Raise RecordTooLargeError for a write that no segment could hold."""
+    if write.size_bytes > limit_bytes:
+        raise RecordTooLargeError(
+            f"a batch of {write.size_bytes} bytes does not fit a segment of {limit_bytes}",
+            size_bytes=write.size_bytes,
+            limit_bytes=limit_bytes,
+        )

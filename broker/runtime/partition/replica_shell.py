@@ -1,0 +1,454 @@
+"""The shell of one replica: carries out what its machine decides, on the owner's thread.
+
+docs/replication.md names the effects and their order. The log is written here only; everything a
+message, a tick or a new view of the metadata leads to happens in the partition's turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from broker.core.isr import LagLimits
+from broker.core.leader import PartitionLeader
+from broker.core.replication import effects as does
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.replica import PartitionReplica
+from broker.core.replication.runs import append_runs
+from broker.core.replication.view import PartitionView, Role
+from broker.errors import (
+    CorruptDataError,
+    DiskFullError,
+    HeadwaterError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+)
+from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
+from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, ReplicaMessage
+from broker.model.stream import StreamConfig
+from broker.ports.partition import StoredBatch
+from broker.ports.system import Clock
+from broker.runtime.partition.tier_view import below_table
+from broker.storage.log.partition_log import PartitionLog
+
+_log = structlog.get_logger(__name__)
+
+FETCH_BYTES_MAX: Final = 4 * 1024 * 1024  # of batches in one answer; one batch may be larger
+NEVER_MS: Final = 1 << 62
+_TRUNCATE_AGAIN_MS: Final = 100
+
+
+class ReplicaLinks(Protocol):
+    """What a replica may ask of its broker. Nothing here blocks."""
+
+    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
+        """Send a message to the partition's replica on another broker, or lose it."""
+
+    def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
+        """Propose an ISR; ``answered`` hears, on any thread, whether it was taken; or nothing."""
+
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """Tell the controller that this replica, the candidate, is ready; its log ends there."""
+
+    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Tell the controller that the leader does not answer."""
+
+    def lease_until_ms(self) -> int:
+        """Return until when this broker may act, on its monotonic clock."""
+
+    def withdraw(self, reason: HeadwaterError) -> None:
+        """Tell the controller that this replica cannot vouch for its log."""
+
+    def lead_changed(self) -> None:
+        """Hear that this replica began or ceased to lead."""
+
+
+class AloneLinks:
+    """The links of a broker that is its own cluster."""
+
+    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
+        """Nobody is there."""
+        raise AssertionError(f"a broker alone has no {to} to send {message} to")
+
+    def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
+        """Its ISR is itself, always."""
+        raise AssertionError(f"a broker alone proposes no ISR: {wanted} {answered}")
+
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """It is never a candidate."""
+        raise AssertionError(f"a broker alone is no candidate of {leader_epoch} at {log_end}")
+
+    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """It follows nobody."""
+        raise AssertionError(f"a broker alone follows nobody in {leader_epoch}")
+
+    def lease_until_ms(self) -> int:
+        """Nobody could replace it."""
+        return NEVER_MS
+
+    def withdraw(self, reason: HeadwaterError) -> None:
+        """Nobody could take over; the partition takes no writes and says why."""
+
+    def lead_changed(self) -> None:
+        """Its listeners are told by whoever opened the stream."""
+
+
+class ReplicaOwner(Protocol):
+    """The driver, as the shell sees it. Every call is on the owner's thread."""
+
+    def begin_leading(self) -> None:
+        """Rebuild the retry tables; from now on publishes are taken."""
+
+    def end_leading(self) -> None:
+        """Answer whoever waits: the outcome is not known here any more."""
+
+    def copied(self, batches: Sequence[StoredBatch]) -> None:
+        """Take notice of batches that a leader wrote, and that are now in this log."""
+
+    def shrunk(self) -> None:
+        """Forget what was derived from records that the log has lost."""
+
+    def fail(self, error: HeadwaterError) -> None:
+        """Take no more writes."""
+
+    def producers_before(self, start: Offset) -> bytes:
+        """Return the producers of records below ``start``."""
+
+    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
+        """Put an empty log at ``start`` in the place of the present one; return it."""
+
+    def later(self, delay_ms: int, function: Callable[[], None]) -> None:
+        """Call ``function`` in a turn that is not sooner than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaIdentity:
+    """Whose replicas these are, in which life of the broker, and how patient they are."""
+
+    me: BrokerId
+    broker_epoch: BrokerEpoch
+    limits: LagLimits | None = None
+    timing: FollowerTiming | None = None
+
+    @property
+    def quiet_ms(self) -> int:
+        """How long an idle replica is left alone: a turn costs more than a look, and most idle."""
+        return (self.timing or FollowerTiming()).idle_ms // 2
+
+
+class ReplicaShell:
+    """Drives one ``PartitionReplica`` over an open, healthy log. Owner: the partition's turns."""
+
+    def __init__(
+        self,
+        *,
+        owner: ReplicaOwner,
+        name: str,
+        log: PartitionLog,
+        config: StreamConfig,
+        identity: ReplicaIdentity,
+        links: ReplicaLinks,
+        clock: Clock,
+        known_high_watermark: Offset,
+    ) -> None:
+        """Stand by; a role comes with the first view."""
+        self._owner = owner
+        self._log = log
+        self._interval = config.flush == "interval"
+        self._links = links
+        self._clock = clock
+        self._name = name
+        self._replica = PartitionReplica(
+            me=identity.me,
+            broker_epoch=identity.broker_epoch,
+            facts=self._facts,
+            lease_until_ms=links.lease_until_ms(),
+            limits=identity.limits,
+            timing=identity.timing,
+            known_high_watermark=log.log_start,
+        )
+        self._lease_until_ms = links.lease_until_ms()
+        self.high_watermark = known_high_watermark  # as readers see it
+        self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
+        self._committed = threading.Condition()
+        self._closing = False
+        self.sync_count = 0
+        self.synced_ms = clock.monotonic_ms()
+
+    # ------------------------------------------------------------------ any thread
+
+    @property
+    def leader(self) -> PartitionLeader | None:
+        """The leading machine, while this replica leads."""
+        return self._replica.leader
+
+    @property
+    def role(self) -> Role:
+        """What this replica does now."""
+        return self._replica.role
+
+    @property
+    def view(self) -> PartitionView | None:
+        """The metadata's newest word on the partition, as far as it is known here."""
+        return self._replica.view
+
+    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
+        """Block until the high watermark exceeds ``above``, time is up, or the log closes."""
+        if self.high_watermark <= above:
+            with self._committed:
+                self._committed.wait_for(
+                    lambda: self.high_watermark > above or self._closing, timeout_ms / 1000
+                )
+        return self.high_watermark
+
+    def wake_readers(self, *, closing: bool) -> None:
+        """Let waiting readers look again."""
+        with self._committed:
+            self._closing = self._closing or closing
+            self._committed.notify_all()
+
+    # ------------------------------------------------------------------ events, owner thread
+
+    def view_changed(self, view: PartitionView | None) -> None:
+        """Take a newer view in."""
+        self.refresh_lease()
+        before = self._replica.role
+        self._do(self._replica.view_changed(view, self._now_ms()))
+        if "leader" in (before, self._replica.role):
+            self._links.lead_changed()
+
+    def message(self, message: ReplicaMessage) -> None:
+        """Take a message of another replica."""
+        self.refresh_lease()
+        self._do(self._replica.message(message, self._now_ms()))
+
+    def refresh_lease(self) -> None:
+        """Take over the broker's lease, if it has been extended."""
+        until_ms = self._links.lease_until_ms()
+        if until_ms > self._lease_until_ms:
+            self._lease_until_ms = until_ms
+            self._do(self._replica.lease_granted(until_ms, self._now_ms()))
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the machine's next timer ends, as far as it is known now."""
+        return self._replica.due_ms
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self.refresh_lease()
+        self._do(self._replica.tick(self._now_ms()))
+
+    def appended(self) -> None:
+        """Publishes are written, not yet synced: followers may fetch them already."""
+        self._do(self._replica.appended(self._log.log_end))
+
+    def sync(self) -> None:
+        """Make the log durable and tell the machine.
+
+        Raises:
+            LogFailedError: see ``PartitionLog.sync``.
+        """
+        self._sync()
+        self._do(self._replica.synced(self._now_ms()))
+
+    def written(self) -> None:
+        """Tell the machine of a write of a stream that syncs by interval."""
+        self._do(self._replica.synced(self._now_ms()))
+
+    # ------------------------------------------------------------------ effects
+
+    def _facts(self) -> does.LogFacts:
+        log = self._log
+        return does.LogFacts(
+            log_start=log.log_start,
+            log_end=log.log_end,
+            synced_end=log.log_end if self._interval else log.synced_end,
+            epochs=log.epochs,
+        )
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    def _sync(self) -> None:
+        self._log.sync()
+        self.sync_count += 1
+        self.synced_ms = self._now_ms()
+
+    def _do(self, effects: Sequence[does.Effect]) -> None:
+        try:
+            for effect in effects:
+                self._do_one(effect)
+        finally:
+            self._shared = None
+
+    def _do_one(self, effect: does.Effect) -> None:
+        match effect:
+            case does.AdvanceHighWatermark(end):
+                self.high_watermark = max(end, self.high_watermark)
+                self.wake_readers(closing=False)
+            case does.Send(to, message):
+                self._links.send(to, message)
+            case does.SendRecords():
+                self._send_records(effect)
+            case does.AppendStored(batches):
+                self._append_stored(batches)
+            case does.TruncateLog(end):
+                self._truncate(end)
+            case does.ResetLog(start, prefix):
+                self._reset(start, prefix)
+            case does.BeginLogAt(start):
+                self._begin_at(start)
+            case does.RefuseLeadership(log_end, cold_end):
+                self._owner.fail(below_table(self._name, log_end, cold_end))
+            case does.ProposeIsr():
+                self._propose_isr(effect)
+            case does.ProposeLeadership(leader_epoch):
+                self._sync()
+                self._links.confirm_leader(leader_epoch, self._log.synced_end)
+            case does.ReportLeader(_, leader_epoch):
+                self._links.report_leader(leader_epoch)
+            case does.StartLeading(leader_epoch):
+                self._owner.begin_leading()
+                _log.info("leading", partition=self._name, leader_epoch=leader_epoch)
+            case does.StopLeading(leader_epoch):
+                self._owner.end_leading()
+                _log.info("not_leading", partition=self._name, leader_epoch=leader_epoch)
+            case does.ReportLostRecords(end, committed):
+                self.high_watermark = end
+                _log.error("records_lost", partition=self._name, start=end, end=committed)
+
+    def _send_records(self, effect: does.SendRecords) -> None:
+        request = effect.request
+        log_end = self._log.log_end
+        try:
+            batches = self._records_from(request.fetch_from, log_end)
+        except OffsetOutOfRangeError:
+            self._links.send(effect.to, self._below_start(request))
+            return
+        except CorruptDataError as error:
+            self._owner.fail(error)
+            return
+        answer = FetchAnswer(
+            leader_epoch=request.leader_epoch,
+            request_id=request.request_id,
+            start=request.fetch_from,
+            high_watermark=effect.high_watermark,
+            log_end=log_end,
+            batches=batches,
+        )
+        self._links.send(effect.to, answer)
+
+    def _records_from(self, start: Offset, log_end: Offset) -> list[StoredBatch]:
+        """Read, once for all followers that wait at the same place."""
+        if start >= log_end:
+            return []
+        if self._shared is None or self._shared[:2] != (start, log_end):
+            batches = self._log.read(start, log_end, bytes_max=FETCH_BYTES_MAX)
+            self._shared = (start, log_end, batches)
+        return self._shared[2]
+
+    def _below_start(self, request: FetchRequest) -> FetchAnswer:
+        """Tell a follower to begin where this log does: what it lacks is in the table."""
+        log = self._log
+        start = log.log_start
+        epochs = log.epochs.truncated(start).starts
+        return FetchAnswer(
+            leader_epoch=request.leader_epoch,
+            request_id=request.request_id,
+            start=start,
+            high_watermark=self.high_watermark,
+            log_end=log.log_end,
+            refusal="below_start",
+            prefix=LogPrefix(
+                epochs=tuple((one.leader_epoch, one.start_offset) for one in epochs),
+                producers=self._owner.producers_before(start),
+            ),
+        )
+
+    def _reset(self, start: Offset, prefix: LogPrefix) -> None:
+        """Begin anew; a disk without room for an empty log is asked again."""
+        follower = self._replica.follower
+        if follower is None or follower.phase != "truncating":
+            return
+        _log.warning(
+            "log_begins_anew", partition=self._name, log_end=self._log.log_end, start=start
+        )
+        try:
+            self._log = self._owner.replace_log(start, prefix)
+        except DiskFullError as error:
+            _log.warning("new_log_waits", partition=self._name, reason=error.message)
+            self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
+            return
+        self._do(self._replica.truncated(self._now_ms()))
+
+    def _begin_at(self, start: Offset) -> None:
+        """Begin anew at the cold end, after an unclean election."""
+        log = self._log
+        _log.warning(
+            "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
+        )
+        prefix = LogPrefix(epochs=(), producers=self._owner.producers_before(log.log_end))
+        self._log = self._owner.replace_log(start, prefix)
+
+    def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
+        """Write what was fetched, in runs that recovery can tell from rot; then sync."""
+        first = 0
+        try:
+            for run in append_runs([one.header for one in batches], self._log.synced_end):
+                if first:
+                    self._sync()
+                part = batches[first : first + len(run)]
+                self._log.append_stored(part, now_us=self._clock.now_us())
+                self._owner.copied(part)
+                first += len(run)
+        except DiskFullError as error:
+            _log.warning("follower_disk_full", partition=self._name, reason=error.message)
+            self._owner.shrunk()
+            self._do(self._replica.failed_append(self._now_ms()))
+            return
+        self.sync()
+
+    def _truncate(self, end: Offset) -> None:
+        """Cut; a disk without room for the epoch history is asked again."""
+        follower = self._replica.follower
+        if follower is None or follower.phase != "truncating":
+            return  # somebody else is followed by now, and has aligned from scratch
+        log_end = self._log.log_end
+        end = max(end, self._log.log_start)  # some was freed while this waited; aligned once more
+        try:
+            self._log.truncate(end)
+        except DiskFullError as error:
+            _log.warning("truncation_waits", partition=self._name, reason=error.message)
+            self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._truncate(end))
+            return
+        if end < log_end:
+            _log.info("log_truncated", partition=self._name, start=end, end=log_end)
+        self._owner.shrunk()
+        self._do(self._replica.truncated(self._now_ms()))
+
+    def _propose_isr(self, wanted: does.ProposeIsr) -> None:
+        epoch: PartitionEpoch = wanted.partition_epoch
+
+        def answered(accepted: bool) -> None:
+            self._owner.later(0, lambda: self._isr_answered(epoch, accepted))
+
+        self._links.propose_isr(wanted, answered)
+
+    def _isr_answered(self, epoch: PartitionEpoch, accepted: bool) -> None:
+        self._do(self._replica.isr_answered(epoch, accepted=accepted, now_ms=self._now_ms()))
+
+
+def not_leader(partition: str, view: PartitionView | None) -> NotLeaderError:
+    """Return the error that tells a client where to go."""
+    leader = None if view is None else view.leader
+    where = f"{leader} does" if leader is not None else "nobody does now"
+    return NotLeaderError(
+        f"this broker does not lead {partition}; {where}", partition=partition, leader=leader
+    )

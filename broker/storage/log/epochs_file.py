@@ -1,0 +1,32 @@
+"""The file with a log's epoch history: read at a start, and doubted.
+
+The file is written before the first record of an epoch. It may be of another partition, damaged, or
+an older copy; what the log itself says is believed then.
+"""
+
+from __future__ import annotations
+
+from broker.codec.disk.log_state_format import decode_epochs
+from broker.errors import CorruptDataError
+from broker.model.epoch_history import EpochHistory
+from broker.model.offsets import Offset
+from broker.storage.log.folder import EPOCHS_NAME, LogFolder
+
+
+def load_epochs(
+    folder: LogFolder, scanned: EpochHistory, log_end: Offset
+) -> tuple[EpochHistory, bool]:
+    """Return the epochs of a log, and whether the file has to be written anew.
+
+    ``scanned`` are the epochs that the log's batches show.
+    """
+    try:
+        owner, starts = decode_epochs(folder.read(folder.file(EPOCHS_NAME)))
+    except FileNotFoundError:
+        return scanned, bool(scanned.starts)
+    except (CorruptDataError, OSError):
+        return scanned, True
+    history = EpochHistory(starts)
+    if owner != folder.partition_id or scanned.latest > history.latest:
+        return scanned, True  # another partition's file, or an older copy
+    return history.cut(log_end), False

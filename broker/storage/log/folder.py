@@ -1,0 +1,190 @@
+"""The folder of one partition's log: its file names and how its small files are replaced.
+
+A whole file is replaced by writing a temporary one, syncing it and renaming it; the rename is
+durable after the folder is synced, which the caller decides.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from broker.codec.disk.log_state_format import (
+    RECOVERY_FILE_SIZE,
+    SLOT_SIZE,
+    SLOT_STRIDE,
+    RecoveryPoint,
+    decode_recovery_point,
+    encode_recovery_point,
+)
+from broker.codec.disk.segment_format import segment_name
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    MetadataCorruptError,
+    OverloadedError,
+)
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.ports.system import File, Files
+
+EPOCHS_NAME: Final = "epochs"
+RECOVERY_NAME: Final = "recovery"
+SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening believes no index
+CUT_NAME: Final = "cut"  # bytes behind the recovery point are going; see truncation.py
+TEMPORARY_SUFFIX: Final = ".tmp"
+PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # say nothing of the disk
+_SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the disk, or the owner's quota, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
+    """Return what an error of the operating system means to who opens a log."""
+    if is_full(cause):
+        return DiskFullError(f"no room to {what} {folder}: {cause}", path=folder)
+    if cause.errno in PROCESS_LIMITS:
+        return OverloadedError(f"no means to {what} {folder} now: {cause}", path=folder)
+    return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
+
+
+@contextmanager
+def ignoring_full_disk() -> Iterator[None]:
+    """Let a full disk pass: what is written inside is a cache, or is written again."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """Paths and whole-file operations below one partition's folder. Raises OSError as files do."""
+
+    files: Files
+    path: str
+    partition_id: PartitionId
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return f"{self.path}/{name}"
+
+    def segment_file(self, base_offset: int, kind: str) -> str:
+        """Return the path of a segment's ``log``, ``index`` or ``producers`` file."""
+        return self.file(segment_name(base_offset, kind))
+
+    def read(self, path: str) -> bytes:
+        """Return a whole small file."""
+        file = self.files.open(path)
+        try:
+            size = min(file.size(), _SMALL_FILE_BYTES_MAX)
+            return file.read_at(0, size)
+        finally:
+            file.close()
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Replace a whole file; call ``sync`` to make the new name durable."""
+        temporary = path + TEMPORARY_SUFFIX
+        if self.files.exists(temporary):
+            self.files.remove(temporary)
+        file = self.files.open(temporary, create=True)
+        try:
+            file.write_at(0, [data])
+            file.datasync()
+        finally:
+            file.close()
+        self.files.replace(temporary, path)
+
+    def create_segment(self, base_offset: int) -> None:
+        """Make an empty segment file; its name is not durable yet.
+
+        An index that an earlier segment of this name left behind would vouch for bytes that are
+        not there, so it goes first, durably.
+        """
+        index = self.segment_file(base_offset, "index")
+        if self.files.exists(index):
+            self.files.remove(index)
+            self.sync()
+        self.files.open(self.segment_file(base_offset, "log"), create=True).close()
+
+    def remove_if_there(self, path: str) -> None:
+        """Remove a file that may be absent."""
+        if self.files.exists(path):
+            self.files.remove(path)
+
+    def sync(self) -> None:
+        """Make names created, renamed and removed durable."""
+        self.files.sync_folder(self.path)
+
+
+class RecoveryPointFile:
+    """The two slots of the recovery point; the slot that is not the newest is overwritten."""
+
+    def __init__(self, file: File, sequence: int) -> None:
+        self._file = file
+        self._sequence = sequence
+
+    @classmethod
+    def create(cls, folder: LogFolder) -> RecoveryPointFile:
+        """Make the file with both slots empty; its name is not durable yet."""
+        file = folder.files.open(folder.file(RECOVERY_NAME), create=True)
+        file.write_at(0, [bytes(RECOVERY_FILE_SIZE)])  # real blocks: moving it must not need room
+        file.datasync()
+        return cls(file, 0)
+
+    @classmethod
+    def open(
+        cls, folder: LogFolder
+    ) -> tuple[RecoveryPointFile, RecoveryPoint | None, list[MetadataCorruptError]]:
+        """Return the file, its newest point (None: no slot holds one) and what was damaged."""
+        file = folder.files.open(folder.file(RECOVERY_NAME))
+        points: list[RecoveryPoint] = []
+        damaged: list[MetadataCorruptError] = []
+        for slot in range(2):
+            data = file.read_at(slot * SLOT_STRIDE, SLOT_SIZE)
+            if data == bytes(len(data)):  # never written
+                continue
+            try:
+                points.append(decode_recovery_point(data))
+            except MetadataCorruptError as error:
+                damaged.append(error)
+        newest = max(points, key=lambda point: point.sequence, default=None)
+        return cls(file, newest.sequence if newest else 0), newest, damaged
+
+    def write(
+        self, folder: LogFolder, *, at: tuple[Offset, int], log: tuple[Offset, Offset]
+    ) -> None:
+        """Move the point to ``at`` = (segment base, position) of ``log`` = (start, end).."""
+        point = RecoveryPoint(
+            partition_id=folder.partition_id,
+            sequence=self._sequence + 1,
+            segment_base=at[0],
+            position=at[1],
+            log_start=log[0],
+            log_end=log[1],
+        )
+        self.confirm(point)
+
+    def confirm(self, point: RecoveryPoint) -> None:
+        """Write a point to its slot, durably.
+
+        Before something is done on the word of the newest one, it is written once more: the process
+        before may have ended because its sync failed, and then this one reads from the page cache
+        what a power cut takes back.
+        """
+        slot = point.sequence % 2
+        self._file.write_at(slot * SLOT_STRIDE, [encode_recovery_point(point)])
+        self._file.datasync()
+        self._sequence = point.sequence
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,282 @@
+"""The reading side of a partition's log: any thread, beside the one that writes."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE, decode_segment_header
+from broker.errors import (
+    HeadwaterError,
+    IndexCorruptError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    SegmentCorruptError,
+)
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports.partition import StoredBatch
+from broker.ports.system import File
+from broker.storage.log.folder import PROCESS_LIMITS, LogFolder
+from broker.storage.log.handle_pool import HandlePool
+from broker.storage.segments.damage import DamagedRange
+from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.reader import (
+    DamageMetError,
+    Place,
+    SegmentView,
+    first_reaching,
+    read_batches,
+)
+from broker.storage.segments.scan import ValidBatch, Window, scan
+from broker.storage.segments.segment import Segment, read_index
+
+_PLACES_MAX: Final = 256
+
+
+class LogState:
+    """What writer and readers share. The writer replaces values; it changes none in place.
+
+    ``generation`` grows when bytes that a reader may hold on to were taken away: a reader that met
+    damage looks again if it has grown meanwhile.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        log_start: Offset,
+        log_end: Offset,
+        damaged: tuple[DamagedRange, ...] = (),
+    ) -> None:
+        self.segments = tuple(segments)
+        self.log_start = log_start
+        self.log_end = log_end
+        self.damaged = damaged
+        self.generation = 0
+
+
+class LogReader:
+    """Finds and checks batches. Remembers where recent reads ended, for most go on from there."""
+
+    def __init__(
+        self, folder: LogFolder, handles: HandlePool, state: LogState, *, index_interval_bytes: int
+    ) -> None:
+        self._folder = folder
+        self._handles = handles
+        self._state = state
+        self._interval_bytes = index_interval_bytes
+        self._places: OrderedDict[Offset, int] = OrderedDict()
+        self._places_lock = threading.Lock()
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """Return checked batches; see ``PartitionReader.read``."""
+        while True:
+            generation = self._state.generation
+            self._check_range(start, end)
+            try:
+                return self._read(start, end, bytes_max)
+            except SegmentCorruptError:
+                if self._state.generation == generation:
+                    raise
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """Return the first offset whose batch reaches ``timestamp_us``, else the log end.
+
+        Raises:
+            SegmentCorruptError: damage below that offset may hold the answer.
+        """
+        while True:
+            generation = self._state.generation
+            try:
+                found = self._offset_at(timestamp_us)
+            except SegmentCorruptError:
+                if self._state.generation == generation:
+                    raise
+            else:
+                if self._state.generation == generation:
+                    return found  # no segment that was looked at was freed meanwhile
+
+    def _offset_at(self, timestamp_us: int) -> Offset:
+        damaged = self._state.damaged
+        found = self._state.log_end
+        for segment in self._state.segments:
+            if segment.max_timestamp_us >= timestamp_us and not segment.empty:
+                found = max(self._state.log_start, self._offset_in(segment, timestamp_us))
+                break
+        else:
+            if damaged:
+                raise damaged[0].error()
+        for damage in damaged:  # a record in there may be the first that reaches the time
+            if damage.offsets.start < found:
+                raise damage.error()
+        return found
+
+    def forget_places(self) -> None:
+        """Drop what is remembered of positions; after a truncation they mean nothing."""
+        with self._places_lock:
+            self._places.clear()
+
+    # ------------------------------------------------------------------ helpers
+
+    def _check_range(self, start: Offset, end: Offset) -> None:
+        first, last = self._state.log_start, self._state.log_end
+        if not first <= start <= end <= last:
+            raise OffsetOutOfRangeError(
+                f"offsets [{start}, {end}) are not within the local log [{first}, {last})",
+                offset=start if start < first or start > last else end,
+                start=first,
+                end=last,
+            )
+
+    def _read(self, start: Offset, end: Offset, bytes_max: int) -> list[StoredBatch]:
+        end = self._end_before_damage(start, end)
+        segments = self._state.segments
+        at = max(0, bisect_right(segments, start, key=lambda one: one.base_offset) - 1)
+        found: list[StoredBatch] = []
+        for segment in segments[at:]:
+            if start >= end or (found and bytes_max <= 0):
+                break
+            stop = min(end, segment.end_offset)
+            batches = self._read_part(segment, OffsetRange(start, stop), bytes_max, not found)
+            if not batches:
+                break
+            found += batches
+            start = batches[-1].header.end_offset
+            bytes_max -= sum(batch.header.size for batch in batches)
+            if start < stop:
+                break
+        return found
+
+    def _end_before_damage(self, start: Offset, end: Offset) -> Offset:
+        for damage in self._state.damaged:
+            if start in damage.offsets:
+                raise damage.error()
+            if start < damage.offsets.start:
+                end = min(end, damage.offsets.start)
+        return end
+
+    def _read_part(
+        self, segment: Segment, wanted: OffsetRange, bytes_max: int, first_always: bool
+    ) -> list[StoredBatch]:
+        path = self._folder.segment_file(segment.base_offset, "log")
+        try:
+            index = self._index(segment)
+            with self._handles.use(path, self._check_of(segment)) as file:
+                # The end first: the size that is read after it covers at least that much.
+                end = segment.end_offset
+                view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
+                place = self._place(wanted.start, index, view)
+                batches, behind = read_batches(
+                    view, place, wanted, bytes_max=bytes_max, first_always=first_always
+                )
+        except DamageMetError as damage:
+            raise self._named(path, damage) from damage
+        except OSError as cause:
+            raise _unreadable(path, cause, wanted.start) from cause
+        if batches:
+            self._remember(behind)
+        return batches
+
+    def _place(self, offset: Offset, index: SegmentIndex, view: SegmentView) -> Place:
+        with self._places_lock:
+            position = self._places.get(offset)
+        if position is not None and view.base < offset:
+            return Place(offset, position)
+        entry = index.place_of(offset)
+        return view.first if entry is None else Place(*entry)
+
+    def _remember(self, place: Place) -> None:
+        with self._places_lock:
+            self._places[place.offset] = place.position
+            self._places.move_to_end(place.offset)
+            if len(self._places) > _PLACES_MAX:
+                self._places.popitem(last=False)
+
+    def _offset_in(self, segment: Segment, timestamp_us: int) -> Offset:
+        path = self._folder.segment_file(segment.base_offset, "log")
+        try:
+            entry = self._index(segment).place_before(timestamp_us)
+            with self._handles.use(path, self._check_of(segment)) as file:
+                end = segment.end_offset
+                view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
+                place = view.first if entry is None else Place(*entry)
+                return first_reaching(view, place, timestamp_us)
+        except DamageMetError as damage:
+            raise self._named(path, damage) from damage
+        except FileNotFoundError as cause:
+            # The log forgets a segment before it removes the file; else the disk has lost it, and
+            # the first record that reaches the time may have been in it.
+            if any(one.base_offset == segment.base_offset for one in self._state.segments):
+                raise _unreadable(path, cause, segment.base_offset) from cause
+            return segment.end_offset  # freed meanwhile: the caller looks again
+        except OSError as cause:
+            raise _unreadable(path, cause, segment.base_offset) from cause
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        """Return the segment's index; a sealed one's is loaded, or rebuilt, on first use."""
+        if segment.index is None:
+            try:
+                entries = read_index(self._folder, segment.base_offset).entries
+                segment.index = SegmentIndex(self._interval_bytes, entries)
+            except IndexCorruptError:
+                segment.index = self._rebuilt_index(segment)
+        return segment.index
+
+    def _rebuilt_index(self, segment: Segment) -> SegmentIndex:
+        index = SegmentIndex(self._interval_bytes)
+        path = self._folder.segment_file(segment.base_offset, "log")
+        highest_us, force = 0, False
+        with self._handles.use(path, self._check_of(segment)) as file:
+            window = Window(file, segment.size_bytes)
+            for one in scan(window, position=SEGMENT_HEADER_SIZE, offset=segment.base_offset):
+                if isinstance(one, ValidBatch):
+                    index.note(one.header.base_offset, one.position, highest_us, force=force)
+                    highest_us = max(highest_us, one.header.max_timestamp_us)
+                force = not isinstance(one, ValidBatch)
+        return index
+
+    def _check_of(self, segment: Segment) -> Callable[[File], None] | None:
+        """Return what a sealed segment's file has to pass when it is opened.
+
+        Recovery believes the index of a sealed segment and does not open the file, so a segment of
+        another log that was put in its place would be read as ours.
+        """
+        return partial(self._require_own, segment) if segment.sealed else None
+
+    def _require_own(self, segment: Segment, file: File) -> None:
+        base, path = segment.base_offset, self._folder.segment_file(segment.base_offset, "log")
+        try:
+            header = decode_segment_header(file.read_at(0, SEGMENT_HEADER_SIZE))
+        except SegmentCorruptError as error:
+            raise SegmentCorruptError(
+                f"{path}: segment header: {error.message}", path=path, position=0, offset=base
+            ) from error
+        if (header.partition_id, header.base_offset) != (self._folder.partition_id, base):
+            raise SegmentCorruptError(
+                f"{path} is the segment {header.base_offset} of {header.partition_id}",
+                path=path,
+                position=0,
+                offset=base,
+            )
+
+    def _named(self, path: str, damage: DamageMetError) -> SegmentCorruptError:
+        return SegmentCorruptError(
+            f"{path} is damaged at position {damage.position}, offsets "
+            f"[{damage.start}, {damage.end}): {damage.message}",
+            path=path,
+            position=damage.position,
+            offset=damage.start,
+            end_offset=damage.end,
+        )
+
+
+def _unreadable(path: str, cause: OSError, offset: Offset) -> HeadwaterError:
+    """Return what an error of the operating system means to a reader of ``path``."""
+    if cause.errno in PROCESS_LIMITS:
+        return OverloadedError(f"{path} cannot be read now: {cause}", path=path)
+    return SegmentCorruptError(
+        f"{path} cannot be read: {cause}", path=path, position=None, offset=offset
+    )

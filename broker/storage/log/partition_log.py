@@ -1,0 +1,600 @@
+"""The local log of one partition: append, sync, read, roll, free. No policy.
+
+One thread at a time writes (the caller sees to it); any number read meanwhile. Nothing is durable
+before :meth:`PartitionLog.sync` returns. A failed fsync ends the log for good, a full disk only
+refuses what does not fit. Damage is reported by name and never repaired by deletion.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from broker.codec.disk.log_state_format import encode_epochs
+from broker.codec.record_batch import PreparedBatch
+from broker.errors import (
+    DiskFullError,
+    HeadwaterError,
+    LogFailedError,
+    StaleLeaderEpochError,
+)
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.ports.partition import SegmentInfo, StoredBatch
+from broker.ports.system import Files
+from broker.storage.log.config import LogConfig
+from broker.storage.log.folder import (
+    EPOCHS_NAME,
+    SUSPECT_NAME,
+    LogFolder,
+    cannot_open,
+    ignoring_full_disk,
+    is_full,
+)
+from broker.storage.log.handle_pool import HandlePool
+from broker.storage.log.log_reader import LogReader, LogState
+from broker.storage.log.producer_state import read_producer_state, write_producer_state
+from broker.storage.log.recovery import recover
+from broker.storage.log.truncation import truncate_files
+from broker.storage.promises.log_promise import LogPromise
+from broker.storage.promises.lost_log import RecoveredLog, unreadable
+from broker.storage.promises.promises import ReplicaPromise
+from broker.storage.segments.active_segment import ActiveSegment
+from broker.storage.segments.damage import RecoveryReport
+from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.segment import Segment, write_index
+
+__all__ = ["LogConfig", "PartitionLog"]
+
+_IDLE_HANDLES_MAX: Final = 2  # beside the active segment; descriptors are few, partitions many
+
+
+class PartitionLog:
+    """Segments, epochs and recovery point of one partition below one folder."""
+
+    def __init__(
+        self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog, promise: LogPromise
+    ) -> None:
+        """Take over what recovery found; use :meth:`open`."""
+        self._folder = folder
+        self._promise = promise
+        self._config = config
+        self._point = recovered.point
+        self._epochs = recovered.epochs
+        self._handles = HandlePool(folder.files, _IDLE_HANDLES_MAX)
+        self._state = LogState(
+            tuple(recovered.segments),
+            recovered.log_start,
+            recovered.log_end,
+            tuple(recovered.report.damaged_ranges),
+        )
+        self._reader = LogReader(
+            folder, self._handles, self._state, index_interval_bytes=config.index_interval_bytes
+        )
+        self._synced_end = recovered.log_end
+        self._checkpoint_size = 0  # bytes of the active segment at the last checkpoint
+        self._checkpoint_us = 0  # the tick that looked for one
+        self._failure: str | None = None
+        self._active: ActiveSegment | None = None
+        if not recovered.report.damaged_ranges and not recovered.segments[-1].sealed:
+            self._active = self._open_active(recovered.segments[-1])
+            self._checkpoint_size = recovered.segments[-1].size_bytes
+        self.recovery: RecoveryReport = recovered.report
+        self.sealed_count = 0  # segments sealed since the log was opened
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        config: LogConfig,
+        *,
+        promise: ReplicaPromise | None = None,
+        held: bool = False,
+    ) -> PartitionLog:
+        """Open the log in ``folder``, after any end of the last process; create it when it is new.
+
+        New is what was neither promised here nor, by the metadata's word, ``held``. A damaged log
+        opens too: what is healthy is readable, ``recovery.damaged`` names the rest, and writes
+        raise LogFailedError. On a full disk a log that is here opens, and writes wait for room.
+        Blocks: reads what follows the last checkpoint. The promise counts after the next sync of
+        the promises, so that many logs share one.
+
+        Raises:
+            MetadataCorruptError: the folder is another partition's, or its files are not legible.
+            DiskFullError: a new log has no room, or a recovered one cannot be made durable.
+            OverloadedError: the process has no descriptor or memory for it now.
+            LogFailedError: the disk failed.
+        """
+        place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
+        try:
+            recovered = recover(
+                place,
+                index_interval_bytes=config.index_interval_bytes,
+                promised=own.known(held=held),
+            )
+            log = cls(place, config, recovered, own)
+        except OSError as cause:
+            raise cannot_open(folder, cause) from cause
+        with suppress(DiskFullError):  # what is here can be read; the first write asks again
+            log._begin_promise()
+        return log
+
+    @classmethod
+    def unreadable(
+        cls,
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        config: LogConfig,
+        *,
+        promise: ReplicaPromise | None,
+        error: HeadwaterError,
+    ) -> PartitionLog:
+        """Return what stands for a log that :meth:`open` refused: damaged, all of it."""
+        place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
+        return cls(place, config, unreadable(place, own.known(held=True), error.message), own)
+
+    @staticmethod
+    def replace(
+        files: Files,
+        folder: str,
+        partition_id: PartitionId,
+        *,
+        start: Offset,
+        epochs: EpochHistory,
+        promise: ReplicaPromise | None = None,
+    ) -> None:
+        """Put an empty log that begins at ``start`` in the place of the one in ``folder``.
+
+        ``epochs`` are those of the records before it. A crash may leave no log at all, never one
+        without its epochs; what was promised is taken back before that. Nobody may have the log
+        open.
+
+        Raises:
+            DiskFullError: there is no room for the new one; the old one is gone.
+            LogFailedError: the disk failed.
+        """
+        place = LogFolder(files, folder, partition_id)
+        try:
+            LogPromise(promise).renew()
+            files.remove_folder(folder)
+            files.make_folder(folder)
+            place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
+            place.sync()
+            place.create_segment(start)
+            place.sync()
+        except OSError as cause:
+            raise cannot_open(folder, cause, "replace") from cause
+
+    # ------------------------------------------------------------------ facts, any thread
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset that is still here."""
+        return self._state.log_start
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset that is not written."""
+        return self._state.log_end
+
+    @property
+    def synced_end(self) -> Offset:
+        """First offset that is not known to be durable."""
+        return self._synced_end
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Which leader epoch wrote what."""
+        return self._epochs
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return all segments, oldest first; the last is the active one."""
+        return [segment.info() for segment in self._state.segments]
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """Return checked batches that overlap ``[start, end)``; see ``PartitionReader.read``."""
+        return self._reader.read(start, end, bytes_max=bytes_max)
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """Return the first offset whose batch reaches ``timestamp_us``, else the log end."""
+        return self._reader.offset_at(timestamp_us)
+
+    # ------------------------------------------------------------------ writing, owner thread
+
+    def append(
+        self, batches: Sequence[PreparedBatch], *, leader_epoch: LeaderEpoch, now_us: int
+    ) -> list[Offset]:
+        """Write a group at the log's end, rolling where it is due; return the base offsets.
+
+        All of it or, on an error, nothing. Not durable before :meth:`sync`.
+
+        Raises:
+            DiskFullError: there is no room; nothing was written.
+            LogFailedError: the log takes no more writes.
+            StaleLeaderEpochError: the log already has a newer epoch.
+        """
+        active = self._writable()
+        if leader_epoch != self._epochs.latest:
+            self._begin_epoch(leader_epoch)
+        start, offsets, first = self.log_end, list[Offset](), 0
+        try:
+            while first < len(batches):
+                active = self._roll_when_full(active, batches[first].size, now_us)
+                sizes = [batch.size for batch in batches[first:]]
+                count = self._config.fitting(active.segment.size_bytes, sizes)
+                with self._errors("append"):
+                    offsets += active.write(
+                        batches[first : first + count],
+                        leader_epoch=leader_epoch,
+                        synced_end=self._synced_end,
+                        now_us=now_us,
+                    )
+                self._state.log_end = active.segment.end_offset
+                first += count
+                self._promise.ends_with(batches[first - 1], self.log_end)
+        except DiskFullError:
+            if self.log_end > start:
+                # The group began in an earlier segment. The epoch goes on, so its history stays:
+                # to write it would need the room that there is not.
+                self._cut(start, self._epochs)
+            raise
+        return offsets
+
+    def append_stored(self, batches: Sequence[StoredBatch], *, now_us: int = 0) -> Offset:
+        """Write batches as their leader stored them; they must continue this log.
+
+        Returns:
+            The new log end; not durable before :meth:`sync`.
+
+        Raises:
+            DiskFullError, LogFailedError, StaleLeaderEpochError: as :meth:`append`.
+        """
+        active = self._writable()
+        at = self.log_end
+        for batch in batches:
+            assert batch.header.base_offset == at, f"{batch.header.base_offset} leaves a gap"
+            at = batch.header.end_offset
+        for epoch, group in itertools.groupby(batches, lambda one: one.header.leader_epoch):
+            left = list(group)
+            if epoch != self._epochs.latest:
+                self._begin_epoch(epoch)
+            while left:
+                active = self._roll_when_full(active, left[0].header.size, now_us)
+                sizes = [batch.header.size for batch in left]
+                count = self._config.fitting(active.segment.size_bytes, sizes)
+                with self._errors("append"):
+                    active.write_stored(left[:count], now_us=now_us)
+                self._state.log_end = active.segment.end_offset
+                self._promise.ends_with(left[count - 1].header, self.log_end)
+                left = left[count:]
+        return self.log_end
+
+    def sync(self) -> Offset:
+        """Make everything written durable; return the new synced end. Blocks.
+
+        Raises:
+            LogFailedError: the disk did not confirm; what is unsynced may or may not survive, and
+                the log takes no more writes until it is opened again.
+        """
+        self._check_healthy()
+        active, end = self._active, self.log_end
+        if active is None:  # there is no room for it; everything else is synced
+            return end
+        if active.dirty:
+            with self._errors("fsync", fatal=True):
+                active.datasync()
+        self._note_synced(end)
+        if active.segment.size_bytes - self._checkpoint_size >= self._config.checkpoint_bytes:
+            with suppress(DiskFullError):  # what was asked for is done
+                self.checkpoint()
+        return end
+
+    def seal_active(self, now_us: int) -> bool:  # noqa: ARG002 - the port of the driver
+        """Seal the active segment and start the next; False when it holds no record."""
+        self._check_healthy()
+        active = self._active
+        if active is None or active.segment.empty:
+            return False
+        self._roll(active)
+        return True
+
+    def roll_if_due(self, now_us: int) -> bool:
+        """Seal the active segment if it is too old, and move the recovery point; call it often."""
+        self._check_healthy()
+        if self._active is None:
+            return False
+        segment = self._active.segment
+        if not segment.empty and self._config.is_aged(segment.created_us, now_us):
+            return self.seal_active(now_us)
+        waited_us = now_us - self._checkpoint_us
+        if not 0 <= waited_us < self._config.checkpoint_ms * 1000:  # a clock may go back
+            self._checkpoint_us = now_us
+            if segment.size_bytes != self._checkpoint_size:
+                self.checkpoint()
+        return False
+
+    def free(self, base_offsets: Sequence[Offset]) -> None:
+        """Remove whole sealed segments: the oldest ones, without a gap. The log start moves first.
+
+        Raises:
+            LogFailedError: the disk failed.
+        """
+        self._check_healthy()
+        if self._active is None and len(base_offsets) == len(self._state.segments):
+            base_offsets = base_offsets[:-1]  # the log's end lies in the last one
+        segments = self._state.segments
+        count = len(base_offsets)
+        bases = [segment.base_offset for segment in segments[:count]]
+        assert list(base_offsets) == bases, f"{list(base_offsets)} are not the oldest: {bases}"
+        assert all(one.sealed for one in segments[:count]), "the active segment is not to be freed"
+        if not count:
+            return
+        start = segments[count].base_offset
+        with self._errors("free"):
+            self._write_point(start)
+            self._state.log_start = start
+            self._note_synced(self._synced_end)
+            self._state.segments = segments[count:]
+            self._state.generation += 1
+            for base in bases:
+                for kind in ("log", "index"):
+                    path = self._folder.segment_file(base, kind)
+                    self._folder.remove_if_there(path)
+                    self._handles.drop(path)
+            self._folder.sync()
+
+    def truncate(self, end: Offset) -> None:
+        """Drop the batches from ``end`` on, durably; ``end`` is where a batch begins, or the end.
+
+        What it may drop is the caller's policy. On a damaged log it is the operator's way out:
+        cutting at or below the first damage makes the log writable again.
+
+        Raises:
+            DiskFullError: the epoch history has to be cut and there is no room; nothing changed.
+            LogFailedError: the disk failed.
+        """
+        self._cut(end, self._epochs.truncated(end))
+
+    def _cut(self, end: Offset, epochs: EpochHistory) -> None:
+        assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
+        if self._failure is not None:
+            raise LogFailedError(self._failure)
+        # First, while nothing is changed: it is the only step that may need room on the disk.
+        self._write_epochs(epochs)
+        with self._errors("truncate", fatal=True):
+            self._promise.lower(end, epochs)
+            if self._active is not None and self._active.dirty:
+                self._active.datasync()
+            self._state.log_end = end  # readers of what goes look again, and find it gone
+            self._state.generation += 1
+            assert self._point is not None, "there is something to cut"
+            truncate_files(
+                self._folder, self._point, self._state.segments, log_start=self.log_start, end=end
+            )
+            self._reload()
+
+    def mark_suspect(self) -> None:
+        """Let the next opening scan every byte: a read met damage that opening did not look at.
+
+        The mark goes when such a scan finds nothing. Repeatable, also on a damaged log.
+
+        Raises:
+            DiskFullError: there is no room for a name.
+            LogFailedError: the disk failed.
+        """
+        path = self._folder.file(SUSPECT_NAME)
+        with self._errors("marking"):
+            if not self._folder.files.exists(path):
+                self._folder.files.open(path, create=True).close()
+                self._folder.sync()
+
+    def checkpoint(self) -> None:
+        """Move the recovery point to the synced end, so that a restart scans from there."""
+        self._check_healthy()
+        active = self._active
+        if active is None:
+            return
+        if active.dirty:
+            with self._errors("fsync", fatal=True):
+                active.datasync()
+            self._note_synced(self.log_end)
+        self._checkpoint_size = active.segment.size_bytes
+        with self._errors("checkpoint"):
+            if not active.segment.empty:
+                with ignoring_full_disk():  # a cache: the restart scans a little more
+                    write_index(self._folder, active.segment)
+            self._write_point(self.log_start)
+
+    def write_producer_state(self, state: bytes) -> bool:
+        """Store the producers' state as of the log end, replacing older ones; a cache.
+
+        Returns:
+            False when the disk is full: the older state stays.
+        """
+        self.sync()
+        with self._errors("producer state"):
+            return write_producer_state(self._folder, self.log_end, state)
+
+    def read_producer_state(self) -> tuple[bytes, Offset] | None:
+        """Return the newest valid state and the offset up to which it holds."""
+        return read_producer_state(self._folder, self.log_end)
+
+    def poison(self, reason: str) -> None:
+        """Take no more writes: whoever wrote has crashed, and may have left anything half done.
+
+        Any thread. :meth:`close` then leaves the files as they are, for the next opening to judge.
+        """
+        self._failure = self._failure or reason
+
+    def close(self) -> None:
+        """Sync, move the recovery point to the end, close the files. A failed log only closes."""
+        try:
+            if self._failure is None and self._active is not None:
+                with self._errors("close"):
+                    self._active.trim()
+                self.sync()
+                self.checkpoint()
+        finally:
+            self._active = None
+            self._failure = self._failure or f"{self._folder.path} is closed"
+            self._handles.close()
+            if self._point is not None:
+                self._point.close()
+
+    # ------------------------------------------------------------------ helpers, owner thread
+
+    def _check_healthy(self) -> None:
+        if self._failure is not None:
+            raise LogFailedError(self._failure, path=self._folder.path)
+        if self._state.damaged:
+            damage = self._state.damaged[0].error()
+            raise LogFailedError(
+                f"{self._folder.path} takes no writes, for it is damaged: {damage.message}",
+                **damage.facts,
+            ) from damage
+
+    def _writable(self) -> ActiveSegment:
+        """Return the segment to write to; what a full disk left undone is done now.
+
+        Raises:
+            DiskFullError: there is still no room for it.
+        """
+        self._check_healthy()
+        self._begin_promise()
+        if self._active is None:
+            with self._errors("the next segment"):
+                self._folder.create_segment(self.log_end)
+            with self._errors("the next segment", fatal=True):
+                self._folder.sync()
+                segment = Segment(self.log_end, SegmentIndex(self._config.index_interval_bytes))
+                self._active = self._open_active(segment)
+                self._state.segments = (*self._state.segments, segment)
+                self._checkpoint_size = 0
+        return self._active
+
+    def _begin_promise(self) -> None:
+        """Say that the replica is held, and how far it reaches, unless it is damaged."""
+        if self._promise.begun or self._state.damaged:
+            return
+        self._promise.look_back(self._folder, self._state, self._config.index_interval_bytes)
+        with self._errors("a promise"):
+            self._promise.begin(self.log_start, self._synced_end, self._epochs)
+
+    def _note_synced(self, end: Offset) -> None:
+        """Promise what is synced, before anybody hears of it."""
+        with self._errors("a promise"):
+            self._promise.synced(self.log_start, end, self._epochs)
+        self._synced_end = end
+
+    @contextmanager
+    def _errors(self, what: str, *, fatal: bool = False) -> Iterator[None]:
+        """Translate what the disk says; everything but a full disk ends the log."""
+        try:
+            yield
+        except LogFailedError as failed:  # of the promises: nothing more may be told
+            self._failure = failed.message
+            raise
+        except OSError as cause:
+            path = self._folder.path
+            if is_full(cause) and not fatal:
+                raise DiskFullError(f"{what} of {path}: {cause}", path=path) from cause
+            self._failure = f"{what} of {path} failed: {cause}"
+            raise LogFailedError(self._failure, path=path) from cause
+
+    def _open_active(self, segment: Segment) -> ActiveSegment:
+        step = min(self._config.preallocate_bytes, self._config.segment_bytes_max)
+        return ActiveSegment(self._folder, self._handles, segment, preallocate_bytes=step)
+
+    def _begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Record a new leader epoch durably before anything is written under it."""
+        if leader_epoch < self._epochs.latest:
+            raise StaleLeaderEpochError(
+                f"the log already has epoch {self._epochs.latest}, above {leader_epoch}",
+                got=leader_epoch,
+                current=self._epochs.latest,
+            )
+        self._write_epochs(self._epochs.begun(leader_epoch, self.log_end))
+
+    def _write_epochs(self, history: EpochHistory) -> None:
+        if history == self._epochs:
+            return
+        with self._errors("epoch history"):
+            data = encode_epochs(self._folder.partition_id, history.starts)
+            self._folder.replace(self._folder.file(EPOCHS_NAME), data)
+            self._folder.sync()
+        self._epochs = history
+
+    def _roll_when_full(self, active: ActiveSegment, size: int, now_us: int) -> ActiveSegment:
+        segment = active.segment
+        full = segment.size_bytes + size > self._config.segment_bytes_max
+        due = full or self._config.is_aged(segment.created_us, now_us)
+        return self._roll(active) if due and not segment.empty else active
+
+    def _roll(self, active: ActiveSegment) -> ActiveSegment:
+        """Seal the active segment and start its successor, durably.
+
+        The order matters: the sealed bytes are durable before the successor's name can be, so a
+        segment that has a successor is whole; its index, a cache, may be missing.
+        """
+        sealed = active.segment
+        base = sealed.end_offset
+        with self._errors("fsync", fatal=True):
+            active.trim()
+            if active.dirty:
+                active.datasync()
+        self._note_synced(base)
+        with self._errors("roll"):
+            self._folder.create_segment(base)
+        sealed.sealed = True
+        with self._errors("roll", fatal=True):
+            with ignoring_full_disk():
+                write_index(self._folder, sealed)
+            self._folder.sync()
+            segment = Segment(base, SegmentIndex(self._config.index_interval_bytes))
+            successor = self._open_active(segment)
+            self._active = successor
+            self._state.segments = (*self._state.segments, segment)
+            active.close()
+            self._checkpoint_size = 0
+            self.sealed_count += 1
+            with ignoring_full_disk():
+                self._write_point(self.log_start)
+        return successor
+
+    def _write_point(self, log_start: Offset) -> None:
+        assert self._point is not None, "a log without its recovery point is damaged"
+        active, last = self._active, self._state.segments[-1]
+        at = (last.base_offset, last.size_bytes if active is None else active.synced_bytes)
+        self._point.write(self._folder, at=at, log=(log_start, self._synced_end))
+
+    def _reload(self) -> None:
+        """Take over what recovery finds after the files were cut."""
+        if self._active is not None:
+            self._active.close()
+        if self._point is not None:
+            self._point.close()
+        for segment in self._state.segments:
+            self._handles.drop(self._folder.segment_file(segment.base_offset, "log"))
+        found = recover(self._folder, index_interval_bytes=self._config.index_interval_bytes)
+        self._point, self._epochs, self.recovery = found.point, found.epochs, found.report
+        self._synced_end = found.log_end
+        self._checkpoint_size = found.segments[-1].size_bytes if found.segments else 0
+        state = self._state
+        state.segments, state.damaged = tuple(found.segments), tuple(found.report.damaged_ranges)
+        state.log_start, state.log_end = found.log_start, found.log_end
+        state.generation += 1
+        self._reader.forget_places()
+        healthy = not found.report.damaged_ranges and not found.segments[-1].sealed
+        self._active = self._open_active(found.segments[-1]) if healthy else None
+        with suppress(DiskFullError):
+            self._begin_promise()
+        if not state.damaged:  # cutting made durable what was only written, and says so
+            self._promise.look_back(self._folder, state, self._config.index_interval_bytes)
+            self._note_synced(found.log_end)

@@ -1,0 +1,63 @@
+"""Snapshots of the producers' state beside the log: opaque bytes, a cache, the newest valid counts.
+
+A snapshot is named by the offset up to which it holds. The one before is kept until the next, so
+that damage of the newest costs a longer replay and nothing else.
+"""
+
+from __future__ import annotations
+
+from broker.codec.disk.log_state_format import decode_producer_state, encode_producer_state
+from broker.codec.disk.segment_format import parse_segment_name
+from broker.errors import CorruptDataError
+from broker.model.offsets import Offset
+from broker.storage.log.folder import LogFolder, is_full
+
+_KEPT: int = 2
+
+
+def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> bool:
+    """Write the snapshot of all records below ``offset``, which are durable; drop older ones.
+
+    Returns:
+        False when the disk is full; what was there stays.
+    """
+    try:
+        folder.replace(
+            folder.segment_file(offset, "producers"), encode_producer_state(offset, state)
+        )
+        folder.sync()
+    except OSError as error:
+        if is_full(error):
+            return False
+        raise
+    for old in _offsets(folder)[:-_KEPT]:
+        folder.files.remove(folder.segment_file(old, "producers"))
+    return True
+
+
+def read_producer_state(folder: LogFolder, log_end: Offset) -> tuple[bytes, Offset] | None:
+    """Return the newest valid snapshot at or below ``log_end`` and its offset."""
+    for offset in reversed(_offsets(folder)):
+        if offset > log_end:
+            continue
+        try:
+            found, state = decode_producer_state(
+                folder.read(folder.segment_file(offset, "producers"))
+            )
+        except (CorruptDataError, OSError):
+            continue
+        if found == offset:
+            return state, offset
+    return None
+
+
+def remove_producer_state_above(folder: LogFolder, end: Offset) -> None:
+    """Remove snapshots that know of records which a truncation takes away."""
+    for offset in _offsets(folder):
+        if offset > end:
+            folder.files.remove(folder.segment_file(offset, "producers"))
+
+
+def _offsets(folder: LogFolder) -> list[Offset]:
+    names = map(parse_segment_name, folder.files.list(folder.path))
+    return sorted(name[0] for name in names if name is not None and name[1] == "producers")

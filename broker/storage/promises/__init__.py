@@ -1,0 +1,1 @@
+"""What a broker has promised about its logs, in a second place."""

@@ -1,0 +1,68 @@
+"""The batch that a promise ends with, and its mark: what tells it from any other at its place.
+
+Lengths and epochs are the same in two copies of a data folder that went on apart. Their records
+are not, so a promise says of its last batch which one it was.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.codec.checksum import crc32c
+from broker.codec.record_batch import BatchHeader, PreparedBatch
+from broker.errors import HeadwaterError
+from broker.model.epoch_history import EpochHistory
+from broker.model.offsets import Offset, OffsetRange
+from broker.storage.log.folder import LogFolder
+from broker.storage.log.handle_pool import HandlePool
+from broker.storage.log.log_reader import LogReader, LogState
+from broker.storage.promises.lost_log import another_batch, another_log
+from broker.storage.promises.promises import Promised
+from broker.storage.segments.damage import DamagedRange
+
+NO_MARK: Final = 0  # nobody knows which batch it is
+_FACTS: Final = struct.Struct("<Iqqq")
+
+
+def mark_of(batch: BatchHeader | PreparedBatch, end: Offset) -> int:
+    """Return the mark of a batch that ends at ``end``: 31 bits, never NO_MARK."""
+    facts = _FACTS.pack(batch.body_crc, end, batch.records_count, batch.max_timestamp_us)
+    return crc32c(facts) >> 1 or 1
+
+
+def mark_before(
+    folder: LogFolder, state: LogState, end: Offset, index_interval_bytes: int
+) -> int | None:
+    """Return the mark of the batch of a healthy log that ends at ``end``; blocks.
+
+    None: the log holds no record there, or the disk does not give it. NO_MARK: a batch goes on
+    over ``end``.
+    """
+    if not state.log_start < end <= state.log_end:
+        return None
+    handles = HandlePool(folder.files, 1)
+    reader = LogReader(folder, handles, state, index_interval_bytes=index_interval_bytes)
+    try:
+        last = reader.read(Offset(end - 1), end, bytes_max=1)[-1].header
+    except (HeadwaterError, OSError):  # whoever reads it meets the same, and names it
+        return None
+    finally:
+        handles.close()
+    return mark_of(last, end) if last.end_offset == end else NO_MARK
+
+
+def not_promised(
+    folder: LogFolder,
+    state: LogState,
+    epochs: EpochHistory,
+    promised: Promised,
+    index_interval_bytes: int,
+) -> DamagedRange | None:
+    """Return the range of a healthy log that is long enough, but not the promised one, if so."""
+    found = OffsetRange(state.log_start, state.log_end)
+    other = another_log(folder.path, promised, epochs, found)
+    if other is None and promised.mark:
+        mark = mark_before(folder, state, promised.end, index_interval_bytes)
+        other = another_batch(folder.path, promised, mark, found)
+    return other

@@ -1,0 +1,79 @@
+"""What a Raft node may never forget, in two slots that both say the same.
+
+A change is written to one slot, synced, then to the other, synced, and only then answered. So a
+write that a power cut tore leaves the other slot as it was before, which nobody has been told to be
+old; and rot in one slot leaves the other with all that was ever answered. Both damaged: refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.codec.disk.raft_log_format import (
+    META_FILE_SIZE,
+    META_SLOT_SIZE,
+    META_SLOT_STRIDE,
+    MetaSlot,
+    decode_meta,
+    encode_meta,
+)
+from broker.errors import MetadataCorruptError
+from broker.model.raft import HardState
+from broker.ports.system import File
+
+
+class MetaFile:
+    """The open file and its newest content. Owner: the journal's thread."""
+
+    def __init__(self, path: str, file: File, owner: bytes) -> None:
+        """Read both slots. Raises MetadataCorruptError."""
+        self._path = path
+        self._file = file
+        self._owner = owner
+        self.damaged_slots = 0
+        self.slot = self._newest()
+
+    def write(self, hard: HardState, synced: int, sync: Callable[[File], None]) -> None:
+        """Replace both slots, one after the other. Raises OSError, and what ``sync`` does."""
+        self.slot = MetaSlot(self.slot.sequence + 1, hard, synced, self._owner)
+        data = encode_meta(self.slot)
+        for number in (0, 1):
+            self._file.write_at(number * META_SLOT_STRIDE, [data])
+            sync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _newest(self) -> MetaSlot:
+        if self._file.size() < META_FILE_SIZE:
+            raise MetadataCorruptError(f"{self._path} is too short", path=self._path)
+        good: list[MetaSlot] = []
+        damage: MetadataCorruptError | None = None
+        for number in (0, 1):
+            try:
+                good.append(
+                    decode_meta(self._file.read_at(number * META_SLOT_STRIDE, META_SLOT_SIZE))
+                )
+            except MetadataCorruptError as error:
+                self.damaged_slots += 1
+                damage = error
+        if not good:
+            raise MetadataCorruptError(
+                f"{self._path}: both slots are damaged, so this node may have voted for somebody "
+                f"that it does not know any more; it must not take part ({damage})",
+                path=self._path,
+            )
+        slot = max(good, key=lambda one: one.sequence)
+        if slot.owner != self._owner:
+            raise MetadataCorruptError(
+                f"{self._path} belongs to another node or cluster", path=self._path
+            )
+        return slot
+
+
+def first_meta(owner: bytes) -> bytes:
+    """Return a new node's file: term 0, no vote."""
+    slot = encode_meta(MetaSlot(1, HardState(), 0, owner))
+    padding = bytes(META_SLOT_STRIDE - META_SLOT_SIZE)
+    return slot + padding + slot + padding

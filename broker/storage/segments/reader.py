@@ -1,0 +1,129 @@
+"""Read checked batches of one segment, in large pieces, without copying their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
+from broker.codec.record_batch import HEADER_SIZE, BatchHeader, check_body, decode_header
+from broker.errors import BatchCorruptError
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports.partition import StoredBatch
+from broker.ports.system import File
+from broker.storage.segments.scan import Window, next_batch
+
+READ_PIECE_BYTES: Final = 4 * 1024 * 1024
+_HEADERS_PIECE_BYTES: Final = 64 * 1024
+
+
+class DamageMetError(BatchCorruptError):
+    """What a reader met. Facts: position, start, end (offsets). The log adds the file's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a batch begins: its first offset and its position in the segment's file."""
+
+    offset: Offset
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """The part ``[base, end)`` of a segment, ``size`` bytes, that a reader may look at."""
+
+    file: File
+    base: Offset
+    end: Offset
+    size: int
+
+    @property
+    def first(self) -> Place:
+        """Where the first batch begins."""
+        return Place(self.base, SEGMENT_HEADER_SIZE)
+
+
+def read_batches(
+    view: SegmentView, place: Place, wanted: OffsetRange, *, bytes_max: int, first_always: bool
+) -> tuple[list[StoredBatch], Place]:
+    """Return whole checked batches that overlap ``wanted``, and the place behind the last one.
+
+    Args:
+        view: what may be read.
+        place: a batch at or before ``wanted.start``.
+        wanted: the offsets.
+        bytes_max: stop before a batch that would exceed it.
+        first_always: the first wanted batch comes whatever its size.
+
+    Raises:
+        DamageMetError: the first wanted batch is damaged. Later damage only ends the list.
+        OSError: the file cannot be read.
+    """
+    reach = min(view.size - place.position, max(0, bytes_max) + _HEADERS_PIECE_BYTES)
+    window = Window(view.file, view.size, min(reach, READ_PIECE_BYTES))
+    found: list[StoredBatch] = []
+    taken = 0
+    try:
+        for at, header in _headers(view, window, place, wanted):
+            if header.end_offset <= wanted.start:
+                continue
+            taken += header.size
+            if taken > bytes_max and (found or not first_always):
+                break
+            body = window.at(at, header.size)[HEADER_SIZE:]
+            _check_body(header, body, at)
+            found.append(StoredBatch(header, body))
+            place = Place(header.end_offset, at + header.size)
+    except DamageMetError:
+        if not found:
+            raise
+    return found, place
+
+
+def first_reaching(view: SegmentView, place: Place, timestamp_us: int) -> Offset:
+    """Return the first batch from ``place`` whose timestamps reach ``timestamp_us``, else the end.
+
+    Raises:
+        DamageMetError: a header on the way is damaged.
+        OSError: the file cannot be read.
+    """
+    window = Window(view.file, view.size, _HEADERS_PIECE_BYTES)
+    for _, header in _headers(view, window, place, OffsetRange(view.base, view.end)):
+        if header.max_timestamp_us >= timestamp_us:
+            return header.base_offset
+    return view.end
+
+
+def _headers(
+    view: SegmentView, window: Window, place: Place, wanted: OffsetRange
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) from ``place`` while below ``wanted.end``, past earlier damage."""
+    offset, position = place.offset, place.position
+    while offset < wanted.end:
+        try:
+            header = decode_header(window.at(position, HEADER_SIZE))
+            if header.base_offset != offset or position + header.size > view.size:
+                raise BatchCorruptError(f"the batch of offset {header.base_offset} is misplaced")
+        except BatchCorruptError as error:
+            behind = next_batch(Window(view.file, view.size), position + 8, Offset(offset + 1))
+            end = behind.header.base_offset if behind is not None else view.end
+            if behind is None or end > wanted.start:
+                raise DamageMetError(
+                    str(error), position=position, start=offset, end=end
+                ) from error
+            offset, position = end, behind.position
+            continue
+        yield position, header
+        position += header.size
+        offset = header.end_offset
+
+
+def _check_body(header: BatchHeader, body: memoryview, position: int) -> None:
+    try:
+        check_body(header, body)
+    except BatchCorruptError as error:
+        raise DamageMetError(
+            str(error), position=position, start=header.base_offset, end=header.end_offset
+        ) from error

@@ -1,0 +1,118 @@
+"""One segment of a partition's log as memory knows it, and reading batches out of its file.
+
+One thread writes; readers on any thread take ``end_offset`` first and ``size_bytes`` after it, and
+the writer sets them in the other order, so that a reader's bytes always cover its offsets.
+"""
+
+from __future__ import annotations
+
+from broker.codec.disk.index_format import IndexFile, decode_index, encode_index
+from broker.codec.record_batch import BatchHeader
+from broker.errors import HeadwaterError, IndexCorruptError
+from broker.model.epochs import EpochStart, LeaderEpoch
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports.partition import SegmentInfo
+from broker.storage.log.folder import LogFolder
+from broker.storage.segments.index import SegmentIndex
+
+
+class Segment:
+    """Facts of one segment. ``index`` of a sealed one is loaded when it is first read."""
+
+    __slots__ = (
+        "base_offset",
+        "created_us",
+        "end_offset",
+        "epochs",
+        "index",
+        "max_timestamp_us",
+        "sealed",
+        "size_bytes",
+    )
+
+    def __init__(self, base_offset: Offset, index: SegmentIndex | None) -> None:
+        self.base_offset = base_offset
+        self.end_offset = base_offset
+        self.size_bytes = 0  # header and batches; zeros reserved behind them do not count
+        self.max_timestamp_us = 0
+        self.created_us = 0  # when the first batch was written; 0 while there is none
+        self.sealed = False
+        self.epochs: tuple[EpochStart, ...] = ()  # of the leader epochs that occur in it
+        self.index = index
+
+    @property
+    def empty(self) -> bool:
+        """Whether no batch was ever written."""
+        return self.end_offset == self.base_offset
+
+    def note_batch(self, header: BatchHeader, position: int, *, force: bool = False) -> None:
+        """Take a scanned batch into the facts; ``force`` gives it an index entry."""
+        self.note(
+            OffsetRange(header.base_offset, header.end_offset),
+            position,
+            size_bytes=header.size,
+            leader_epoch=header.leader_epoch,
+            max_timestamp_us=header.max_timestamp_us,
+            force=force,
+        )
+
+    def note(
+        self,
+        offsets: OffsetRange,
+        position: int,
+        *,
+        size_bytes: int,
+        leader_epoch: LeaderEpoch,
+        max_timestamp_us: int,
+        force: bool = False,
+    ) -> None:
+        """Take a batch that lies at ``position`` into the facts; readers see it from now on."""
+        assert self.index is not None, "the segment that is written has its index"
+        self.index.note(offsets.start, position, self.max_timestamp_us, force=force)
+        if not self.epochs or self.epochs[-1].leader_epoch != leader_epoch:
+            self.epochs = (*self.epochs, EpochStart(leader_epoch, offsets.start))
+        self.max_timestamp_us = max(self.max_timestamp_us, max_timestamp_us)
+        self.size_bytes = position + size_bytes
+        self.end_offset = offsets.end
+
+    def info(self) -> SegmentInfo:
+        """Return the facts as the ports want them."""
+        end, size = self.end_offset, self.size_bytes
+        return SegmentInfo(self.base_offset, end, size, self.max_timestamp_us, self.sealed)
+
+
+def write_index(folder: LogFolder, segment: Segment) -> None:
+    """Replace the segment's index file. Everything that it covers must be durable before."""
+    assert segment.index is not None, "only a segment whose index is loaded is written"
+    data = encode_index(
+        partition_id=folder.partition_id,
+        base_offset=segment.base_offset,
+        end_offset=segment.end_offset,
+        covered=segment.size_bytes,
+        max_timestamp_us=segment.max_timestamp_us,
+        created_us=segment.created_us,
+        sealed=segment.sealed,
+        entries=segment.index.entries(),
+        epochs=segment.epochs,
+    )
+    folder.replace(folder.segment_file(segment.base_offset, "index"), data)
+
+
+def read_index(folder: LogFolder, base_offset: Offset) -> IndexFile:
+    """Read a segment's index file whole; raises IndexCorruptError when there is no good one."""
+    path = folder.segment_file(base_offset, "index")
+    try:
+        index = decode_index(folder.read(path))
+    except FileNotFoundError as cause:
+        raise IndexCorruptError(f"the index {path} is missing", path=path) from cause
+    except OSError as cause:
+        raise IndexCorruptError(f"the index {path} cannot be read: {cause}", path=path) from cause
+    except HeadwaterError as cause:
+        raise IndexCorruptError(f"the index {path}: {cause}", path=path) from cause
+    summary = index.summary
+    if summary.partition_id != folder.partition_id or summary.base_offset != base_offset:
+        raise IndexCorruptError(
+            f"the index {path} belongs to offset {summary.base_offset} of {summary.partition_id}",
+            path=path,
+        )
+    return index

@@ -1,0 +1,1 @@
+"""Servers started on this machine: one broker or three, NATS, their certificates."""

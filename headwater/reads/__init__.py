@@ -1,0 +1,1 @@
+"""Reading whole histories without Spark: cuts, moments, keys, verification."""

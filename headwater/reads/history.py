@@ -1,0 +1,151 @@
+"""A stream's whole history without Spark: the table's files, then the broker's tail, through Arrow.
+
+    rows of a cut = Delta table at version v, [start, C)  ∪  log [C, H)
+
+What the table claims is proved before the first row is given out; that rows are contiguous is
+checked while they are read, in both tiers. A read that cannot be exact raises; it never ends early
+without saying so. The lease of the cut is the caller's to renew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import GapError, SchemaMismatchError
+from broker.model.certificate import Certificate, PartitionCertificate
+from broker.model.cut import Cut, PartitionCut
+from broker.model.offsets import OffsetRange
+from headwater.client import Client
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+from tiering.read.reader import read_rows
+from tiering.table.table import Table, TableSnapshot
+
+
+class History:
+    """One exact read of one cut. Single use, single thread; blocks on the network.
+
+    Opening it proves the cold part by counts and bounds.
+
+    Raises:
+        CorruptDataError: the table is not what the cut recorded, or is damaged; by name.
+        RemoteTierUnavailableError: the lake does not answer.
+    """
+
+    def __init__(self, client: Client, cut: Cut) -> None:
+        self._client = client
+        self.cut = cut
+        self._table, self._snapshot = _open_table(cut)
+        self._cold: list[PartitionCertificate] = []
+        self._files_count = self._files_bytes = 0
+        if self._table is not None:
+            self._cold, self._files_count, self._files_bytes = certify_counts(
+                self._snapshot, cut, self._table.store
+            )
+        self._hot_counts = dict.fromkeys(range(len(cut.partitions)), 0)
+        self.complete = False  # every row was given out
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, partition by partition, in offset order.
+
+        Args:
+            columns: names of ROW_SCHEMA in the order wanted; None means all.
+
+        Raises:
+            SchemaMismatchError: a column that rows do not have.
+            GapError, OverlapError: offsets are missing, or occur twice.
+            HeadwaterError: what either tier raises.
+        """
+        schema = _projection(columns)
+        for part in self.cut.partitions:
+            yield from self._cold_batches(part, schema)
+            yield from self._hot_batches(part, schema)
+        self.complete = True
+
+    def again(self) -> History:
+        """Return another read of the same cut; what was proved of the table is proved again."""
+        return History(self._client, self.cut)
+
+    def certificate(self) -> Certificate:
+        """Return what this read proves; only once :meth:`batches` has ended."""
+        assert self.complete, "nothing is proved before the last row"
+        cold = {part.partition: part for part in self._cold}
+        partitions = tuple(
+            _certificate(part, cold.get(part.partition), self._hot_counts[part.partition])
+            for part in self.cut.partitions
+        )
+        return Certificate(
+            stream=self.cut.stream,
+            stream_uuid=self.cut.stream_uuid,
+            table_version=self.cut.table_version,
+            form="counts",
+            partitions=partitions,
+            files_count=self._files_count,
+            files_bytes=self._files_bytes,
+        )
+
+    def _cold_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        if part.cold_stop == part.start:
+            return
+        assert self._table is not None, "a cold range has a table"
+        assert self._snapshot is not None, "a table was opened at the cut's version"
+        wanted = OffsetRange(part.start, part.cold_stop)
+        yield from read_rows(self._snapshot, self._table.store, part.partition, wanted, schema)
+
+    def _hot_batches(self, part: PartitionCut, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        if part.hot_stop == part.cold_end:
+            return
+        with self._client.fetch(
+            self.cut.stream,
+            part.partition,
+            part.cold_end,
+            part.hot_stop,
+            columns=schema.names,
+            stream_uuid=self.cut.stream_uuid,
+        ) as fetched:
+            for one in fetched:
+                self._hot_counts[part.partition] += one.batch.num_rows
+                yield one.batch
+        counted, due = self._hot_counts[part.partition], part.hot_stop - part.cold_end
+        if counted != due:
+            raise GapError(
+                f"the broker sent {counted} of the {due} records [{part.cold_end}, "
+                f"{part.hot_stop}) of partition {part.partition}",
+                partition=part.partition,
+                start=part.cold_end + counted,
+                end=part.hot_stop,
+            )
+
+
+def _open_table(cut: Cut) -> tuple[Table | None, TableSnapshot | None]:
+    if cut.table_version is None:
+        return None, None
+    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+    return table, table.snapshot(cut.table_version)
+
+
+def _projection(columns: Sequence[str] | None) -> pa.Schema:
+    if columns is None:
+        return ROW_SCHEMA
+    unknown = [name for name in columns if name not in ROW_SCHEMA.names]
+    if unknown or len(set(columns)) != len(columns) or not columns:
+        raise SchemaMismatchError(
+            f"columns must be some of {', '.join(ROW_SCHEMA.names)}, each once; "
+            f"not {', '.join(columns)}",
+            columns=ROW_SCHEMA.names,
+        )
+    return pa.schema([ROW_SCHEMA.field(name) for name in columns])
+
+
+def _certificate(
+    part: PartitionCut, cold: PartitionCertificate | None, hot_count: int
+) -> PartitionCertificate:
+    if cold is None:
+        cold = PartitionCertificate(
+            partition=part.partition, start=part.start, end=part.start, cold_count=0, hot_count=0
+        )
+    return replace(cold, end=part.end, cold_count=part.cold_stop - part.start, hot_count=hot_count)

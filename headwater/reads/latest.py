@@ -1,0 +1,68 @@
+"""The newest record of each key of a read without Spark; what spark_jobs/read/latest.py is with it.
+
+Two passes of one cut: the first notes where each key's newest record is, with the key alone in
+memory; the second gives those rows out. Partitions come one after the other, so memory holds the
+keys of one. A key whose newest record is a tombstone has none; records without a key are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.reads.history import History
+
+_NEEDED = ("partition", "offset", "key", "value")
+
+
+def newest_of_each_key(
+    history: History, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the newest row of each (partition, key), without tombstones, by partition and offset.
+
+    ``history`` is complete afterwards: its certificate covers every record that was looked at.
+
+    Args:
+        history: a read that was not begun.
+        columns: names of ROW_SCHEMA in the order wanted; None means all.
+
+    Raises:
+        HeadwaterError: what :meth:`History.batches` raises.
+    """
+    newest = _newest_offsets(history.again())
+    wanted = None if columns is None else list(dict.fromkeys([*columns, "partition", "offset"]))
+    for batch in history.batches(wanted):
+        if batch.num_rows == 0:
+            continue
+        offsets = newest.get(batch.column("partition")[0].as_py())
+        if offsets is None:
+            continue
+        chosen = batch.filter(pc.is_in(batch.column("offset"), value_set=offsets))
+        if chosen.num_rows:
+            yield chosen if columns is None else chosen.select(list(columns))
+
+
+def _newest_offsets(history: History) -> dict[int, pa.Array]:
+    """Return, per partition, the offsets of the rows that are the newest of their keys."""
+    found: dict[int, dict[bytes, int]] = {}
+    for batch in history.batches(list(_NEEDED)):
+        if batch.num_rows == 0:
+            continue
+        keys = found.setdefault(batch.column("partition")[0].as_py(), {})
+        offsets = batch.column("offset").to_pylist()
+        tombstones = np.asarray(batch.column("value").is_null(), dtype=bool).tolist()
+        for key, offset, dead in zip(
+            batch.column("key").to_pylist(), offsets, tombstones, strict=True
+        ):
+            if key is None:
+                continue
+            if dead:
+                keys.pop(key, None)
+            else:
+                keys[key] = offset
+    return {
+        partition: pa.array(sorted(keys.values()), pa.int64()) for partition, keys in found.items()
+    }

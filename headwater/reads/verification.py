@@ -1,0 +1,117 @@
+"""The independent checker: every byte of a cut read again, in both tiers, and compared.
+
+The table's files are read back and each committed range must give the digest that the ledger noted
+when it was committed; the tail comes through Flight, where the broker checks each batch's CRC and
+the client that offsets follow one another. The result is a certificate of the full form, whose
+digests depend on the rows alone: two verifications of one cut give the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from broker.codec.digest import RangeDigest
+from broker.codec.schema import FILE_SCHEMA
+from broker.errors import GapError
+from broker.model.certificate import Certificate, PartitionCertificate
+from broker.model.cut import Cut, PartitionCut
+from broker.model.offsets import OffsetRange
+from headwater.client import Client
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+from tiering.read.reader import read_rows
+from tiering.read.verify import verify_partition
+from tiering.table.table import Table, TableSnapshot
+
+Progress = Callable[[int], None]  # hears how many more rows were verified
+
+
+def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) -> Certificate:
+    """Read a cut again, whole, and return what that proves. Blocks; the caller keeps the lease.
+
+    Raises:
+        CorruptDataError: a file is gone or damaged, rows are missing, doubled, changed or were
+            never committed, the table was rolled back; by the name of its class.
+        UnavailableError: a tier does not answer.
+    """
+    table, snapshot = None, None
+    files_count = files_bytes = 0
+    if cut.table_version is not None:
+        table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+        snapshot = table.snapshot(cut.table_version)
+        _, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
+    return Certificate(
+        stream=cut.stream,
+        stream_uuid=cut.stream_uuid,
+        table_version=cut.table_version,
+        form="full",
+        partitions=tuple(
+            _verify_partition(client, cut, part, table, snapshot, progress)
+            for part in cut.partitions
+        ),
+        files_count=files_count,
+        files_bytes=files_bytes,
+    )
+
+
+def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
+    client: Client,
+    cut: Cut,
+    part: PartitionCut,
+    table: Table | None,
+    snapshot: TableSnapshot | None,
+    progress: Progress | None,
+) -> PartitionCertificate:
+    digest = RangeDigest()
+    proved = PartitionCertificate(
+        partition=part.partition, start=part.start, end=part.start, cold_count=0, hot_count=0
+    )
+    if table is not None and snapshot is not None:
+        proved = verify_partition(
+            snapshot, table.store, part.partition, digest=digest, progress=progress
+        )
+        if part.cold_stop < part.cold_end:  # all of it was proved, but only a part is certified
+            digest = RangeDigest()
+            wanted = OffsetRange(part.start, part.cold_stop)
+            for batch in read_rows(snapshot, table.store, part.partition, wanted, FILE_SCHEMA):
+                digest.update(batch)
+    hot_count = _digest_tail(client, cut, part, digest, progress)
+    return replace(
+        proved,
+        end=part.end,
+        cold_count=part.cold_stop - part.start,
+        hot_count=hot_count,
+        digest=digest.hexdigest(),
+    )
+
+
+def _digest_tail(
+    client: Client, cut: Cut, part: PartitionCut, digest: RangeDigest, progress: Progress | None
+) -> int:
+    """Digest ``[C, H)`` as the broker sends it; return the number of rows, which is all of them."""
+    counted, due = 0, part.hot_stop - part.cold_end
+    if due == 0:
+        return 0
+    with client.fetch(
+        cut.stream,
+        part.partition,
+        part.cold_end,
+        part.hot_stop,
+        columns=FILE_SCHEMA.names,
+        stream_uuid=cut.stream_uuid,
+    ) as fetched:
+        for one in fetched:
+            digest.update(one.batch)
+            counted += one.batch.num_rows
+            if progress is not None:
+                progress(one.batch.num_rows)
+    if counted != due:
+        raise GapError(
+            f"the broker sent {counted} of the {due} records [{part.cold_end}, {part.hot_stop}) of "
+            f"partition {part.partition}",
+            partition=part.partition,
+            start=part.cold_end + counted,
+            end=part.hot_stop,
+        )
+    return counted

@@ -1,0 +1,1 @@
+"""The unified read in Spark, and SQL over streams."""

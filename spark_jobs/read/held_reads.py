@@ -1,0 +1,130 @@
+"""What is known about the DataFrames that a unified read returned: their cuts and certificates.
+
+A DataFrame is found by identity and forgotten with it; DataFrames derived from it are not listed,
+because Spark offers no link back. The lease belongs to the cut, not to the Python object: a derived
+DataFrame may outlive the one that was returned, so garbage collection releases nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import InvalidRequestError
+from broker.model.certificate import Certificate
+from broker.model.cut import Cut
+from spark_jobs.read.leases import KEEPER
+from tiering.keys.snapshot import LatestTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRead:
+    """One unified read."""
+
+    cut: Cut
+    certificate: Certificate | None  # None: none was asked for
+    latest: bool = False
+    key_snapshot: LatestTable | None = None  # what ``latest`` began with; None: the first record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldQuery:
+    """The result of a statement: the reads of its streams, by name."""
+
+    reads: Mapping[str, HeldRead]
+
+
+class HeldReads:
+    """Reads and queries by DataFrame. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run in the middle of our own code
+        self._reads: dict[int, HeldRead] = {}
+        self._queries: dict[int, HeldQuery] = {}
+
+    def remember(self, rows: Any, held: HeldRead) -> None:
+        """Note what a DataFrame is."""
+        with self._lock:
+            self._reads[id(rows)] = held
+        weakref.finalize(rows, self._forget, id(rows)).atexit = False
+
+    def remember_query(self, result: Any, held: HeldQuery) -> None:
+        """Note which reads a result needs; once it is gone their leases are left to run out."""
+        with self._lock:
+            self._queries[id(result)] = held
+        weakref.finalize(result, self._forget_query, id(result)).atexit = False
+
+    def query_of(self, result: Any) -> HeldQuery | None:
+        """Return the reads of a statement's result, None for any other DataFrame."""
+        with self._lock:
+            return self._queries.get(id(result))
+
+    def of(self, rows: Any) -> HeldRead:
+        """Return what a DataFrame is; raises InvalidRequestError for one not from ``read``."""
+        with self._lock:
+            held = self._reads.get(id(rows))
+            query = self._queries.get(id(rows))
+        if held is None and query is not None and len(query.reads) == 1:
+            return next(iter(query.reads.values()))
+        if held is None:
+            raise InvalidRequestError(
+                "this is not a DataFrame that headwater.read returned; ask the one that you "
+                "filtered or joined it from"
+            )
+        return held
+
+    def _forget(self, identity: int) -> None:
+        with self._lock:
+            self._reads.pop(identity, None)
+
+    def _forget_query(self, identity: int) -> None:
+        with self._lock:
+            held = self._queries.pop(identity, None)
+        for read in held.reads.values() if held is not None else ():
+            abandon(read.cut)
+
+
+READS: Final = HeldReads()
+
+
+def certificate(rows: Any) -> Certificate:
+    """Return the certificate of a DataFrame from a unified read.
+
+    Raises:
+        InvalidRequestError: the read was made without one, or the DataFrame is not from a read.
+    """
+    held = READS.of(rows)
+    if held.certificate is None:
+        raise InvalidRequestError('this read was made with certificate="none"')
+    return held.certificate
+
+
+def cut_of(rows: Any) -> Cut:
+    """Return the cut of a DataFrame from a unified read; ``.save()`` makes it one line of text."""
+    return READS.of(rows).cut
+
+
+def release(what: Any) -> bool:
+    """End the lease of a DataFrame or a cut (all, of a SQL result); tell whether one was held.
+
+    Later actions read what is still there, or fail by name; none returns fewer rows.
+    """
+    query = READS.query_of(what)
+    if query is not None:
+        held = [KEEPER.release(read.cut.lease.lease_id) for read in query.reads.values()]
+        return any(held)
+    cut = what if isinstance(what, Cut) else cut_of(what)
+    return KEEPER.release(cut.lease.lease_id)
+
+
+def abandon(cut: Cut) -> None:
+    """Renew a cut's lease no more, but leave what it holds until it runs out by itself."""
+    KEEPER.abandon(cut.lease.lease_id)
+
+
+def release_all() -> int:
+    """End every lease that this process holds for its reads; return how many."""
+    return KEEPER.release_all()

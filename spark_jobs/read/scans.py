@@ -1,0 +1,181 @@
+"""The two scans that a unified read joins: the table's, which is Spark's own, and the log's.
+
+Both take a cut that is held and, for the table, how far it was proved. Each partition is read from
+an offset of the caller's choice, by default from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.errors import InvalidConfigError, ObjectMissingError, UnavailableError
+from broker.model.cut import Cut
+from broker.model.offsets import Offset, OffsetRange
+from spark_jobs.read.table_scan import table_at
+from spark_jobs.sessions import is_connect, parallelism
+from spark_jobs.source.options import positions_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiering.table.table import TableSnapshot
+
+_log = logging.getLogger("headwater.read")
+
+# A user may have set these for other tables; with them Spark would drop rows without a word.
+_LOSSY_SETTINGS: Final = (
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.files.ignoreCorruptFiles",
+)
+_TASK_RECORDS: Final = (100_000, 2_000_000)  # fewer are not worth a task, more are too many
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What is read of one partition from the table, and what from the log; they meet, or touch."""
+
+    partition: int
+    cold: OffsetRange
+    hot: OffsetRange
+
+
+def seams(cut: Cut, above: Mapping[int, Offset] | None = None) -> list[Seam]:
+    """Return where each partition of a cut is read; ``above`` as in :func:`rows_of`."""
+    found = []
+    for part in cut.partitions:
+        start = (above or {}).get(part.partition, part.start)
+        hot = max(part.cold_end, start)
+        cold = OffsetRange(start, max(start, part.cold_stop))
+        found.append(Seam(part.partition, cold, OffsetRange(hot, max(hot, part.hot_stop))))
+    return found
+
+
+def rows_of(
+    spark: SparkSession,
+    cut: Cut,
+    columns: Sequence[str],
+    *,
+    server: str,
+    proved: bool,
+    table: TableSnapshot | None = None,
+    above: Mapping[int, Offset] | None = None,
+) -> DataFrame:
+    """Return the cold rows, the hot rows, or both; always at least an empty DataFrame.
+
+    Args:
+        spark: any session.
+        cut: what to read; its lease is held by the caller.
+        columns: which columns, in order.
+        server: the broker's address, for the executors.
+        proved: whether the table's version is known to hold exactly the cut's cold ranges.
+        table: that version as our own reader sees it, if known: Spark must see the same.
+        above: per partition, the first offset wanted; the partition's start where none is given.
+    """
+    parts = seams(cut, above)
+    tiers = []
+    if any(part.cold for part in parts):
+        tiers.append(_cold(spark, cut, columns, parts, server=server, proved=proved, table=table))
+    if not tiers or any(part.hot for part in parts):
+        hot = {part.partition: part.hot for part in parts}
+        tiers.append(_by_source(spark, cut, columns, hot, server=server))
+    return tiers[0] if len(tiers) == 1 else tiers[0].union(tiers[1])
+
+
+def refuse_lossy(spark: SparkSession) -> None:
+    """Raise InvalidConfigError if the session is set to go on without files it cannot read."""
+    for name in _LOSSY_SETTINGS:
+        if str(spark.conf.get(name, "false")).lower() == "true":
+            raise InvalidConfigError(
+                f"{name} is true in this session, so Spark would drop rows silently; unset it"
+            )
+
+
+def cold_predicate(cut: Cut, parts: Sequence[Seam], *, proved: bool) -> str | None:
+    """Return what a scan of the cut's table version is held to; None: its rows are the wanted ones.
+
+    A proved version holds exactly the cut's cold ranges, so no filter is needed, and none is paid
+    for. An unproved one, and one of which less is wanted, is held to the ranges by simple
+    predicates that Delta turns into file skips.
+    """
+    held = {part.partition: OffsetRange(part.start, part.cold_end) for part in cut.partitions}
+    if proved and all(part.cold == held[part.partition] for part in parts):
+        return None
+    return " OR ".join(
+        f"(`partition` = {part.partition} AND `offset` >= {part.cold.start} "
+        f"AND `offset` < {part.cold.end})"
+        for part in parts
+        if part.cold
+    )
+
+
+def log_options(
+    cut: Cut, columns: Sequence[str], ranges: Mapping[int, OffsetRange], *, server: str
+) -> dict[str, str]:
+    """Return the options of our source for some ranges of a cut; planning then asks no server."""
+    wanted = {number: span for number, span in ranges.items() if span}
+    if not wanted:
+        number, span = next(iter(ranges.items()))
+        wanted = {number: OffsetRange(span.start, span.start)}
+    return {
+        "server": server,
+        "stream": cut.stream,
+        "streamUuid": cut.stream_uuid,
+        "lease": cut.lease.lease_id,  # held by the caller
+        "startingOffsets": positions_text({n: span.start for n, span in wanted.items()}),
+        "endingOffsets": positions_text({n: span.end for n, span in wanted.items()}),
+        "columns": ",".join(columns),
+    }
+
+
+def _cold(
+    spark: SparkSession,
+    cut: Cut,
+    columns: Sequence[str],
+    parts: Sequence[Seam],
+    *,
+    server: str,
+    proved: bool,
+    table: TableSnapshot | None,
+) -> DataFrame:
+    """Return the scan of the table at the cut's version.
+
+    A client of Spark Connect may have no way to the store, but the executors have: there our source
+    reads the same offsets, slower, and proves them itself.
+    """
+    assert cut.table_version is not None, "a cold range has a table"
+    try:
+        rows = table_at(
+            spark, cut.table_uri, cut.table_version, cluster=cut.cluster, snapshot=table
+        )
+    except (UnavailableError, InvalidConfigError, ObjectMissingError) as error:
+        if proved or not is_connect(spark):
+            raise
+        _log.info("table_not_reached stream=%s, executors read it: %s", cut.stream, error)
+        cold = {part.partition: part.cold for part in parts}
+        return _by_source(spark, cut, columns, cold, server=server)
+    predicate = cold_predicate(cut, parts, proved=proved)
+    return (rows if predicate is None else rows.where(predicate)).select(*columns)
+
+
+def _by_source(
+    spark: SparkSession,
+    cut: Cut,
+    columns: Sequence[str],
+    ranges: Mapping[int, OffsetRange],
+    *,
+    server: str,
+) -> DataFrame:
+    """Return ranges through the data source, from wherever its tasks find them."""
+    records = _task_records(spark, sum(map(len, ranges.values())))
+    options = log_options(cut, columns, ranges, server=server)
+    reader = spark.read.format("headwater").options(**options)
+    return reader.option("maxRecordsPerPartition", str(records)).load()
+
+
+def _task_records(spark: SparkSession, total: int) -> int:
+    """Cut a large tail so that all cores share it; a small one is not worth a second task."""
+    low, high = _TASK_RECORDS
+    return min(high, max(low, -(-total // parallelism(spark))))

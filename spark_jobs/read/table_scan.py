@@ -1,0 +1,151 @@
+"""Spark's own scan of a table version, strict whatever the session is set to.
+
+Spark serves a Parquet page without looking at its checksum, and goes on without files that it
+cannot read, if settings say so. Settings of a session may be anybody's and may change after the
+DataFrame was made; options of the scan win over them at every action. But Delta 4.4 hands on to its
+scan only options that begin with ``fs.``. So the options are put in beside it:
+
+- In a classic session the scan that Delta planned gets them: Delta's statistics still skip files.
+- Where this process has no plan to put them into (Spark Connect) the same files are named to
+  Spark's Parquet reader, as our own reader of the log found them. So they are in a session that
+  reserves SQL's words: Delta spells the type of its statistics without backticks, and cannot plan
+  a filter on a table with a column ``offset`` there.
+
+A page's header and a file's footer carry no checksum. They are proved with the whole object, before
+the DataFrame exists (tiering/read/certify.py). What Spark itself knows of the version is compared
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.errors import TableMismatchError
+from spark_jobs.sessions import is_connect
+from spark_jobs.source.columns import ROW_COLUMNS, ddl
+from tiering.read.lake import Lake
+from tiering.store.location import StoreConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiering.keys.snapshot import LatestTable
+    from tiering.table.table import TableSnapshot
+
+STRICT: Final = {
+    "parquet.page.verify-checksum.enabled": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+
+_log = logging.getLogger("headwater.read")
+
+
+def table_path(table_uri: str) -> str:
+    """Return a table's URI as Spark's file systems spell it: ``s3a://…`` or a plain path."""
+    if table_uri.startswith("s3://"):
+        return f"s3a://{table_uri.removeprefix('s3://')}"
+    return str(StoreConfig(uri=table_uri).root)
+
+
+def table_at(
+    spark: SparkSession,
+    table_uri: str,
+    version: int,
+    *,
+    cluster: str,
+    snapshot: TableSnapshot | LatestTable | None = None,
+) -> DataFrame:
+    """Return Spark's own strict scan of a table at one version. Blocks on the table's log.
+
+    Args:
+        spark: any session.
+        table_uri: where the table is.
+        version: which one.
+        cluster: whose table it is.
+        snapshot: that version as our own reader sees it, if the caller has it; a key snapshot's
+            has to be given.
+
+    Raises:
+        TableMismatchError: Spark reads another list of files from the log than we do.
+        UnavailableError, ObjectMissingError: the log cannot be read from here.
+    """
+    if not is_connect(spark) and not _reserves_words(spark):
+        reader = spark.read.format("delta").option("versionAsOf", str(version))
+        strict = _planned_strictly(reader.load(table_path(table_uri)), snapshot)
+        if strict is not None:
+            return strict
+    if snapshot is None:
+        snapshot = Lake.open(table_uri, cluster=cluster).table_at(table_uri).snapshot(version)
+    return files_of(spark, table_uri, (file.path for file in snapshot.files))
+
+
+def files_of(spark: SparkSession, table_uri: str, paths: Iterable[str]) -> DataFrame:
+    """Return Spark's own strict scan of files of a table; of none, no rows."""
+    root = table_path(table_uri)
+    schema = ddl(ROW_COLUMNS)
+    named = [f"{root}/{path}" for path in paths]
+    if not named:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).options(basePath=root, **STRICT).parquet(*named)
+
+
+def _reserves_words(spark: SparkSession) -> bool:
+    return spark.conf.get("spark.sql.ansi.enforceReservedKeywords", "false") == "true"
+
+
+def _planned_strictly(
+    rows: DataFrame, snapshot: TableSnapshot | LatestTable | None
+) -> DataFrame | None:
+    """Return Delta's DataFrame with our options in its scan; None where the plan is another.
+
+    Spark has no public word for it; what is used here is looked at again afterwards.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415  (importing stays free)
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame  # noqa: PLC0415
+
+    session = rows.sparkSession
+    try:
+        plan: Any = rows._jdf.queryExecution().analyzed()  # noqa: SLF001
+        scan = plan.relation()
+        options = scan.options()
+        for name, value in STRICT.items():
+            options = options.updated(name, value)
+        strict = scan.copy(
+            scan.location(),
+            scan.partitionSchema(),
+            scan.dataSchema(),
+            scan.bucketSpec(),
+            scan.fileFormat(),
+            options,
+            scan.sparkSession(),
+        )
+        relation = plan.copy(
+            strict, plan.output(), plan.catalogTable(), plan.isStreaming(), plan.stream()
+        )
+        datasets = session.sparkContext._jvm.org.apache.spark.sql.classic.Dataset  # type: ignore[union-attr]  # noqa: SLF001
+        made = datasets.ofRows(rows._jdf.sparkSession(), relation)  # noqa: SLF001
+        in_effect = made.queryExecution().analyzed().relation().options()
+        if any(in_effect.apply(name) != value for name, value in STRICT.items()):
+            return None
+        known = scan.location().snapshotAtAnalysis()
+        found = int(known.version()), int(known.numOfFiles()), int(known.sizeInBytes())
+    except (Py4JError, TypeError) as cause:  # a Spark or Delta whose plans look otherwise
+        _log.info("plan_not_strict, naming the files instead: %s", str(cause).split("\n")[0])
+        return None
+    if snapshot is not None:
+        listed = snapshot.files
+        expected = snapshot.version, len(listed), sum(file.size_bytes for file in listed)
+        if found != expected:
+            raise TableMismatchError(
+                f"Spark reads version {found[0]} of {snapshot.uri} as {found[1]} files of "
+                f"{found[2]} bytes; it is version {expected[0]}, {expected[1]} files of "
+                f"{expected[2]} bytes",
+                uri=snapshot.uri,
+                version=snapshot.version,
+                expected=expected[1],
+                found=found[1],
+            )
+    return ClassicDataFrame(made, session)

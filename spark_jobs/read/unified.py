@@ -1,0 +1,360 @@
+"""The unified read: a stream's whole history as one exact DataFrame.
+
+    rows of a cut = Delta table at version v (native scan)  ∪  log [C, H) (source ``headwater``)
+
+Order matters: the broker gives the lease first, then the table version, then the high watermarks,
+all inside one cut; only then do we look at the table. The cold side is Spark's own scan, Python
+never touches its rows. What the table claims is proved before the DataFrame is returned; what the
+log sends is counted while it is read. A read that cannot be exact fails, it never returns less.
+
+The driver's process keeps the lease and remembers certificates; a plan needs neither. Nothing here
+depends on a JVM in this process, so a session of Spark Connect does as well as a classic one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from broker.codec.flight.protocol import AtTime
+from broker.errors import InvalidRequestError, StreamRecreatedError, UnknownLeaseError
+from broker.model.certificate import Certificate
+from broker.model.cut import Cut, Lease
+from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
+from spark_jobs.read.held_reads import READS, HeldRead
+from spark_jobs.read.latest import latest_rows, usable_snapshot
+from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
+from spark_jobs.read.scans import refuse_lossy, rows_of
+from spark_jobs.sessions import is_running
+from spark_jobs.source.columns import ROW_COLUMNS, check_projection
+from tiering.read.certify import certify_counts
+from tiering.read.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.client import Client
+    from tiering.table.table import TableSnapshot
+
+Proof = Literal["counts", "full", "none"]
+
+_PROOFS: Final = ("counts", "full", "none")
+
+_log = logging.getLogger("headwater.read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How to read, whatever is read."""
+
+    latest: bool = False
+    certificate: Proof = "counts"
+    columns: tuple[str, ...] = tuple(ROW_COLUMNS)
+    lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT
+
+    def __post_init__(self) -> None:
+        """Refuse what no read can do."""
+        if self.certificate not in _PROOFS:
+            raise InvalidRequestError(
+                f"certificate must be counts, full or none, not {self.certificate!r}"
+            )
+        check_projection(self.columns, where="columns")
+
+
+def read(
+    spark: SparkSession,
+    stream: str | Cut,
+    *,
+    as_of: AsOf | None = None,
+    latest: bool = False,
+    certificate: Proof = "counts",
+    columns: Sequence[str] | None = None,
+    client: Client,
+    lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+) -> DataFrame:
+    """Return every committed record of a stream, once, as one DataFrame. Blocks.
+
+    The DataFrame is pinned: each action on it reads the same rows. The lease that keeps them is
+    renewed until :func:`release`, the end of the session, or the end of the process.
+
+    Args:
+        spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
+        stream: a stream's name, or a cut of it.
+        as_of: the rows of an earlier moment: a cut (or its saved text), an offset per partition,
+            or a time; what each means is in :mod:`headwater.reads.as_of`.
+        latest: only the newest record of each (partition, key), without tombstones.
+        certificate: what is proved first. ``counts``: file sizes, statistics and transactions;
+            ``full``: every byte against the ledger, which reads everything (and for ``latest``
+            passes over the key snapshot); ``none``: nothing, only offsets within the cut are let
+            through.
+        columns: which columns, in which order; all by default. Narrowing here also narrows what
+            the broker sends, ``select`` on the result does not.
+        client: how to reach the broker.
+        lease_ttl_ms: how long the lease outlives this process.
+
+    Raises:
+        UnknownStreamError, InvalidCutError, StreamRecreatedError: there is no such thing to read.
+        OffsetOutOfRangeError: ``as_of`` is below the stream's start, or not committed yet.
+        CorruptDataError: the table is not what was committed; the subclass and facts say what.
+        UnavailableError: the broker or the object store did not answer.
+    """
+    options = _options(latest, certificate, columns, lease_ttl_ms)
+    refuse_lossy(spark)
+    moment = _moment(stream, as_of)
+    if isinstance(moment, Cut):
+        cut, own_lease = _reopened(client, moment, lease_ttl_ms)
+    else:
+        assert isinstance(stream, str), "a cut is its own moment"
+        cut, own_lease = client.cut(stream, ttl_ms=lease_ttl_ms), True
+    _hold(spark, cut, client, options, own_lease=own_lease)
+    try:
+        if not isinstance(moment, Cut | None):
+            cut = narrowed(cut, moment, client)
+        return _rows(spark, cut, options, client)
+    except BaseException:
+        KEEPER.release(cut.lease.lease_id)
+        raise
+
+
+def read_many(
+    spark: SparkSession,
+    streams: Sequence[str],
+    *,
+    as_of: AsOf | Mapping[str, AsOf] | None = None,
+    latest: bool = False,
+    certificate: Proof = "counts",
+    columns: Sequence[str] | None = None,
+    client: Client,
+    lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
+) -> dict[str, DataFrame]:
+    """Return several streams as of one instant, as DataFrames by name. Blocks.
+
+    First every stream is cut: its lease is held and its table version is known. Then the broker
+    tells all high watermarks as they were at one moment, and each read ends there. So there was a
+    moment at which exactly these rows were the committed records of all these streams: what was
+    acknowledged as committed before this call is in, and if a record is in, so is every record of
+    these streams that was acknowledged like that before that one was published. The moment lies
+    within the call. The table versions may be older than it, which changes where rows come from
+    but not which they are.
+
+    It is not a transaction: records that a producer sends to two streams one after the other may
+    have the moment between them. With ``as_of`` each stream is narrowed by itself and there is no
+    such moment: a time applies to every stream by the timestamps of its own records; a mapping
+    gives each stream its own.
+
+    Args:
+        spark: as for :func:`read`, like all that is not explained here.
+        streams: names, each once.
+        as_of: a time for all of them, or a moment for each, by name.
+        latest: see :func:`read`.
+        certificate: see :func:`read`.
+        columns: see :func:`read`.
+        client: see :func:`read`.
+        lease_ttl_ms: see :func:`read`.
+
+    Raises:
+        StreamRecreatedError: a stream was deleted and created again meanwhile.
+        OverloadedError: the broker found no moment between commits; try again.
+        HeadwaterError: what :func:`read` raises; then no lease is held.
+    """
+    if not streams or len(set(streams)) != len(streams) or isinstance(streams, str):
+        raise InvalidRequestError(f"name one stream or several, each once, not {streams!r}")
+    options = _options(latest, certificate, columns, lease_ttl_ms)
+    refuse_lossy(spark)
+    moments = _moments(streams, as_of)
+    cuts: dict[str, Cut] = {}
+    try:
+        for name in streams:
+            moment = moments.get(name)
+            if isinstance(moment, Cut):
+                cut, own_lease = _reopened(client, moment, lease_ttl_ms)
+            else:
+                cut, own_lease = client.cut(name, ttl_ms=lease_ttl_ms), True
+            cuts[name] = cut
+            _hold(spark, cut, client, options, own_lease=own_lease)
+        if not moments:
+            cuts = at_one_instant(cuts, client)
+        for name, moment in moments.items():
+            if not isinstance(moment, Cut):
+                cuts[name] = narrowed(cuts[name], moment, client)
+        return {name: _rows(spark, cuts[name], options, client) for name in streams}
+    except BaseException:
+        for cut in cuts.values():
+            KEEPER.release(cut.lease.lease_id)
+        raise
+
+
+def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
+    """Return held cuts with their hot ends moved up to one moment at which all of them held."""
+    found = client.high_watermarks(list(cuts))
+    moved = {}
+    for name, cut in cuts.items():
+        now = found[name]
+        if now.stream_uuid != cut.stream_uuid or len(now.offsets) != len(cut.partitions):
+            raise StreamRecreatedError(
+                f"stream {name} is {now.stream_uuid} with {len(now.offsets)} partitions now, its "
+                f"cut is of {cut.stream_uuid} with {len(cut.partitions)}",
+                expected=cut.stream_uuid,
+                found=now.stream_uuid,
+            )
+        moved[name] = replace(
+            cut,
+            partitions=tuple(
+                replace(part, hot_end=now.offsets[part.partition]) for part in cut.partitions
+            ),
+        )
+    return moved
+
+
+def certify(
+    cut: Cut, *, form: Proof, client: Client
+) -> tuple[Certificate | None, TableSnapshot | None]:
+    """Prove the table's part of a cut and add the log's part, which the read itself counts.
+
+    Returns the proof, None for the form ``none``, and the version of which it is, for a scan to be
+    held to. Blocks; errors as in :func:`read`.
+    """
+    if form == "none":
+        return None, None
+    table = Lake.open(cut.table_uri, cluster=cut.cluster).table_at(cut.table_uri)
+    snapshot = None if cut.table_version is None else table.snapshot(cut.table_version)
+    if form == "full":
+        return _verified(cut, client), snapshot
+    cold, files_count, files_bytes = certify_counts(snapshot, cut, table.store)
+    proof = Certificate(
+        stream=cut.stream,
+        stream_uuid=cut.stream_uuid,
+        table_version=cut.table_version,
+        form="counts",
+        partitions=tuple(
+            replace(
+                proved,
+                end=part.end,
+                cold_count=part.cold_stop - part.start,
+                hot_count=part.hot_stop - part.cold_end,
+            )
+            for proved, part in zip(cold, cut.partitions, strict=True)
+        ),
+        files_count=files_count,
+        files_bytes=files_bytes,
+    )
+    return proof, snapshot
+
+
+def _options(
+    latest: bool,
+    certificate: Proof,
+    columns: Sequence[str] | None,
+    lease_ttl_ms: int,
+) -> ReadOptions:
+    return ReadOptions(
+        latest=latest,
+        certificate=certificate,
+        columns=tuple(columns or ROW_COLUMNS),
+        lease_ttl_ms=lease_ttl_ms,
+    )
+
+
+def _hold(
+    spark: SparkSession, cut: Cut, client: Client, options: ReadOptions, *, own_lease: bool
+) -> None:
+    KEEPER.hold(
+        cut.lease,
+        client=client,
+        ttl_ms=options.lease_ttl_ms,
+        drop_at_end=own_lease,
+        what=f"stream={cut.stream} records={cut.records_count}",
+        in_use=lambda: is_running(spark),
+    )
+
+
+def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -> DataFrame:
+    """Prove a held cut, build its DataFrame and remember what it is."""
+    proof, table = certify(cut, form=options.certificate, client=client)
+    server, proved = client.address.url, proof is not None
+    snapshot = None
+    if options.latest:
+        found = usable_snapshot(cut)  # a foreign change is named, whether it is used or not
+        snapshot = None if options.certificate == "full" else found
+        rows = latest_rows(
+            spark,
+            cut,
+            options.columns,
+            server=server,
+            proved=proved,
+            snapshot=snapshot,
+            table=table,
+        )
+    else:
+        rows = rows_of(spark, cut, options.columns, server=server, proved=proved, table=table)
+    READS.remember(
+        rows,
+        HeldRead(cut=cut, certificate=proof, latest=options.latest, key_snapshot=snapshot),
+    )
+    _log.info(
+        "lease_held lease_id=%s stream=%s records=%d: renewed until headwater.release(df), "
+        "spark.stop() or the end of this process",
+        cut.lease.lease_id,
+        cut.stream,
+        cut.records_count,
+    )
+    return rows
+
+
+def _verified(cut: Cut, client: Client) -> Certificate:
+    from headwater.reads.verification import verify_cut  # noqa: PLC0415  (only the full form needs it)
+
+    return verify_cut(client, cut)
+
+
+def _moment(stream: str | Cut, as_of: AsOf | None) -> Cut | AtOffsets | AtTime | None:
+    """Return which moment is wanted, None for now."""
+    if as_of is None:
+        return stream if isinstance(stream, Cut) else None
+    if isinstance(stream, Cut):
+        raise InvalidRequestError("a cut is a moment already; give the stream's name with as_of")
+    return _checked(stream, parse_as_of(as_of))
+
+
+def _moments(
+    streams: Sequence[str], as_of: AsOf | Mapping[str, AsOf] | None
+) -> dict[str, Cut | AtOffsets | AtTime]:
+    """Return the moment of each stream; empty when all of them are read now."""
+    if as_of is None:
+        return {}
+    if isinstance(as_of, Mapping):
+        if set(as_of) != set(streams):
+            raise InvalidRequestError(
+                f"as_of names {sorted(map(str, as_of))}, but {sorted(streams)} are read; give "
+                "each stream its moment"
+            )
+        return {name: _checked(name, parse_as_of(as_of[name])) for name in streams}
+    moment = parse_as_of(as_of)
+    if not isinstance(moment, AtTime):
+        raise InvalidRequestError(
+            "as_of of several streams is a time, or {stream: moment}; a cut is of one stream"
+        )
+    return dict.fromkeys(streams, moment)
+
+
+def _checked(stream: str, moment: Cut | AtOffsets | AtTime) -> Cut | AtOffsets | AtTime:
+    if isinstance(moment, Cut) and moment.stream != stream:
+        raise InvalidRequestError(f"as_of is a cut of stream {moment.stream!r}, not of {stream!r}")
+    return moment
+
+
+def _reopened(client: Client, cut: Cut, ttl_ms: int) -> tuple[Cut, bool]:
+    """Return a saved cut under a lease that lives, and whether that lease is a new one of ours.
+
+    With a new one, what the cut needs may be gone already. The certificate tells for the table;
+    the log's part is refused by the broker, or served from a newer version of the table.
+    """
+    client.check_cut(cut)
+    lease: Lease
+    try:
+        lease = client.renew_lease(cut.lease.lease_id, ttl_ms=ttl_ms)
+    except UnknownLeaseError:
+        lease = client.take_lease(cut.stream, ttl_ms=ttl_ms)
+    return replace(cut, lease=lease), lease.lease_id != cut.lease.lease_id

@@ -1,0 +1,74 @@
+"""A real broker on a real disk for tests, beside the one in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk.files import DiskFiles
+from broker.adapters.disk.metadata_log import LocalMetadataLog
+from broker.model.ids import BrokerId
+from broker.ports.system import Clock, Files
+from broker.runtime.broker import Broker
+from broker.runtime.cluster.membership import Metadata
+from broker.runtime.partition.commit_scheduler import CommitScheduler
+from broker.storage.promises.promises import Promises
+
+
+@contextmanager
+def disk_broker(
+    folder: Path,
+    *,
+    wrap: Callable[[DiskFiles], Files] = lambda files: files,
+    watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log,
+    on_crash: Callable[[BaseException], None] | None = None,
+    owner: str | None = None,
+    clock: Clock | None = None,
+    workers: int = 1,
+    **settings: Any,
+) -> Iterator[Broker]:
+    """Run a broker without tiering and services in ``folder``, with fsync, until the block ends.
+
+    It works on ``wrap`` of its files and follows ``watched`` of its metadata log. With ``owner`` it
+    and that log share promises, as in the daemon. Without ``on_crash`` it may not crash.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = DiskFiles(folder)
+    files = wrap(disk)
+    promises = None if owner is None else Promises(files, owner)
+    try:
+        metadata = LocalMetadataLog(files, promises=promises)
+    except BaseException:
+        if promises is not None:
+            promises.close()
+        disk.close()
+        raise
+    crashes: list[BaseException] = []
+    scheduler = CommitScheduler(workers, on_crash or crashes.append)
+    scheduler.start()
+    broker = Broker(
+        cluster="test",
+        broker_id=BrokerId("b1"),
+        namespace="default",
+        files=files,
+        metadata=watched(metadata),
+        clock=clock or SystemClock(),
+        scheduler=scheduler,
+        promises=promises,
+        **settings,
+    )
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+        ended = scheduler.stop()
+        metadata.close()
+        if promises is not None:
+            promises.close()
+        disk.close()
+        assert ended, "a turn hangs"
+        assert not crashes, f"a thread crashed: {crashes}"

@@ -1,0 +1,127 @@
+"""NATS ingest as the daemon wires it, over an in-memory broker, on an event loop of its own.
+
+Tests stay plain blocking code: the loop runs in a thread, :meth:`IngestRig.run` waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
+from broker.adapters.nats.transport import NatsTransport
+from broker.codec.record_batch import decode_body
+from broker.config import NatsConfig
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.runtime.ingest.nats_ingest import IngestLimits, NatsIngest
+from broker.runtime.ingest.nats_partition import IngestStats
+from simkit.brokers.memory_broker import MemoryBroker
+
+_Result = TypeVar("_Result")
+
+_RUN_TIMEOUT_S = 60.0
+
+
+class IngestRig:
+    """One broker's ingest with its connection. A context manager that starts and drains."""
+
+    def __init__(
+        self,
+        config: NatsConfig,
+        *,
+        limits: IngestLimits | None = None,
+        queue_batches_max: int = 10_000,
+    ) -> None:
+        """Prepare; nothing runs before the ``with`` block."""
+        self.broker = MemoryBroker(queue_batches_max=queue_batches_max)
+        self.crashes: list[BaseException] = []
+        self.ingest = NatsIngest(
+            clock=SystemClock(), decode_publish=decode_publish, encode_ack=encode_ack, limits=limits
+        )
+        self.transport = NatsTransport(
+            config, client_name="rig", sink=self.ingest, on_crash=self.crashes.append
+        )
+        self.ingest.attach(self.transport)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rig", daemon=True)
+        self._stopped = False
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine on the rig's loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_RUN_TIMEOUT_S)
+
+    def add_stream(self, name: str, **config: Any) -> Stream:
+        """Create a stream and listen for it; its subject is its name unless given."""
+        stream = self.broker.create_stream(name, StreamConfig(**{"subject": name, **config}))
+        handles = [
+            self.broker.partition(name, number) for number in range(stream.config.partitions)
+        ]
+        self.run(self.ingest.serve(stream, dict(enumerate(handles))))
+        return stream
+
+    def rows(self, name: str, partition: int = 0) -> list[dict[str, Any]]:
+        """Return every stored record's columns, absent ones left out."""
+        handle = self.broker.partition(name, partition)
+        batches = handle.read(Offset(0), handle.log_end, bytes_max=1 << 40)
+        rows: list[dict[str, Any]] = []
+        for batch in batches:
+            rows += decode_body(batch.header, batch.body).to_pylist()
+        return rows
+
+    def values(self, name: str, partition: int = 0) -> list[bytes]:
+        """Return every stored value."""
+        return [row.get("value", b"") for row in self.rows(name, partition)]
+
+    def stats(self, name: str, partition: int = 0) -> IngestStats:
+        """Return one partition's counters."""
+        return next(
+            one for one in self.ingest.stats() if one.stream == name and one.partition == partition
+        )
+
+    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
+        """Wait until a condition that other threads bring about holds."""
+        end_s = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end_s, f"waited {timeout_s} s for: {what}"
+            time.sleep(0.005)
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Stop ingest; the ``with`` block does it, too."""
+        if not self._stopped:
+            self._stopped = True
+            self.run(self.ingest.stop(drain))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self.ingest.start())
+        except BaseException:
+            self._stopped = True
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop(drain=kind is None)
+        finally:
+            self._close()
+        if kind is None:
+            assert self.crashes == []
+
+    def _close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        self._loop.close()
+        self.broker.close()

@@ -1,0 +1,1 @@
+"""The simulated cluster that imitates the shells; simkit/house takes its place."""

@@ -1,0 +1,1 @@
+"""Disks that fail, in memory and real."""

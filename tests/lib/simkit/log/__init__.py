@@ -1,0 +1,1 @@
+"""The simulated life of one log, its faults and mutants."""

@@ -1,0 +1,1 @@
+"""The simulated Raft group, its faults, mutants and judges."""

@@ -1,0 +1,1 @@
+"""Real servers and proxies of a test, as processes on the loopback."""

@@ -1,0 +1,1 @@
+"""Tables, stores and tiering for tests."""

@@ -1,0 +1,221 @@
+"""A broker in memory whose cold tier is a real Delta table, behind a real Flight service.
+
+:meth:`LakeBroker.ship` moves records over by the same writer, commit and ledger as tiering's
+uploader; what is in the table and held by no lease is gone from memory at once. Readers (Spark, the
+command) can be tested against it without the daemon. What it has in common with a real broker that
+tiers is in tests/contract/test_tiered_broker.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.service import FlightService
+from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.ids import LeaseId, PartitionId, PartitionNumber
+from broker.model.lineage import first_lineage_id
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports.tiering import TierStatus
+from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition
+from tiering.read.lake import Lake
+from tiering.read.reader import read_rows
+from tiering.ship.segment_writer import SegmentPlace, write_segment
+from tiering.store.location import StoreConfig
+from tiering.table.delta_log import commit_digest
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.ledger import Ledger, LedgerEntry, encode_ranges
+from tiering.table.table import NewFile
+
+
+class WallClock:
+    """The machine's clocks: leases of real clients run out in real time."""
+
+    def now_us(self) -> int:
+        """Return UTC microseconds."""
+        return time.time_ns() // 1000
+
+    def monotonic_ms(self) -> int:
+        """Return milliseconds that never go back."""
+        return time.monotonic_ns() // 1_000_000
+
+
+class LakeBroker(MemoryBroker):
+    """A MemoryBroker with a lake."""
+
+    def __init__(self, location: StoreConfig | str) -> None:
+        super().__init__(WallClock())  # type: ignore[arg-type]  # only its now_us is used
+        self.lake = Lake.open(location, cluster=self.cluster)
+        self._cold_ends: dict[tuple[str, int], Offset] = {}
+        self._holds: dict[LeaseId, dict[int, Offset]] = {}  # cold ends as they were then
+
+    def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
+        """Take a lease whose id was never given before."""
+        lease = super().take_lease(name, owner=f"{owner}-{uuid.uuid4().hex}", ttl_ms=ttl_ms)
+        partitions = range(self.stream(name).config.partitions)
+        self._holds[lease.lease_id] = {
+            number: self._cold_end(name, number) for number in partitions
+        }
+        return lease
+
+    def drop_lease(self, lease_id: LeaseId) -> None:
+        """End a lease, and free what it alone held."""
+        name, _ = self.leases.get(lease_id, ("", 0))
+        super().drop_lease(lease_id)
+        if name in {stream.name for stream in self.streams()}:
+            self._free(name)
+
+    def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+        """Move everything that is committed into the table."""
+        for number in range(self.stream(name).config.partitions):
+            end = self.partition(name, number).high_watermark
+            if end > self._cold_end(name, number):
+                self.ship(name, number, end)
+        return self.tier_status(name)
+
+    def tier_status(self, name: str) -> list[TierStatus]:
+        """Return how much of each partition is in the table."""
+        return [
+            replace(status, cold=OffsetRange(Offset(0), self._cold_end(name, status.partition)))
+            for status in super().tier_status(name)
+        ]
+
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """Return where the table begins, if it has anything."""
+        return Offset(0) if self._cold_end(name, partition) else None
+
+    def _cold_end(self, name: str, partition: int) -> Offset:
+        return self._cold_ends.get((self.stream(name).uuid, partition), Offset(0))
+
+    def _free(self, name: str) -> None:
+        """Forget local records that are in the table, and that no living lease holds."""
+        held = [self._holds[one.lease_id] for one in self.live_leases(name)]
+        for number in range(self.stream(name).config.partitions):
+            floor = min([self._cold_end(name, number), *(hold[number] for hold in held)])
+            handle = self.partition(name, number)
+            handle.log_start = max(handle.log_start, floor)
+
+    def table(self, name: str) -> DeltaStreamTable:
+        """Return a stream's table."""
+        return self.lake.table(self.stream(name))
+
+    def ship(self, name: str, partition: int, end: Offset, *, files: int = 1) -> None:
+        """Move ``[log_start, end)`` into the table, in one commit of that many files."""
+        handle = self.partition(name, partition)
+        table = self.table(name)
+        snapshot = table.create()
+        start = snapshot.cold_end(partition)
+        bounds = [start + (end - start) * piece // files for piece in range(files + 1)]
+        written = [
+            self._stored(table, name, handle, OffsetRange(Offset(low), Offset(high)))
+            for low, high in itertools.pairwise(bounds)
+        ]
+        entries = [entry for _, entry in written]
+        version = table.commit(
+            snapshot,
+            [file for file, _ in written],
+            {partition: OffsetRange(start, end)},
+            commit_id=uuid.uuid4().hex,
+            ranges_json=encode_ranges(entries),
+        )
+        for entry in entries:
+            Ledger(table.store).put(entry.at_version(version))
+        self._cold_ends[self.stream(name).uuid, partition] = end
+        self._free(name)
+
+    def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
+        """Take a cut: lease, table version, high watermarks."""
+        lease: Lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
+        stream = self.stream(name)
+        least = {
+            number: int(self._cold_end(name, number)) for number in range(stream.config.partitions)
+        }
+        snapshot = self.table(name).find(cold_end_min=least)
+        partitions = []
+        for number in range(stream.config.partitions):
+            handle = self.partition(name, number)
+            cold = OffsetRange(Offset(0), Offset(0))
+            partitions.append(
+                PartitionCut(
+                    partition=number,
+                    start=(snapshot.ranges[number] if snapshot else cold).start,
+                    cold_end=(snapshot.ranges[number] if snapshot else cold).end,
+                    hot_end=handle.high_watermark,
+                    leader_epoch=handle.leader_epoch,
+                    lineage_id=first_lineage_id(stream.uuid, number),
+                )
+            )
+        return Cut(
+            cluster=self.cluster,
+            stream=name,
+            stream_uuid=stream.uuid,
+            subject=stream.config.subject,
+            table_uri=self.lake.table_uri(stream),
+            table_version=None if snapshot is None else snapshot.version,
+            partitions=tuple(partitions),
+            taken_us=self.clock.now_us(),
+            lease=lease,
+            table_digest=None
+            if snapshot is None
+            else commit_digest(self.table(name).store, snapshot.version),
+        )
+
+    def read_cold(
+        self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows from the table's newest version."""
+        table = self.table(name)
+        return read_rows(table.snapshot(), table.store, partition, OffsetRange(start, end), schema)
+
+    def _stored(
+        self, table: DeltaStreamTable, name: str, handle: MemoryPartition, wanted: OffsetRange
+    ) -> tuple[NewFile, LedgerEntry]:
+        stream = self.stream(name)
+        number = handle.partition_id.number
+        path = f"partition={number}/{wanted.start:020}-{uuid.uuid4().hex}.parquet"
+        place = SegmentPlace(
+            cluster=self.cluster,
+            partition=PartitionId(stream.uuid, PartitionNumber(number)),
+            subject=handle.subject,
+            path=path,
+        )
+        segment = write_segment(
+            handle.read(wanted.start, wanted.end, bytes_max=1 << 62), wanted, place
+        )
+        table.store.put_if_absent(path, segment.body, crc32c=segment.entry.crc32c)
+        file = NewFile(
+            path=path,
+            size_bytes=segment.entry.size_bytes,
+            partition=number,
+            modified_us=self.clock.now_us(),
+            stats_json=segment.stats_json,
+        )
+        return file, segment.entry
+
+
+@dataclass(frozen=True)
+class Served:
+    """A broker and the address that it serves."""
+
+    broker: LakeBroker
+    server: str
+
+
+@contextmanager
+def serving(location: StoreConfig | str) -> Iterator[Served]:
+    """Serve a LakeBroker on a free port of the loopback while the block runs."""
+    broker = LakeBroker(location)
+    service = FlightService(broker, broker.clock, FlightConfig(port=0))
+    service.start()
+    try:
+        yield Served(broker, f"grpc://127.0.0.1:{service.port}")
+    finally:
+        service.close()
+        broker.close()

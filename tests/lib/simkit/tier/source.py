@@ -1,0 +1,339 @@
+"""A partition's log and a broker's catalog as tiering sees them, in memory.
+
+The log outlives a "crash" of what ships it, like a disk. It keeps the truth: every row it ever
+held, also after its segments were freed. Records are a function of the seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
+
+import pyarrow as pa
+
+from broker.codec.record_batch import decode_body, decode_header, encode_header, prepare, to_rows
+from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
+from broker.errors import HeadwaterError, OffsetOutOfRangeError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.lineage import Leadership, Lineage, begun, first_lineage_id
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import SegmentInfo, StoredBatch
+from broker.ports.tiering import TierSource
+
+UUID = StreamUuid("0b5e0f3e-5a0c-4c7c-9a54-1f1f5a6b7c8d")
+FIRST_US = 1_700_000_000_000_000
+
+
+def make_stream(
+    *, name: str = "orders", partitions: int = 1, uuid: str = UUID, table_name: str | None = None
+) -> Stream:
+    """Return a stream that listens to a subject of its own name."""
+    return Stream(
+        name=name,
+        uuid=StreamUuid(uuid),
+        config=StreamConfig(subject=name, partitions=partitions),
+        created_us=FIRST_US,
+        table_name=table_name or name,
+    )
+
+
+@dataclass
+class _Segment:
+    base: int
+    batches: list[StoredBatch] = field(default_factory=list)
+    sealed: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].header.end_offset if self.batches else self.base
+
+
+class MemoryTierSource:
+    """Implements ``TierSource``; any thread."""
+
+    def __init__(self, stream: Stream, partition: int = 0, *, seed: int = 1) -> None:
+        self._partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+        self._subject = stream.config.partition_subject(partition)
+        self._random = random.Random(f"{seed}/{partition}")
+        self._lock = threading.RLock()
+        self._segments = [_Segment(0)]
+        self._truth: list[pa.RecordBatch] = []
+        self._committed: int | None = None
+        self.recorded: list[int] = []  # every cold end the metadata was told, in order
+        self.epoch = 1
+        self.refused: HeadwaterError | None = None
+        self.admitted: list[str] = []
+        first = first_lineage_id(self._partition_id.stream_uuid, self._partition_id.number)
+        self.lineage: Lineage = (
+            Leadership(leader_epoch=LeaderEpoch(1), lineage_id=first, start=Offset(0)),
+        )
+
+    # ------------------------------------------------------------------------------ the test's
+
+    def append(self, records_count: int, *, batch_records: int = 7) -> None:
+        """Append records in small batches of various shapes."""
+        with self._lock:
+            left = records_count
+            while left > 0:
+                count = min(left, batch_records)
+                self._append_batch(count)
+                left -= count
+
+    def fill(self, segments: int, records_each: int) -> None:
+        """Append whole sealed segments."""
+        for _ in range(segments):
+            self.append(records_each)
+            self.seal_active()
+
+    def hold_committed_at(self, offset: int | None) -> None:
+        """Keep the high watermark at an offset; None lets it follow the log's end again."""
+        self._committed = offset
+
+    def lead_again(self) -> None:
+        """Begin a new leadership, as a restart does."""
+        self.epoch += 1
+        leadership = Leadership(
+            leader_epoch=LeaderEpoch(self.epoch), lineage_id=uuid4().hex, start=self.log_end
+        )
+        self.lineage = begun(self.lineage, leadership)
+
+    def copied(self, *, seed: int = 2) -> MemoryTierSource:
+        """Return a copy of all of it, as of a data folder; what either appends is its own."""
+        twin = copy(self)
+        twin._random = random.Random(f"{seed}/{self._partition_id.number}")
+        twin._lock = threading.RLock()
+        twin._segments = [replace(one, batches=list(one.batches)) for one in self._segments]
+        twin._truth = list(self._truth)
+        twin.recorded = list(self.recorded)
+        twin.admitted = []
+        return twin
+
+    def free_local(self) -> None:
+        """Drop all sealed segments below the recorded cold end, as local retention would."""
+        with self._lock:
+            self._segments = [
+                one for one in self._segments if not (one.sealed and one.end <= self.cold_end)
+            ]
+
+    def damage(self, offset: int) -> None:
+        """Flip one bit in the body of the batch that holds an offset."""
+        with self._lock:
+            for segment in self._segments:
+                for at, batch in enumerate(segment.batches):
+                    if batch.header.base_offset <= offset < batch.header.end_offset:
+                        body = bytearray(batch.body)
+                        body[len(body) // 2] ^= 1
+                        segment.batches[at] = StoredBatch(batch.header, bytes(body))
+
+    def truth(self, start: int = 0, end: int | None = None) -> pa.Table:
+        """Return the rows as they must be read, of ROW_SCHEMA."""
+        rows = pa.Table.from_batches(self._truth, ROW_SCHEMA)
+        return rows.slice(start, (len(rows) if end is None else end) - start)
+
+    # ------------------------------------------------------------------------------ TierSource
+
+    @property
+    def partition_id(self) -> PartitionId:
+        """Identity of the partition."""
+        return self._partition_id
+
+    @property
+    def subject(self) -> str:
+        """The partition's subject."""
+        return self._subject
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset still here."""
+        with self._lock:
+            return Offset(self._segments[0].base)
+
+    @property
+    def high_watermark(self) -> Offset:
+        """First offset not committed."""
+        return self.log_end if self._committed is None else Offset(self._committed)
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset not written."""
+        with self._lock:
+            return Offset(self._segments[-1].end)
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """Current leader epoch."""
+        return LeaderEpoch(self.epoch)
+
+    @property
+    def cold_end(self) -> Offset:
+        """What the metadata was told last."""
+        return Offset(self.recorded[-1] if self.recorded else 0)
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return all segments, the last one active."""
+        with self._lock:
+            return [
+                SegmentInfo(
+                    base_offset=Offset(one.base),
+                    end_offset=Offset(one.end),
+                    size_bytes=sum(batch.header.size for batch in one.batches),
+                    max_timestamp_us=0,
+                    sealed=one.sealed,
+                )
+                for one in self._segments
+            ]
+
+    def seal_active(self) -> None:
+        """Seal the active segment if it holds records."""
+        with self._lock:
+            active = self._segments[-1]
+            if active.batches:
+                active.sealed = True
+                self._segments.append(_Segment(active.end))
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """Return whole batches that overlap a range."""
+        with self._lock:
+            if not self.log_start <= start <= end <= self.log_end:
+                raise OffsetOutOfRangeError("not here", offset=start)
+            found: list[StoredBatch] = []
+            size = 0
+            for segment in self._segments:
+                for batch in segment.batches:
+                    if batch.header.end_offset <= start or batch.header.base_offset >= end:
+                        continue
+                    if found and size + batch.header.size > bytes_max:
+                        return found
+                    found.append(batch)
+                    size += batch.header.size
+            return found
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """Not needed by tiering."""
+        raise NotImplementedError
+
+    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
+        """Return at once."""
+        return self.high_watermark
+
+    def admit(self, lineage_id: str) -> None:
+        """Remember what was admitted."""
+        self.admitted.append(lineage_id)
+
+    def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
+        """Remember why, if it is about the present leadership."""
+        if self.lineage and self.lineage[-1].lineage_id == lineage_id:
+            self.refused = error
+
+    def record_cold_end(self, cold_end: Offset) -> None:
+        """Take what the metadata would take: only forward, only what is committed."""
+        assert self.cold_end < cold_end <= self.high_watermark, "a cold end that is not allowed"
+        self.recorded.append(int(cold_end))
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _append_batch(self, count: int) -> None:
+        dice = self._random
+        base = int(self.log_end)
+        columns: dict[str, pa.Array] = {
+            "timestamp": pa.array(
+                [FIRST_US + 1_000 * (base + at) + dice.randrange(1_500) for at in range(count)]
+            ),
+            "value": pa.array(
+                [None if dice.random() < 0.1 else dice.randbytes(dice.randrange(40))
+                 for _ in range(count)], pa.binary(),
+            ),
+        }  # fmt: skip
+        if dice.random() < 0.7:
+            columns["key"] = pa.array(
+                [dice.choice([None, b"", b"a", b"bb"]) for _ in range(count)], pa.binary()
+            )
+        if dice.random() < 0.5:
+            entries = [None, [], [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]]
+            columns["headers"] = pa.array(
+                [dice.choice(entries) for _ in range(count)], HEADERS_TYPE
+            )
+        if dice.random() < 0.3:
+            columns["subject"] = pa.array([dice.choice([None, "else.where"]) for _ in range(count)])
+            columns["subject"] = columns["subject"].cast(pa.string())
+        prepared = prepare(pa.RecordBatch.from_pydict(columns), now_us=FIRST_US)
+        header = decode_header(
+            encode_header(prepared, base_offset=base, leader_epoch=self.epoch, synced_end=base)
+        )
+        body = bytes(prepared.body)
+        self._segments[-1].batches.append(StoredBatch(header, body))
+        self._truth.append(
+            to_rows(
+                header,
+                decode_body(header, body),
+                partition=self._partition_id.number,
+                subject=self._subject,
+            )
+        )
+
+
+class MemoryTierCatalog:
+    """Implements ``TierCatalog``."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, tuple[Stream, list[MemoryTierSource]]] = {}
+        self._callbacks: list[Callable[[Stream], None]] = []
+
+    def add(self, stream: Stream, *, seed: int = 1) -> list[MemoryTierSource]:
+        """Add a stream with empty logs; return its partitions."""
+        sources = [
+            MemoryTierSource(stream, number, seed=seed)
+            for number in range(stream.config.partitions)
+        ]
+        self._streams[stream.uuid] = (stream, sources)
+        return sources
+
+    def copied(self) -> MemoryTierCatalog:
+        """Return a copy of all logs, as of a data folder."""
+        twin = MemoryTierCatalog()
+        for uuid, (stream, sources) in self._streams.items():
+            twin._streams[uuid] = (stream, [one.copied() for one in sources])
+        return twin
+
+    def of(self, stream: Stream) -> list[MemoryTierSource]:
+        """Return a stream's partitions."""
+        return self._streams[stream.uuid][1]
+
+    def remove(self, stream: Stream) -> None:
+        """Forget a stream, as after its deletion."""
+        del self._streams[stream.uuid]
+
+    def seal(self, stream: Stream) -> None:
+        """Seal every partition's active segment and say so."""
+        for source in self._streams[stream.uuid][1]:
+            source.seal_active()
+        for callback in self._callbacks:
+            callback(stream)
+
+    def streams(self) -> list[Stream]:
+        """Return the streams."""
+        return [stream for stream, _ in self._streams.values()]
+
+    def sources(self, stream: Stream) -> list[TierSource]:
+        """Return a stream's partitions."""
+        found = self._streams.get(stream.uuid)
+        return [] if found is None else list(found[1])
+
+    def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
+        """Return what the partition's log says."""
+        assert refreshed in (False, True)
+        source = self._streams[partition.stream_uuid][1][partition.number]
+        return source.lineage, source.cold_end
+
+    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+        """Leaderships are found by looking."""
+
+    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
+        """Register a callback."""
+        self._callbacks.append(callback)

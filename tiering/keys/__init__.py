@@ -1,0 +1,1 @@
+"""Key snapshots: the newest record of each key."""

@@ -1,0 +1,212 @@
+"""The key snapshot: a Delta table with the newest record of every key, at an exact cut.
+
+It lies beside the stream's own table as ``<table>__latest``, with the same columns and one row per
+partition and key. For each partition an application transaction says which history it is exactly
+of: ``[start, end)``, always offsets that the stream's table held when it was built. It never covers
+the tail: records that a lost broker could take with it must not be in a table that outlives it.
+A key whose newest record is a tombstone is absent; records without a key are in no key snapshot.
+
+This module finds and opens the table; keys/plan.py decides what an advance rewrites and
+keys/writer.py writes the files. The job is spark_jobs/jobs/snapshot.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from broker.errors import ForeignHistoryError, ObjectMissingError, TableMismatchError
+from broker.model.ids import StreamUuid
+from broker.model.offsets import OFFSET_MAX, Offset, OffsetRange
+from broker.model.stream import Stream
+from tiering.proof.object_proof import require_objects
+from tiering.proof.proofs import prove
+from tiering.read.lake import Lake, storage_options_of
+from tiering.store.object_store import ObjectStore
+from tiering.table.commit_files import actions_in, info_of, object_in
+from tiering.table.delta_log import commit_digest, log_key
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.table import (
+    MADE_OF,
+    DataFile,
+    TableSnapshot,
+    recreated_table_name,
+    table_path,
+)
+
+SUFFIX: Final = "__latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestTable:
+    """One version of a key snapshot: exactly the newest rows per key of these ranges.
+
+    It is as our own commits made it. ``distrusted`` partitions were rewritten by somebody else who
+    says that no row changed, which only building them anew would prove: do not read those.
+    """
+
+    uri: str
+    version: int
+    stream_uuid: StreamUuid
+    ends: Mapping[int, Offset]  # per partition: first offset that it does not cover
+    starts: Mapping[int, Offset]  # first offset that it covers: what remote retention had left
+    files: tuple[DataFile, ...]
+    distrusted: frozenset[int] = frozenset()
+
+
+def open_latest(
+    lake: Lake,
+    stream_name: str,
+    *,
+    stream_uuid: str | None = None,
+    table_name: str | None = None,
+    namespace: str = "default",
+    version: int | None = None,
+) -> LatestTable | None:
+    """Open the key snapshot of a stream; None when there is none. Blocks.
+
+    Give ``stream_uuid``: a name that was given away and taken again has a table per incarnation,
+    and without it the table of the first one is opened. ``table_name`` is the stream's own table
+    folder where it is known (the last piece of a cut's ``table_uri``).
+
+    Raises:
+        TableMismatchError: somebody else changed it (facts: version, operation, author).
+        ForeignHistoryError: it is made of another history than the stream's table beside it.
+        ObjectMissingError, ObjectCorruptError: a part of the table is gone or damaged, or it has
+            no such ``version``.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    names = [table_name] if table_name is not None else [stream_name]
+    if stream_uuid is not None and table_name is None:
+        names.append(recreated_table_name(stream_name, stream_uuid))
+    for name in names:
+        for folder in _folders(name, stream_uuid):
+            table = _table_in(lake, namespace, folder)
+            try:
+                newest = table.find()
+            except TableMismatchError:
+                continue  # a stream's history, or somebody's table: not a key snapshot
+            if newest is None or (stream_uuid is not None and newest.stream_uuid != stream_uuid):
+                continue
+            found = newest if version is None else table.snapshot(version)
+            distrusted = prove_latest(found, table.store)
+            refuse_other_history(found, table.store, lake.store.under(table_path(namespace, name)))
+            return _latest(found, distrusted)
+    return None
+
+
+def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
+    """Return a stream's key snapshot for reading and writing, whether it exists or not.
+
+    The folder is ``<table>__latest``; where that holds something else (the history of a stream of
+    that very name), ``<table>__latest-<uuid8>``.
+    """
+    first, second = _folders(stream.table_name, stream.uuid)
+    table = _table_in(lake, stream.namespace, first, stream)
+    try:
+        if table.find() is not None or next(iter(table.store.list("")), None) is None:
+            return table
+    except TableMismatchError:
+        pass
+    return _table_in(lake, stream.namespace, second, stream)
+
+
+def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
+    """Prove whose commits made a key snapshot, and its objects; return what is distrusted.
+
+    Raises:
+        TableMismatchError: somebody else changed it (facts: version, operation, author).
+        ObjectMissingError, ObjectCorruptError: an object is not the one that was committed.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    proof = prove(snapshot, store)
+    distrusted = frozenset(one.file.partition for one in proof.files.values() if not one.ours)
+    everything = OffsetRange(Offset(0), Offset(OFFSET_MAX))
+    within = {number: everything for number in snapshot.ranges if number not in distrusted}
+    require_objects(proof, snapshot, store, within=within)
+    return distrusted
+
+
+def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: ObjectStore) -> None:
+    """Refuse a key snapshot whose newest advance was made of a commit that the history has not.
+
+    A stream's table that was put back to an older copy goes on under the same versions and offsets
+    with other records; a key snapshot that was left behind would put the lost ones before them.
+    Advances of builds that noted no commit are passed over.
+
+    Raises:
+        ForeignHistoryError: the history's log has another commit under that version, or none.
+        ObjectMissingError, RemoteTierUnavailableError.
+    """
+    for version in range(snapshot.version, 0, -1):
+        info = info_of(list(actions_in(store.get(log_key(version)), version, snapshot.uri)))
+        if MADE_OF not in info:
+            continue  # somebody's OPTIMIZE, a property: the rows are those of the advance below
+        told = object_in(info[MADE_OF])
+        made_at, expected = told.get("version"), told.get("commit")
+        if type(made_at) is not int or not isinstance(expected, str):
+            return
+        try:
+            found: str | None = commit_digest(history, made_at)
+        except ObjectMissingError:
+            found = None
+        if found != expected:
+            raise ForeignHistoryError(
+                f"version {version} of {snapshot.uri} is made of another history: of version "
+                f"{made_at} of the stream's table, which is not the commit that is there now. The "
+                "stream's table was put back to an older copy, and its key snapshot was not. Move "
+                "its folder away: 'headwater job snapshot' makes a new one from the history",
+                uri=snapshot.uri,
+                version=version,
+                expected=expected,
+                found=found,
+            )
+        return
+
+
+def made_of(history: TableSnapshot, commit: str | None = None) -> str:
+    """Return what a commit says of the history that a key snapshot is made of.
+
+    ``commit`` is the SHA-256 of the history's commit file of that version: a table that was put
+    back and went on has the same versions.
+    """
+    ranges = {str(n): [int(held.start), int(held.end)] for n, held in history.ranges.items()}
+    told = {"table_id": history.table_id, "version": history.version, "ranges": ranges}
+    return json.dumps(told if commit is None else {**told, "commit": commit}, sort_keys=True)
+
+
+def ranges_of(snapshot: TableSnapshot) -> Mapping[int, OffsetRange]:
+    """Return the history that each partition of a key snapshot is of."""
+    return snapshot.ranges
+
+
+def _folders(table_name: str, uuid: str | None) -> list[str]:
+    first = f"{table_name}{SUFFIX}"
+    return [first] if uuid is None else [first, recreated_table_name(first, uuid)]
+
+
+def _table_in(
+    lake: Lake, namespace: str, folder: str, stream: Stream | None = None
+) -> DeltaStreamTable:
+    store = lake.store.under(table_path(namespace, folder))
+    return DeltaStreamTable(
+        store,
+        stream=stream,
+        cluster=lake.cluster if stream is not None else None,
+        kind="latest",
+        storage_options=storage_options_of(store),
+    )
+
+
+def _latest(snapshot: TableSnapshot, distrusted: frozenset[int]) -> LatestTable:
+    return LatestTable(
+        uri=snapshot.uri,
+        version=snapshot.version,
+        stream_uuid=snapshot.stream_uuid,
+        ends={number: held.end for number, held in snapshot.ranges.items()},
+        starts={number: held.start for number, held in snapshot.ranges.items()},
+        files=snapshot.files,
+        distrusted=distrusted,
+    )

@@ -1,0 +1,272 @@
+"""The proof of a table's provenance, kept: in this process, and now and then beside the table.
+
+A proof of version P makes a proof of a later one cost only the commits in between. Before it is
+built upon, the commit file of P is compared with the one that was proved: a log that was rewritten
+below P is not gone on with. The stored form, ``_headwater/proof/<version>.json.gz``, is written by
+who may write anyhow (tiering, jobs), never changed, and only ever a short cut: one that cannot be
+read is passed over, and the walk begins further back, at the last at version 0.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+
+from broker.codec.checksum import crc32c
+from broker.errors import ObjectCorruptError, ObjectMissingError, TableMismatchError
+from broker.model.offsets import Offset, OffsetRange
+from tiering.proof.provenance import (
+    ProvedFile,
+    Provenance,
+    Walk,
+    anchor_of,
+    refuse_change,
+    require_listed,
+)
+from tiering.store.object_store import ObjectStore
+from tiering.table.delta_log import log_key
+from tiering.table.table import PROOF_PREFIX, DataFile, TableSnapshot
+
+_FORMAT: Final = 1
+_BYTES_MAX: Final = 512 * 1024 * 1024  # of a stored proof: some millions of files
+_KEY: Final = re.compile(rf"{PROOF_PREFIX}/(\d{{20}})(-contents)?\.json\.gz\Z")
+_CONTENTS: Final = "-contents"
+_TABLES_MAX: Final = 64
+_VERSIONS_MAX: Final = 4  # proved versions that are kept of a table: the newest and old cuts
+_THREADS: Final = 16
+_PARALLEL_MIN: Final = 4
+_STORED_NEARER: Final = 50  # commits to walk from which a stored proof is worth a listing
+_STORE_EVERY_MIN: Final = 20  # versions between stored proofs; more for a table of many files
+_FILES_PER_VERSION: Final = 20
+
+_Key = tuple[str, str]  # where a table is, and its id
+
+
+class ProofCache:
+    """Proved versions of the tables that this process looked at. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[_Key, dict[int, Provenance]] = OrderedDict()
+
+    def nearest(self, key: _Key, version: int) -> Provenance | None:
+        """Return the newest proof of a table up to a version."""
+        with self._lock:
+            known = self._tables.get(key, {})
+            found = max((one for one in known if one <= version), default=None)
+            return None if found is None else known[found]
+
+    def put(self, key: _Key, proof: Provenance) -> None:
+        """Keep a proof; the oldest go when there are too many."""
+        with self._lock:
+            known = self._tables.setdefault(key, {})
+            self._tables.move_to_end(key)
+            known[proof.version] = proof
+            while len(known) > _VERSIONS_MAX:
+                del known[min(known)]
+            while len(self._tables) > _TABLES_MAX:
+                self._tables.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget everything, as a new process would."""
+        with self._lock:
+            self._tables.clear()
+
+
+CACHE: Final = ProofCache()
+
+
+def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE) -> Provenance:
+    """Prove that every commit up to a version is ours or changes no data, and return the proof.
+
+    ``snapshot`` is a whole version, as it was read; ``store`` is the table's own. Costs one request
+    and one per version that is newer than the last one proved. The proof is not to be changed.
+
+    Raises:
+        TableMismatchError: a foreign change (facts: version, operation, author), or a log that was
+            rewritten.
+        ObjectMissingError: commits are gone that no proof covers.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    key = (snapshot.uri, snapshot.table_id)
+    known = cache.nearest(key, snapshot.version)
+    base = Provenance() if known is None else known
+    # Also for a short log: it may have been rewritten below a stored proof.
+    if known is None or snapshot.version - base.version > _STORED_NEARER:
+        stored = _stored(snapshot, store, above=base.version)
+        base = base if stored is None else stored
+    _require_anchor(base, snapshot, store)
+    proof = base
+    if base.version < snapshot.version:
+        walk = Walk(base, snapshot.uri)
+        for version, body in _commits(store, base.version + 1, snapshot.version):
+            walk.step(version, body)
+        proof = walk.end()
+    require_listed(proof, snapshot)
+    cache.put(key, proof)
+    return proof
+
+
+def refuse_foreign(store: ObjectStore, uri: str, *, above: int, up_to: int) -> None:
+    """Refuse to commit on top of commits in ``(above, up_to]`` that change data and are not ours.
+
+    What else they are is for :func:`prove`; this is for a writer who has lost a race.
+
+    Raises:
+        TableMismatchError: with the facts version, operation, author.
+        ObjectMissingError, RemoteTierUnavailableError.
+    """
+    for version, body in _commits(store, above + 1, up_to):
+        refuse_change(version, body, uri)
+
+
+def note_proof(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE) -> None:
+    """Store the proof of a version beside the table, if the last stored one is old enough.
+
+    Raises as :func:`prove`.
+    """
+    proof = prove(snapshot, store, cache=cache)
+    listed = [version for version, _ in _listed(store) if version <= snapshot.version]
+    due = max(_STORE_EVERY_MIN, len(proof.files) // _FILES_PER_VERSION)
+    if listed and snapshot.version - listed[-1] < due:
+        return
+    _store(proof, store, "")  # who was quicker has proved the same
+
+
+def note_contents(proof: Provenance, store: ObjectStore) -> None:
+    """Store a proof that knows the bytes of files that somebody else wrote; see object_proof.py."""
+    _store(proof, store, _CONTENTS)
+
+
+def _store(proof: Provenance, store: ObjectStore, mark: str) -> None:
+    body = encode(proof)
+    key = f"{PROOF_PREFIX}/{proof.version:020}{mark}.json.gz"
+    store.put_if_absent(key, body, crc32c=crc32c(body))
+
+
+def encode(proof: Provenance) -> bytes:
+    """Return the stored form: canonical JSON with its SHA-256, compressed."""
+    values = {
+        "v": _FORMAT,
+        "version": proof.version,
+        "anchor": proof.anchor,
+        "table_id": proof.table_id,
+        "properties": proof.properties,
+        "columns": proof.columns,
+        "ranges": {str(n): [int(r.start), int(r.end)] for n, r in proof.ranges.items()},
+        "files": [_file_row(proof.files[path]) for path in sorted(proof.files)],
+    }
+    text = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return gzip.compress(digest + b"\n" + text, compresslevel=1, mtime=0)
+
+
+def decode(body: bytes, key: str) -> Provenance:
+    """Parse the stored form; raises ObjectCorruptError for anything else."""
+    try:
+        inflater = zlib.decompressobj(wbits=31)
+        plain = inflater.decompress(body, _BYTES_MAX)
+        digest, _, text = plain.partition(b"\n")
+        if not inflater.eof or hashlib.sha256(text).hexdigest().encode() != digest:
+            raise ObjectCorruptError(f"{key} is damaged", key=key)
+        values = json.loads(text)
+        if values["v"] != _FORMAT:
+            raise ObjectCorruptError(f"{key} has format {values['v']!r}", key=key)
+        files = [_file_of(row) for row in values["files"]]
+        return Provenance(
+            version=values["version"],
+            anchor=values["anchor"],
+            table_id=values["table_id"],
+            properties=values["properties"],
+            columns=values["columns"],
+            ranges={
+                int(number): OffsetRange(Offset(start), Offset(end))
+                for number, (start, end) in values["ranges"].items()
+            },
+            files={one.file.path: one for one in files},
+        )
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+        raise ObjectCorruptError(f"{key} is not a proof of a table", key=key) from cause
+
+
+def _require_anchor(base: Provenance, snapshot: TableSnapshot, store: ObjectStore) -> None:
+    if base.version < 0:
+        return
+    # A commit that a clean-up took away has nothing to compare; the file list still has.
+    with suppress(ObjectMissingError):
+        if anchor_of(store.get(log_key(base.version))) != base.anchor:
+            raise TableMismatchError(
+                f"{snapshot.uri}: commit {base.version} is not the one that was proved: the log "
+                "was rewritten, or put back from another copy of the table",
+                uri=snapshot.uri,
+                version=base.version,
+                operation="a rewritten log",
+                author="unknown",
+            )
+
+
+def _commits(store: ObjectStore, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield commit files in order, many at a time: a store takes as long for one as for sixteen."""
+    versions = range(first, last + 1)
+    if len(versions) < _PARALLEL_MIN:
+        for version in versions:
+            yield version, store.get(log_key(version))
+        return
+    with ThreadPoolExecutor(min(_THREADS, len(versions)), "headwater-proof") as threads:
+        for low in range(first, last + 1, 8 * _THREADS):
+            some = versions[low - first : low - first + 8 * _THREADS]
+            yield from zip(some, threads.map(store.get, map(log_key, some)), strict=True)
+
+
+def _stored(snapshot: TableSnapshot, store: ObjectStore, *, above: int) -> Provenance | None:
+    """Return the newest stored proof of this very table in ``(above, version]``."""
+    for version, key in reversed(_listed(store)):
+        if not above < version <= snapshot.version:
+            continue
+        with suppress(ObjectCorruptError, ObjectMissingError):
+            found = decode(store.get(key), key)
+            if (found.table_id, found.version) == (snapshot.table_id, version):
+                return found
+    return None
+
+
+def _listed(store: ObjectStore) -> list[tuple[int, str]]:
+    """Return the stored proofs, oldest first; of two of one version the better one last."""
+    found = store.list(f"{PROOF_PREFIX}/")
+    return sorted(
+        ((int(match[1]), info.key) for info in found if (match := _KEY.match(info.key))),
+        key=lambda one: (one[0], _CONTENTS in one[1]),
+    )
+
+
+def _file_row(one: ProvedFile) -> list[Any]:
+    file = one.file
+    return [
+        file.path, file.size_bytes, file.partition, file.records_count, file.min_offset,
+        file.max_offset, file.min_timestamp_us, file.max_timestamp_us, one.crc32c, one.etag,
+        one.ours, *([] if one.claims is None else [one.claims]),
+    ]  # fmt: skip
+
+
+def _file_of(row: list[Any]) -> ProvedFile:
+    path, size, partition, count, least, greatest, first, latest, crc, etag, ours, *claims = row
+    file = DataFile(
+        path=path,
+        size_bytes=size,
+        partition=partition,
+        records_count=count,
+        min_offset=least,
+        max_offset=greatest,
+        min_timestamp_us=first,
+        max_timestamp_us=latest,
+    )
+    return ProvedFile(file, crc, etag, ours, *claims)

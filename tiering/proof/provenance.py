@@ -1,0 +1,566 @@
+"""Whose commits made a table version: every one is ours, or changes no data. Pure.
+
+Counts cannot see a changed value. So the commits of the table's log are folded one after another,
+and each has to be
+
+- ours: it has our commit id, moves our transactions from where they are, and adds exactly the
+  files that it accounts for, with the statistics that the account gives; or
+- no change of data: ``dataChange`` is false on every action, and per partition the rows and the
+  bounds of their offsets stay (somebody's OPTIMIZE, and compactions of ours); or
+- housekeeping that changes neither our properties nor the columns.
+
+What comes out is the list of files that this version must have, to be compared with the one that
+the Delta library reads (checkpoints included). A foreign change is forgotten only when a later
+commit brings back exactly the files that were there before it, as RESTORE does. Nothing here reads
+a data file; object_proof.py does. See docs/decisions/0017-every-version-is-ours.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from broker.errors import CorruptDataError, InvalidStreamError, TableMismatchError
+from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
+from tiering.table.commit_files import (
+    Action,
+    NotOursError,
+    actions_in,
+    author_of,
+    claims_in,
+    facts_of,
+    file_in,
+    file_of,
+    info_of,
+    object_in,
+    objects_in,
+    path_of,
+    text_of,
+)
+from tiering.table.ledger import LedgerEntry, decode_ranges
+from tiering.table.table import (
+    COMMIT_ID,
+    ETAGS,
+    FILES,
+    KIND_PROPERTY,
+    PROPERTY_PREFIX,
+    RANGES,
+    DataFile,
+    TableKind,
+    TableSnapshot,
+    start_transaction_id,
+    transaction_id,
+)
+
+_KNOWN: Final = frozenset(
+    {"add", "remove", "txn", "metaData", "protocol", "commitInfo", "cdc", "domainMetadata"}
+)
+_ROUNDING_MS: Final = 1  # an engine rounds a file's last timestamp down, we round it up
+
+_Bytes = tuple[int | None, str | None]  # CRC-32C and ETag, as far as they were told
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedFile:
+    """A file that a version must have, and what was said of its bytes when it was committed."""
+
+    file: DataFile
+    crc32c: int | None = None
+    etag: str | None = None
+    ours: bool = True  # else its rows or statistics are somebody else's, still to be compared
+    claims: str | None = None  # statistics that are none of ours, see commit_files.claims_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignChange:
+    """A commit that changed data and is none of ours."""
+
+    version: int
+    operation: str
+    author: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Provenance:
+    """A table version as our own commits made it. Owned by one caller while it is folded."""
+
+    version: int = -1
+    anchor: str = ""  # SHA-256 of the version's commit file
+    table_id: str = ""
+    properties: dict[str, str] = field(default_factory=dict)  # ours alone
+    columns: str = ""
+    ranges: dict[int, OffsetRange] = field(default_factory=dict)
+    files: dict[str, ProvedFile] = field(default_factory=dict)
+
+    def copy(self) -> Provenance:
+        """Return the same state, to be folded further."""
+        return replace(
+            self,
+            properties=dict(self.properties),
+            ranges=dict(self.ranges),
+            files=dict(self.files),
+        )
+
+
+def anchor_of(body: bytes) -> str:
+    """Return what a commit file is recognised by."""
+    return hashlib.sha256(body).hexdigest()
+
+
+class Walk:
+    """Folds commits, oldest first, onto a proved state."""
+
+    def __init__(self, base: Provenance, uri: str) -> None:
+        """Begin at a proved version, of which the state is copied."""
+        self._uri = uri
+        self._now = base.copy()
+        self._foreign: tuple[ForeignChange, Provenance] | None = None
+        self._ids = _transactions_of(self._now)
+
+    def step(self, version: int, body: bytes) -> None:
+        """Take the next commit file.
+
+        Raises:
+            TableMismatchError: a part of it is not a Delta commit.
+        """
+        assert version == self._now.version + 1, "commits come one after another"
+        actions = list(actions_in(body, version, self._uri))
+        if self._foreign is not None:
+            self._now = _applied(self._now, actions)
+            self._forget_what_was_undone()
+        else:
+            try:
+                self._prove(actions, version)
+            except NotOursError as reason:  # nothing of the commit was folded yet
+                self._foreign = _foreign(version, actions, reason), self._now
+                self._now = _applied(self._now.copy(), actions)
+        self._now.version, self._now.anchor = version, anchor_of(body)
+
+    def end(self) -> Provenance:
+        """Return the state that was reached.
+
+        Raises:
+            TableMismatchError: with the facts version, operation, author of the foreign change.
+        """
+        if self._foreign is not None:
+            kept = KIND_PROPERTY not in self._now.properties
+            raise _foreign_error(self._uri, self._foreign[0], history=kept)
+        return self._now
+
+    def _forget_what_was_undone(self) -> None:
+        assert self._foreign is not None
+        _, good = self._foreign
+        same = {path: one.file for path, one in self._now.files.items()} == {
+            path: one.file for path, one in good.files.items()
+        }
+        if same and _shape(self._now) == _shape(good) and self._now.ranges == good.ranges:
+            self._now.files = dict(good.files)  # with what is known of their bytes
+            self._foreign = None
+
+    def _prove(self, actions: Sequence[Action], version: int) -> None:
+        """Check a commit whole, then fold it."""
+        unknown = {name for one in actions for name in one} - _KNOWN
+        if unknown:
+            raise NotOursError(f"it has actions that are not known here: {sorted(unknown)}")
+        for one in actions:
+            if "metaData" in one:
+                self._housekeeping(one["metaData"])
+        info = info_of(actions)
+        adds = [one["add"] for one in actions if "add" in one]
+        removes = [one["remove"] for one in actions if "remove" in one]
+        moved = self._moved(actions)
+        both = {path_of(one) for one in adds} & {path_of(one) for one in removes}
+        if both:
+            raise NotOursError(
+                f"it adds and removes {min(both)} at once, of which each engine makes what it likes"
+            )
+        if COMMIT_ID in info:
+            accounts = _require_ours(self._now, info, adds, removes, moved, version)
+            ranges = _moved_ranges(self._now, moved)
+            _replace(self._now, adds, removes, accounts)
+            self._now.ranges.update(ranges)
+        else:
+            if moved:
+                raise NotOursError("it moves our transactions and has no commit id of ours")
+            _require_same_rows(self._now, adds, removes)
+            _replace(self._now, adds, removes, {}, ours=False)
+
+    def _housekeeping(self, metadata: Any) -> None:
+        found = _described(Provenance(), metadata)
+        if not self._now.table_id:
+            self._now.table_id, self._now.columns = found.table_id, found.columns
+            self._now.properties = found.properties
+            self._ids = _transactions_of(found)
+            nothing = OffsetRange(Offset(0), Offset(0))
+            self._now.ranges = {number: nothing for number, _ in self._ids.values()}
+        elif _shape(found) != _shape(self._now):
+            raise NotOursError("it changes the table's id, columns or our properties")
+
+    def _moved(self, actions: Sequence[Action]) -> dict[tuple[int, str], int]:
+        """Return where a commit moves our transactions, by partition and which end."""
+        moved = {}
+        for one in actions:
+            txn = one.get("txn")
+            if isinstance(txn, dict) and txn.get("appId") in self._ids:
+                if type(txn.get("version")) is not int:
+                    raise NotOursError("a transaction has no version")
+                moved[self._ids[txn["appId"]]] = txn["version"]
+        return moved
+
+
+def refuse_change(version: int, body: bytes, uri: str) -> None:
+    """Raise TableMismatchError for a commit that changes data and does not claim to be ours."""
+    actions = list(actions_in(body, version, uri))
+    changed = [
+        one[kind]
+        for one in actions
+        for kind in ("add", "remove")
+        if kind in one and one[kind].get("dataChange") is not False
+    ]
+    if changed and COMMIT_ID not in info_of(actions):
+        reason = NotOursError("it changes data and has no commit id of ours")
+        raise _foreign_error(uri, _foreign(version, actions, reason), history=True)
+
+
+def require_listed(state: Provenance, snapshot: TableSnapshot) -> None:
+    """Compare a version as it was read with what our commits made it.
+
+    Raises:
+        TableMismatchError: a file more or less, or one with other statistics (exchanged in a commit
+            or checkpoint, say); names it.
+    """
+    ours = {name: v for name, v in snapshot.properties.items() if name.startswith(PROPERTY_PREFIX)}
+    if ours != state.properties:
+        raise _differs(snapshot, "has other properties than it was created with", "")
+    if dict(snapshot.ranges) != state.ranges:
+        raise _differs(snapshot, f"has the ranges {snapshot.ranges}, not {state.ranges}", "")
+    for file in snapshot.files:
+        known = state.files.get(file.path)
+        if known is None:
+            raise _differs(snapshot, f"lists {file.path}, which no commit added", file.path)
+        if known.file != file and facts_of(known.file) != facts_of(file):
+            raise _differs(
+                snapshot, f"says {facts_of(file)} of a file that was committed as "
+                f"{facts_of(known.file)}", file.path,
+            )  # fmt: skip
+    if len(snapshot.files) != len(state.files):
+        gone = set(state.files) - {file.path for file in snapshot.files}
+        first = min(gone, default="a file")
+        raise _differs(snapshot, f"does not list {first}", first)
+
+
+# --------------------------------------------------------------------------------- commits of ours
+
+
+def _require_ours(  # noqa: PLR0917  # the parts of one commit
+    state: Provenance,
+    info: Action,
+    adds: Sequence[Action],
+    removes: Sequence[Action],
+    moved: Mapping[tuple[int, str], int],
+    version: int,
+) -> Mapping[str, _Bytes]:
+    """Prove a commit with our id against its own account; return what it says of the bytes."""
+    try:
+        entries = decode_ranges(text_of(info.get(RANGES), "[]"), version=version)
+        etags = object_in(info.get(ETAGS))
+        account = {path_of(one): one for one in objects_in(info.get(FILES))}
+    except (CorruptDataError, ValueError, RecursionError) as cause:
+        raise NotOursError(f"its account cannot be read: {cause}") from cause
+    if (RANGES in info or FILES in info) and any(claims_in(one) is not None for one in adds):
+        raise NotOursError("it says more of a file than its account does")
+    if entries:
+        _require_shipped(state, entries, adds, removes, moved)
+        return {entry.path: (entry.crc32c, etags.get(entry.path)) for entry in entries}
+    _require_replaced(state, account if FILES in info else None, adds, removes, moved)
+    return {path: (one.get("crc32c"), etags.get(path)) for path, one in account.items()}
+
+
+def _moved_ranges(
+    state: Provenance, moved: Mapping[tuple[int, str], int]
+) -> dict[int, OffsetRange]:
+    """Return the ranges that a commit's transactions leave, of the partitions that they move."""
+    bounds = {
+        number: [int(state.ranges[number].start), int(state.ranges[number].end)]
+        for number, _ in moved
+    }
+    for (number, which), bound in moved.items():
+        bounds[number][which == "end"] = bound
+    for number, (start, end) in bounds.items():
+        if not 0 <= start <= end:
+            raise NotOursError(f"partition {number} would hold [{start}, {end})")
+    return {n: OffsetRange(Offset(start), Offset(end)) for n, (start, end) in bounds.items()}
+
+
+def _require_shipped(
+    state: Provenance,
+    entries: Sequence[LedgerEntry],
+    adds: Sequence[Action],
+    removes: Sequence[Action],
+    moved: Mapping[tuple[int, str], int],
+) -> None:
+    """Prove a commit of the uploader: it adds the ranges that follow, and nothing else."""
+    if removes:
+        raise NotOursError("it ships ranges and removes files")
+    ends = {number: int(held.end) for number, held in state.ranges.items()}
+    due = {}
+    for entry in sorted(entries, key=lambda one: (one.partition, one.start)):
+        if ends.get(entry.partition) != entry.start:
+            raise NotOursError(f"its range {entry.range} does not follow on what was there")
+        ends[entry.partition] = due[entry.partition, "end"] = int(entry.end)
+    if due != dict(moved):
+        raise NotOursError(f"its transactions say {dict(moved)}, its ranges {due}")
+    found = {path_of(one): one for one in adds}
+    if set(found) != {entry.path for entry in entries} or len(found) != len(adds):
+        raise NotOursError("it adds other files than its ranges name")
+    for entry in entries:
+        told, wanted = facts_of(file_in(found[entry.path])), facts_of(file_of(entry))
+        if found[entry.path].get("dataChange") is not True or told != wanted:
+            raise NotOursError(f"it says {told} of a file that its ranges give as {wanted}")
+
+
+def _require_replaced(
+    state: Provenance,
+    account: Mapping[str, Any] | None,
+    adds: Sequence[Action],
+    removes: Sequence[Action],
+    moved: Mapping[tuple[int, str], int],
+) -> None:
+    """Prove a commit of ours that replaces files: a compaction, an advance, an expiry."""
+    if account is not None:
+        told = {path: one.get("file") for path, one in account.items()}
+        found = {path_of(one): list(facts_of(file_in(one))) for one in adds}
+        if told != found or len(found) != len(adds):
+            raise NotOursError("it adds other files, or other statistics, than it accounts for")
+    if not any(one.get("dataChange") is not False for one in (*adds, *removes)):
+        _require_same_rows(state, adds, removes)
+        return
+    if KIND_PROPERTY in state.properties:
+        return  # a key snapshot is advanced: its rows are what the job made
+    starts = {number: bound for (number, which), bound in moved.items() if which == "start"}
+    for one in removes:
+        gone = state.files.get(path_of(one))
+        if gone is None or (gone.file.end_offset or 0) > starts.get(gone.file.partition, 0):
+            raise NotOursError("it removes rows that no retention has left behind")
+    if adds:
+        raise NotOursError("it adds rows and does not account for them")
+
+
+# ------------------------------------------------------------------------------ changes of no data
+
+
+def _require_same_rows(
+    state: Provenance, adds: Sequence[Action], removes: Sequence[Action]
+) -> None:
+    """Prove that a commit keeps each partition's rows in number, and their bounds."""
+    for one in (*adds, *removes):
+        if one.get("dataChange") is not False:
+            raise NotOursError("it changes data and has no commit id of ours")
+    gone = []
+    for one in removes:
+        known = state.files.get(path_of(one))
+        if known is None:
+            raise NotOursError(f"it removes {one.get('path')}, which was not there")
+        gone.append(known.file)
+    come = []
+    removed = {file.path for file in gone}
+    for one in adds:
+        file = file_in(one)
+        known = state.files.get(file.path)
+        if known is not None and file.path not in removed:
+            _require_restated(known.file, file)  # statistics computed again: nothing comes or goes
+        else:
+            come.append(file)
+    before, after = _totals(gone), _totals(come)
+    if not _conserved(before, after):
+        raise NotOursError(
+            f"it says that no data changes, but turns {before} into {after} (rows, first and last "
+            "offset by partition)"
+        )
+
+
+def _totals(files: Sequence[DataFile]) -> dict[int, tuple[int, int, int] | None]:
+    """Return rows, first and last offset by partition; None where a file has no statistics.
+
+    Nobody can account for such a file by its commit; its rows are compared before it is served.
+    """
+    totals: dict[int, tuple[int, int, int] | None] = {}
+    for file in files:
+        if file.records_count is None or file.min_offset is None or file.max_offset is None:
+            totals[file.partition] = None
+            continue
+        low, high = int(file.min_offset), int(file.max_offset)
+        known = totals.get(file.partition, (0, low, high))
+        if known is not None:
+            rows, least, greatest = known
+            totals[file.partition] = (
+                rows + file.records_count, min(least, low), max(greatest, high)
+            )  # fmt: skip
+    return totals
+
+
+def _conserved(
+    before: Mapping[int, tuple[int, int, int] | None],
+    after: Mapping[int, tuple[int, int, int] | None],
+) -> bool:
+    """Tell whether nothing comes or goes, as far as statistics tell."""
+    return before.keys() == after.keys() and all(
+        after[number] in (found, None) or found is None for number, found in before.items()
+    )
+
+
+def _require_restated(known: DataFile, file: DataFile) -> None:
+    if not _restates(known, file):
+        raise NotOursError(f"it changes the statistics of {file.path}")
+
+
+def _restates(known: DataFile, file: DataFile) -> bool:
+    """Tell whether a file is said to be the same, but for how its times are rounded."""
+    if known == file:
+        return True
+    times = (
+        (known.min_timestamp_us, file.min_timestamp_us),
+        (known.max_timestamp_us, file.max_timestamp_us),
+    )
+    close = all(
+        old is not None and new is not None and abs(old // 1000 - new // 1000) <= _ROUNDING_MS
+        for old, new in times
+    )
+    return facts_of(known)[:5] == facts_of(file)[:5] and close
+
+
+# ----------------------------------------------------------------------------------- plain folding
+
+
+def _replace(
+    state: Provenance,
+    adds: Sequence[Action],
+    removes: Sequence[Action],
+    accounts: Mapping[str, _Bytes],
+    *,
+    ours: bool = True,
+) -> None:
+    """Fold proved files into the state; whatever may raise does so before the first change."""
+    files = [(file_in(one), claims_in(one)) for one in adds]
+    for file, _ in files:
+        if file.partition not in state.ranges:
+            raise NotOursError(f"{file.path} is of no partition of the stream")
+    old = {path: state.files.pop(path, None) for path in map(path_of, removes)}
+    for file, claims in files:
+        again = state.files.get(file.path) or old.get(file.path)
+        if again is not None and not ours:
+            same = claims == again.claims and _restates(again.file, file)
+            state.files[file.path] = replace(
+                again, file=file, ours=again.ours and same, claims=claims
+            )
+        else:
+            crc, etag = accounts.get(file.path, (None, None))
+            state.files[file.path] = ProvedFile(file, crc, etag, ours, claims)
+
+
+def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
+    """Fold a commit without asking whose it is: only to see whether a change is undone."""
+    ids = _transactions_of(state)
+    for one in actions:
+        txn = one.get("txn")
+        if isinstance(txn, dict) and txn.get("appId") in ids and type(txn.get("version")) is int:
+            number, which = ids[txn["appId"]]
+            held, bound = state.ranges[number], Offset(txn["version"])
+            ends = (held.start, bound) if which == "end" else (bound, held.end)
+            state.ranges[number] = OffsetRange(ends[0], max(ends))
+        if "remove" in one:
+            state.files.pop(path_of(one["remove"]), None)
+        if "metaData" in one:
+            _described(state, one["metaData"])
+    for one in actions:
+        if "add" in one:
+            try:
+                file = file_in(one["add"])
+            except NotOursError:
+                file = DataFile(  # of no form that could be brought back
+                    path=path_of(one["add"]), size_bytes=-1, partition=-1,
+                    records_count=None, min_offset=None, max_offset=None,
+                )  # fmt: skip
+            state.files[file.path] = ProvedFile(file, ours=False)
+    return state
+
+
+def _described(state: Provenance, metadata: Any) -> Provenance:
+    try:
+        schema = json.loads(metadata["schemaString"])
+        columns = [(one["name"], one["type"], one["nullable"]) for one in schema["fields"]]
+        state.table_id = text_of(metadata["id"], "")
+        state.columns = json.dumps([columns, metadata["partitionColumns"]], sort_keys=True)
+        state.properties = {
+            name: text_of(value, "")
+            for name, value in metadata["configuration"].items()
+            if name.startswith(PROPERTY_PREFIX)
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as cause:
+        raise NotOursError("its metadata cannot be read") from cause
+    return state
+
+
+def _shape(state: Provenance) -> tuple[str, str, dict[str, str]]:
+    return state.table_id, state.columns, state.properties
+
+
+def _transactions_of(state: Provenance) -> dict[str, tuple[int, str]]:
+    """Return our application ids: whose end or start each of them is."""
+    if not state.properties:
+        return {}
+    try:
+        stream = Stream.from_dict(json.loads(state.properties["headwater.stream_json"]))
+    except (KeyError, TypeError, ValueError, RecursionError, InvalidStreamError):
+        return {}
+    cluster = state.properties.get("headwater.cluster", "")
+    kind: TableKind = "latest" if state.properties.get(KIND_PROPERTY) == "latest" else "history"
+    return {
+        make(cluster, PartitionId(stream.uuid, PartitionNumber(number)), kind): (number, which)
+        for number in range(stream.config.partitions)
+        for make, which in ((transaction_id, "end"), (start_transaction_id, "start"))
+    }
+
+
+def _foreign(version: int, actions: Sequence[Action], reason: NotOursError) -> ForeignChange:
+    return ForeignChange(
+        version=version,
+        operation=text_of(info_of(actions).get("operation"), "an unnamed operation"),
+        author=author_of(info_of(actions)),
+        reason=str(reason),
+    )
+
+
+def _foreign_error(uri: str, found: ForeignChange, *, history: bool) -> TableMismatchError:
+    way_out = "read a cut of an earlier version"
+    if not history:
+        way_out = "move its folder away: 'headwater job snapshot' makes a new one from the history"
+    return TableMismatchError(
+        f"version {found.version} of {uri} is no commit of Headwater's: {found.operation} by "
+        f"{found.author}; {found.reason}. No version from there on is read, built upon or shipped "
+        f"to. RESTORE the table to version {found.version - 1}, "
+        f"which brings back exactly the files that were there, or {way_out}",
+        uri=uri,
+        version=found.version,
+        operation=found.operation,
+        author=found.author,
+        reason=found.reason,
+    )
+
+
+def _differs(snapshot: TableSnapshot, what: str, path: str) -> TableMismatchError:
+    return TableMismatchError(
+        f"version {snapshot.version} of {snapshot.uri} {what}: its log or a checkpoint of it was "
+        "changed after it had been written",
+        uri=snapshot.uri,
+        version=snapshot.version,
+        operation="a rewritten log",
+        author="unknown",
+        path=path,
+    )

@@ -1,0 +1,1 @@
+"""Reading tables: rows, times, certificates."""

@@ -1,0 +1,124 @@
+"""The lake: the root under which every stream has its table, in one object store.
+
+Opening a lake makes no request; :meth:`Lake.require_fence` probes the store and belongs into a
+writer's start. Readers (Spark jobs, the command, verifiers) need only this module, certify.py,
+reader.py and verify.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from broker.errors import InvalidConfigError
+from broker.model.stream import Stream
+from tiering.store.location import StoreConfig, canonical_uri
+from tiering.store.object_store import ObjectStore, open_store, require_conditional_put
+from tiering.table.delta_table import DeltaStreamTable
+from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
+
+
+class Lake:
+    """One lake and one cluster's view of it. Any thread."""
+
+    def __init__(self, store: ObjectStore, *, cluster: str = "headwater") -> None:
+        """Take an opened store rooted at the lake; see :meth:`open` for a URI."""
+        if CLUSTER_NAME.match(cluster) is None:
+            raise InvalidConfigError(f"cluster {cluster!r} must be 1 to 64 of A-Z a-z 0-9 _ -")
+        self._store = store
+        self._cluster = cluster
+
+    @classmethod
+    def open(cls, location: StoreConfig | str | Path, *, cluster: str = "headwater") -> Lake:
+        """Open a lake at a URI (settings from the environment) or at a ready configuration.
+
+        Makes no request. Raises InvalidConfigError.
+        """
+        if not isinstance(location, StoreConfig):
+            location = StoreConfig.from_env(str(location))
+        return cls(open_store(location), cluster=cluster)
+
+    @property
+    def store(self) -> ObjectStore:
+        """The objects below the lake's root."""
+        return self._store
+
+    @property
+    def config(self) -> StoreConfig:
+        """Where the lake is and how it is reached."""
+        return self._store.config
+
+    @property
+    def uri(self) -> str:
+        """Canonical URI of the lake's root."""
+        return self._store.config.uri
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster whose streams are written here."""
+        return self._cluster
+
+    def with_deadline(self, seconds: float) -> Lake:
+        """Return the lake with another deadline for uploads and table operations."""
+        if self.config.upload_deadline_s == seconds:
+            return self
+        config = replace(self.config, upload_deadline_s=seconds)
+        return Lake(open_store(config), cluster=self._cluster)
+
+    def require_fence(self) -> None:
+        """Refuse a store without conditional PUT; raises UnfencedStoreError."""
+        require_conditional_put(self._store)
+
+    def table_uri(self, stream: Stream) -> str:
+        """Return the URI of a stream's table, whether it exists or not."""
+        return f"{self.uri}/{table_path(stream.namespace, stream.table_name)}"
+
+    def table(self, stream: Stream) -> DeltaStreamTable:
+        """Return the table of a stream, for reading and writing; makes no request.
+
+        Its operations raise TableMismatchError when the folder holds another stream's table.
+        """
+        store = self._store.under(table_path(stream.namespace, stream.table_name))
+        return DeltaStreamTable(
+            store, stream=stream, cluster=self._cluster, storage_options=storage_options_of(store)
+        )
+
+    def table_at(self, uri: str) -> DeltaStreamTable:
+        """Return the table at a URI (of a cut, say), for reading; makes no request."""
+        root, wanted = self.uri, canonical_uri(uri)
+        if wanted.startswith(f"{root}/"):
+            store = self._store.under(wanted[len(root) + 1 :])
+        else:
+            store = open_store(self.config.at(wanted))
+        return DeltaStreamTable(store, storage_options=storage_options_of(store))
+
+    def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
+        """Choose a new stream's table folder: its name, or ``<name>-<uuid8>`` if that is taken.
+
+        Anything at all in the folder takes it, a ledger without a table above all.
+        """
+        store = self._store.under(table_path(namespace, name))
+        if next(iter(store.list("")), None) is None:
+            return name
+        return recreated_table_name(name, uuid)
+
+
+class _Options:
+    """delta-rs's options, with the credentials that boto3's chain finds at the time of the call."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+
+    def __call__(self) -> dict[str, str]:
+        if self._config.kind == "local":
+            return {}
+        from tiering.store.s3 import resolve_credentials  # noqa: PLC0415 - a local lake needs no boto3
+
+        credentials, region = resolve_credentials(self._config)
+        return self._config.storage_options(credentials, region=region)
+
+
+def storage_options_of(store: ObjectStore) -> Callable[[], dict[str, str]]:
+    """Return what asks for delta-rs's options of a store, each time one is needed."""
+    return _Options(store.config)

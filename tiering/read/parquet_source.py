@@ -1,0 +1,223 @@
+"""Data files as Arrow, read in pieces from an object store, damage named.
+
+A file is opened at the size that the table recorded; only its footer and the wanted columns of
+the wanted row groups are fetched. Whatever Parquet finds wrong with the bytes becomes
+ObjectCorruptError with the object's key.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from broker.codec.schema import FILE_SCHEMA
+from broker.errors import ObjectCorruptError
+from tiering.store.object_store import ObjectStore
+from tiering.table.table import DataFile
+
+_T = TypeVar("_T")
+Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
+_WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024  # below this one request beats several
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Where some rows of a file are; bounds from the footer, or from the rows themselves."""
+
+    file: DataFile
+    index: int
+    rows_count: int
+    size_bytes: int  # uncompressed
+    min_offset: int
+    max_offset: int
+
+
+class ParquetObject:
+    """One data file of a table, opened. Not thread-safe."""
+
+    def __init__(self, store: ObjectStore, file: DataFile) -> None:
+        """Fetch size and footer; raises ObjectMissingError or ObjectCorruptError."""
+        self._file = file
+        size = store.head(file.path).size_bytes
+        if size != file.size_bytes:
+            raise ObjectCorruptError(
+                f"{file.path} has {size} bytes, the table says {file.size_bytes}",
+                key=file.path,
+                expected=file.size_bytes,
+                found=size,
+            )
+        source = _source(store, file.path, size)
+        self._parquet = self._checked(
+            lambda: pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+        )
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The footer's key-value pairs that are text."""
+        pairs = self._parquet.metadata.metadata or {}
+        return {key.decode(errors="replace"): text.decode(errors="replace")
+                for key, text in pairs.items()}  # fmt: skip
+
+    @property
+    def rows_count(self) -> int:
+        """Rows of the whole file."""
+        return int(self._parquet.metadata.num_rows)
+
+    def row_groups(self) -> list[RowGroup]:
+        """Return the row groups that hold rows, with their offset bounds.
+
+        The footer's column statistics are not touched: on a damaged footer pyarrow ends the whole
+        process there (its accessors let a C++ exception escape). Our own files hold their offsets
+        in order, so counting rows tells the bounds; of others the offset column is read.
+        """
+        footer = self._parquet.metadata
+        counts = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+        sizes = [footer.row_group(index).total_byte_size for index in range(len(counts))]
+        start = self.metadata.get("headwater.start", "")
+        if start.isascii() and start.isdigit():
+            ends = list(itertools.accumulate(counts, initial=int(start)))
+            bounds = [(low, high - 1) for low, high in itertools.pairwise(ends)]
+        else:
+            bounds = self._read_bounds(counts)
+        return [
+            RowGroup(self._file, index, count, size, least, greatest)
+            for index, (count, size, (least, greatest)) in enumerate(
+                zip(counts, sizes, bounds, strict=True)
+            )
+            if count > 0
+        ]
+
+    def _read_bounds(self, counts: Sequence[int]) -> list[tuple[int, int]]:
+        offsets = self.offsets()
+        if len(offsets) != sum(counts):
+            raise ObjectCorruptError(
+                f"{self._file.path} has {len(offsets)} offsets for {sum(counts)} rows",
+                key=self._file.path,
+            )
+        bounds = []
+        at = 0
+        for count in counts:
+            part = offsets[at : at + count]
+            bounds.append((int(part.min()), int(part.max())) if count else (0, -1))
+            at += count
+        return bounds
+
+    def offsets(self, index: int | None = None) -> Offsets:
+        """Return the offsets of one row group, or of the file, in file order."""
+        names = ["offset"]
+        table = self._checked(
+            lambda: (
+                self._parquet.read(columns=names)
+                if index is None
+                else self._parquet.read_row_group(index, columns=names)
+            )
+        )
+        column = table.column(0).combine_chunks()
+        if column.null_count or column.type != pa.int64():
+            raise ObjectCorruptError(
+                f"{self._file.path} has offsets that are null or not int64", key=self._file.path
+            )
+        values: Offsets = np.asarray(column)
+        return values
+
+    def read(self, index: int, names: Sequence[str]) -> pa.Table:
+        """Return columns of one row group, of FILE_SCHEMA's exact types, in the order asked."""
+        schema = pa.schema([FILE_SCHEMA.field(name) for name in names])
+        return self._checked(
+            lambda: (
+                self._parquet.read_row_group(index, columns=list(names))
+                .select(list(names))
+                .cast(schema)
+            )
+        )
+
+    def _checked(self, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except (pa.ArrowException, OSError, KeyError) as cause:
+            raise ObjectCorruptError(
+                f"{self._file.path} is not readable Parquet: {' '.join(str(cause).split())[:300]}",
+                key=self._file.path,
+            ) from cause
+
+
+def count_values(store: ObjectStore, key: str, column: str) -> int:
+    """Return how many rows of a Parquet object have a value in a column; 0 without the column.
+
+    Raises ObjectMissingError or ObjectCorruptError.
+    """
+    try:
+        file = pq.ParquetFile(
+            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
+        )
+        if column not in file.schema_arrow.names:
+            return 0
+        values = file.read(columns=[column]).column(0)
+    except (pa.ArrowException, OSError) as cause:
+        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
+    return len(values) - int(values.null_count)
+
+
+def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = None) -> pa.Table:
+    """Return a Parquet object's rows; of the columns named, those that it has.
+
+    Raises ObjectMissingError or ObjectCorruptError.
+    """
+    try:
+        file = pq.ParquetFile(
+            _source(store, key, store.head(key).size_bytes), page_checksum_verification=True
+        )
+        there = file.schema_arrow.names
+        wanted = there if names is None else [name for name in names if name in there]
+        return file.read(columns=wanted)
+    except (pa.ArrowException, OSError) as cause:
+        raise ObjectCorruptError(f"{key} is not readable Parquet: {cause}", key=key) from cause
+
+
+def _source(store: ObjectStore, key: str, size: int) -> Any:
+    """Return an object as a file: at once when it is small, else fetched in ranges."""
+    if size <= _WHOLE_BYTES_MAX:
+        return pa.BufferReader(store.get(key))
+    return pa.PythonFile(_RangeFile(store, key, size), mode="r")
+
+
+class _RangeFile(io.RawIOBase):
+    """A remote object as a seekable file; each read is one ranged request."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+        self._size = size
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size is None or size < 0 else min(self._size, self._position + size)
+        data = self._store.get(self._key, self._position, end)
+        self._position += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

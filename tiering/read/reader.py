@@ -1,0 +1,206 @@
+"""Cold rows of one partition in offset order, whatever happened to the files.
+
+Files and row groups outside the wanted range are never fetched. Our own files are read straight
+through. After OPTIMIZE by others, row groups may hold ranges in any order, or interleaved: those
+that overlap are read window by window and sorted, so memory stays bounded. Every row handed out
+continues the one before it by exactly one; a reader gets the whole range or a typed error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import OffsetOutOfRangeError
+from broker.model.offsets import OffsetRange
+from tiering.proof.coverage import gap, overlap
+from tiering.read.parquet_source import Offsets, ParquetObject, RowGroup
+from tiering.store.object_store import ObjectStore
+from tiering.table.table import DataFile, TableSnapshot
+
+BATCH_ROWS_MAX: Final = 64 * 1024
+_WINDOW_BYTES: Final = 64 * 1024 * 1024  # decoded rows that a merge holds, beside one row group
+_WINDOW_ROWS_MIN: Final = 1024
+_OPEN_FILES_MAX: Final = 64
+
+
+def read_rows(
+    snapshot: TableSnapshot,
+    store: ObjectStore,
+    partition: int,
+    wanted: OffsetRange,
+    schema: pa.Schema = ROW_SCHEMA,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ``wanted`` in offset order; ``schema`` is a subset of ROW_SCHEMA.
+
+    ``store`` is the table's own. Batches have at most 65,536 rows. Blocks while it fetches.
+
+    Raises:
+        OffsetOutOfRangeError: the range is not within what this version holds.
+        GapError, OverlapError: offsets are missing, or occur twice.
+        ObjectMissingError, ObjectCorruptError: a file is not there, or damaged.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    held = snapshot.ranges.get(partition)
+    if held is None or not held.start <= wanted.start <= wanted.end <= held.end:
+        raise OffsetOutOfRangeError(
+            f"the table holds {held} of partition {partition}, {wanted} was asked for",
+            offset=int(wanted.start),
+            start=0 if held is None else int(held.start),
+            end=0 if held is None else int(held.end),
+        )
+    names = [name for name in schema.names if name not in ("offset", "partition")]
+    files = _Files(store)
+    expected = int(wanted.start)
+    for group in _overlapping(_row_groups(snapshot, files, partition, wanted)):
+        for rows in _ordered(group, files, wanted, ["offset", *names]):
+            expected = _require_next(rows, expected, partition)
+            for batch in rows.to_batches(max_chunksize=BATCH_ROWS_MAX):
+                yield _shaped(batch, schema, partition)
+    if expected != wanted.end:
+        raise gap(partition, expected, int(wanted.end))
+
+
+class _Files:
+    """Opened files, so that a footer is fetched once; bounded."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._open: dict[str, ParquetObject] = {}
+
+    def __getitem__(self, file: DataFile) -> ParquetObject:
+        found = self._open.get(file.path)
+        if found is None:
+            if len(self._open) >= _OPEN_FILES_MAX:
+                self._open.pop(next(iter(self._open)))
+            found = self._open[file.path] = ParquetObject(self._store, file)
+        return found
+
+
+def _row_groups(
+    snapshot: TableSnapshot, files: _Files, partition: int, wanted: OffsetRange
+) -> Iterator[RowGroup]:
+    """Yield the row groups that may hold wanted rows, by first offset as far as files allow.
+
+    Footers are opened only once their file's turn comes: files are sorted by first offset, and a
+    row group is handed out when no file that is still closed can begin below it.
+    """
+    relevant = [
+        file for file in snapshot.files if file.partition == partition and _may_hold(file, wanted)
+    ]
+    pending: list[RowGroup] = []
+    for file in sorted(relevant, key=lambda file: file.min_offset or 0):
+        pending.sort(key=lambda group: group.min_offset)
+        while pending and pending[0].min_offset < (file.min_offset or 0):
+            yield pending.pop(0)
+        pending.extend(
+            group
+            for group in files[file].row_groups()
+            if group.min_offset < wanted.end and group.max_offset >= wanted.start
+        )
+    yield from sorted(pending, key=lambda group: group.min_offset)
+
+
+def _may_hold(file: DataFile, wanted: OffsetRange) -> bool:
+    if file.records_count == 0 or len(wanted) == 0:
+        return False
+    if file.min_offset is None or file.max_offset is None:
+        return True
+    return file.min_offset < wanted.end and file.max_offset >= wanted.start
+
+
+def _overlapping(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
+    """Collect row groups whose ranges overlap; they come sorted by first offset."""
+    together: list[RowGroup] = []
+    end = -1
+    for group in groups:
+        if together and group.min_offset >= end:
+            yield together
+            together = []
+        together.append(group)
+        end = max(end, group.max_offset + 1)
+    if together:
+        yield together
+
+
+def _ordered(
+    groups: Sequence[RowGroup], files: _Files, wanted: OffsetRange, names: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the wanted rows of overlapping row groups in offset order, in bounded pieces."""
+    least = max(int(wanted.start), min(group.min_offset for group in groups))
+    end = min(int(wanted.end), max(group.max_offset for group in groups) + 1)
+    step = max(end - least, 1)
+    if len(groups) > 1:
+        rows = sum(group.rows_count for group in groups)
+        size = max(1, sum(group.size_bytes for group in groups) // rows)
+        step = max(_WINDOW_ROWS_MIN, _WINDOW_BYTES // size)
+    for low in range(least, end, step):
+        high = min(low + step, end)
+        parts = [
+            _within(files[group.file].read(group.index, names), low, high)
+            for group in groups
+            if group.min_offset < high and group.max_offset >= low
+        ]
+        yield _sorted(pa.concat_tables(parts))
+
+
+def _within(rows: pa.Table, low: int, high: int) -> pa.Table:
+    """Return the rows with offsets in ``[low, high)``, without a copy when they lie together."""
+    offsets = _offsets(rows)
+    inside = (offsets >= low) & (offsets < high)
+    if inside.all():
+        return rows
+    if len(offsets) and bool((np.diff(offsets) > 0).all()):
+        first, last = np.searchsorted(offsets, (low, high))
+        return rows.slice(int(first), int(last - first))
+    return rows.filter(pa.array(inside))
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    offsets = _offsets(rows)
+    if len(offsets) < 2 or bool((np.diff(offsets) >= 0).all()):
+        return rows
+    return rows.take(pc.sort_indices(rows.column("offset")))
+
+
+def _require_next(rows: pa.Table, expected: int, partition: int) -> int:
+    """Check that the rows continue at ``expected`` without gap or repeat; return their end."""
+    offsets = _offsets(rows)
+    if len(offsets) == 0:
+        return expected
+    first = int(offsets[0])
+    if first > expected:
+        raise gap(partition, expected, first)
+    if first < expected:
+        raise overlap(partition, first, expected)
+    wrong = np.flatnonzero(np.diff(offsets) != 1)
+    if len(wrong):
+        before, after = int(offsets[wrong[0]]), int(offsets[wrong[0] + 1])
+        raise (
+            gap(partition, before + 1, after)
+            if after > before
+            else overlap(partition, after, before + 1)
+        )
+    return int(offsets[-1]) + 1
+
+
+def _offsets(rows: pa.Table) -> Offsets:
+    column = rows.column("offset").combine_chunks()
+    values: Offsets = np.asarray(column)
+    return values
+
+
+def _shaped(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
+    """Return the batch with the asked columns, in their order."""
+    arrays = [
+        pa.array(np.full(batch.num_rows, partition, dtype=np.int32))
+        if name == "partition"
+        else batch.column(name)
+        for name in schema.names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,81 @@
+"""The full proof of a table: every byte read again and compared with the ledger.
+
+Independent of how files look today: after OPTIMIZE by others the rows of each committed range
+must still give the digest that was noted when it was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from broker.codec.digest import RangeDigest
+from broker.model.certificate import PartitionCertificate
+from tiering.proof.proofs import prove
+from tiering.proof.range_proof import RangeProof, proved_rows, verify_entries
+from tiering.read.certify import prove_partition, require_files
+from tiering.store.object_store import ObjectStore
+from tiering.table.accounts import accounts
+from tiering.table.table import TableSnapshot
+
+__all__ = ["Progress", "RangeProof", "proved_rows", "verify_entries", "verify_partition",
+           "verify_table"]  # fmt: skip
+
+Progress = Callable[[int], None]  # hears how many more rows were verified
+
+
+def verify_table(
+    snapshot: TableSnapshot, store: ObjectStore, *, progress: Progress | None = None
+) -> list[PartitionCertificate]:
+    """Verify every partition of a table version; ``store`` is the table's own. Blocks.
+
+    Raises:
+        ObjectMissingError, ObjectCorruptError: a file or ledger entry is gone or damaged; a
+            range's rows do not have the digest that was committed.
+        GapError, OverlapError, TableMismatchError: rows missing, twice, or never committed; the
+            ledger does not cover the table; a commit is none of ours.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    require_files(snapshot, store)
+    certificates = [
+        verify_partition(snapshot, store, partition, progress=progress)
+        for partition in sorted(snapshot.ranges)
+    ]
+    prove(snapshot, store)  # last: what is wrong with the rows says more
+    return certificates
+
+
+def verify_partition(
+    snapshot: TableSnapshot,
+    store: ObjectStore,
+    partition: int,
+    *,
+    digest: RangeDigest | None = None,
+    progress: Progress | None = None,
+) -> PartitionCertificate:
+    """Verify one partition; errors as for :func:`verify_table`.
+
+    A caller that goes on with the tail passes ``digest``, which has digested the whole cold range
+    when this returns. The certificate's digest is of the cold range.
+    """
+    whole = RangeDigest() if digest is None else digest
+    held = snapshot.ranges[partition]
+    prove_partition(snapshot, partition, store)
+    entries = accounts(snapshot, store, partition, held)
+
+    def hear(rows: pa.RecordBatch) -> None:
+        whole.update(rows)
+        if progress is not None:
+            progress(rows.num_rows)
+
+    for _ in verify_entries(snapshot, store, partition, held, entries, hear=hear):
+        pass
+    return PartitionCertificate(
+        partition=partition,
+        start=held.start,
+        end=held.end,
+        cold_count=len(held),
+        hot_count=0,
+        digest=whole.hexdigest(),
+    )

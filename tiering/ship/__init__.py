@@ -1,0 +1,1 @@
+"""Segments become cold: plan, write, upload, commit, compact; claims of histories."""

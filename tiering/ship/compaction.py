@@ -1,0 +1,129 @@
+"""Joining small files of a stream's table into large ones, without a change of any row.
+
+The plan is pure: neighbours in offset order whose sum stays below the target, each rewritten alone.
+A rewritten file is like one of the uploader's: rows in offset order, no offset outside its range,
+a footer that says so. So the cheap certificate still reads no data. While a bin is rewritten its
+rows are compared with the ledger's digests: damage stops it, and is never copied into a new file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.errors import RemoteTierUnavailableError
+from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.offsets import Offset, OffsetRange
+from tiering.proof.coverage import overlapping
+from tiering.proof.range_proof import proved_rows
+from tiering.ship.segment_writer import SegmentPlace, check_segment, write_rows
+from tiering.store.object_store import ObjectStore
+from tiering.table.accounts import accounts
+from tiering.table.table import DataFile, NewFile, TableSnapshot
+
+TARGET_BYTES: Final = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Files of one partition that become one: together they hold exactly ``range``."""
+
+    partition: int
+    range: OffsetRange
+    files: tuple[DataFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files now."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def plan_bins(snapshot: TableSnapshot, *, target_bytes: int = TARGET_BYTES) -> list[Bin]:
+    """Return what is worth rewriting: two neighbours or more, below the target together.
+
+    Files whose ranges interleave (somebody else's OPTIMIZE) go together, whatever their size: as
+    one sorted file they can be proved by their statistics again. Files without statistics are left
+    alone.
+    """
+    bins: list[Bin] = []
+    for number, held in sorted(snapshot.ranges.items()):
+        files = [file for file in snapshot.files if file.partition == number]
+        if any(file.min_offset is None for file in files):
+            continue
+        run: list[list[DataFile]] = []
+        for group in overlapping(files):
+            if run and _bytes([*run, group]) > target_bytes:
+                bins += _bin(number, run)
+                run = []
+            run.append(group)
+        bins += [one for one in _bin(number, run) if held]
+    return bins
+
+
+def rewrite(
+    snapshot: TableSnapshot, store: ObjectStore, wanted: Bin, *, modified_us: int
+) -> NewFile:
+    """Write a bin's rows as one object, proved against the ledger and read back. Blocks.
+
+    ``snapshot`` needs no other files than the bin's. Memory holds the object.
+
+    Raises:
+        CorruptDataError: the rows are not what was committed, or a file is damaged or gone.
+        RemoteTierUnavailableError: the store does not answer.
+    """
+    partition = PartitionId(snapshot.stream_uuid, PartitionNumber(wanted.partition))
+    entries = accounts(snapshot, store, wanted.partition, wanted.range)
+    name = f"{wanted.range.start:020}-{wanted.range.end:020}-{secrets.token_hex(8)}.parquet"
+    place = SegmentPlace(
+        cluster=snapshot.cluster,
+        partition=partition,
+        subject="",  # rows of the table have theirs
+        path=f"partition={wanted.partition}/{name}",
+    )
+    rows = proved_rows(snapshot, store, wanted.partition, wanted.range, entries)
+    written = write_rows(rows, wanted.range, place)
+    entry = written.entry
+    if not store.put_if_absent(entry.path, written.body, crc32c=entry.crc32c):
+        raise RemoteTierUnavailableError(f"{entry.path} is taken by another object", key=entry.path)
+    check_segment(store.get(entry.path), entry)
+    return NewFile(
+        path=entry.path,
+        size_bytes=entry.size_bytes,
+        partition=wanted.partition,
+        modified_us=modified_us,
+        stats_json=written.stats_json,
+        crc32c=entry.crc32c,
+        digest=entry.digest,
+    )
+
+
+def only(snapshot: TableSnapshot, wanted: Bin) -> TableSnapshot:
+    """Return the version with a bin's files alone, small enough to be sent to a task."""
+    return replace(
+        snapshot,
+        files=wanted.files,
+        properties={},
+        ranges={wanted.partition: snapshot.ranges[wanted.partition]},
+    )
+
+
+def _bin(partition: int, groups: Sequence[Sequence[DataFile]]) -> list[Bin]:
+    files = tuple(file for group in groups for file in group)
+    if len(files) < 2:
+        return []
+    return [
+        Bin(
+            partition=partition,
+            range=OffsetRange(
+                Offset(min(file.min_offset or 0 for file in files)),
+                Offset(max(file.end_offset or 0 for file in files)),
+            ),
+            files=files,
+        )
+    ]
+
+
+def _bytes(groups: Sequence[Sequence[DataFile]]) -> int:
+    return sum(file.size_bytes for group in groups for file in group)

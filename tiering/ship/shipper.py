@@ -1,0 +1,287 @@
+"""The shell of one partition's tiering: performs what lifecycle.py decides, one effect at a time.
+
+It keeps nothing that a crash may not take: an object that is being built, and the table version
+that the next commit is based on. Every call that leaves the process has a deadline.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker.errors import (
+    ForeignHistoryError,
+    HeadwaterError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    StaleColdEndError,
+)
+from broker.model.offsets import Offset, OffsetRange
+from broker.ports.system import Clock
+from broker.ports.tiering import TierSource
+from tiering.config import TieringConfig
+from tiering.proof.history import ProvedEnds, newest_range, require_ours, require_rows_of_log
+from tiering.proof.proofs import prove
+from tiering.ship import lifecycle as tier
+from tiering.ship.claimant import Claimant
+from tiering.ship.segment_writer import SegmentPlace, WrittenSegment, check_segment, write_segment
+from tiering.store.deadline import call_with_deadline
+from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
+from tiering.table.ledger_repair import LedgerRepair, log_batches
+from tiering.table.table import NewFile, Table, TableSnapshot
+
+
+@dataclass(slots=True)
+class ShipCounters:
+    """What one partition's tiering has done since the process began."""
+
+    segments_total: int = 0
+    bytes_total: int = 0  # of objects
+    failures_total: int = 0
+    conflicts_total: int = 0
+    last_shipped_us: int = 0  # 0: never
+
+
+class PartitionShipper:
+    """One partition's machine and its hands. Owner: one worker at a time."""
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        source: TierSource,
+        table: Table,
+        clock: Clock,
+        config: TieringConfig,
+        proved: ProvedEnds | None = None,
+        claimant: Claimant | None = None,
+    ) -> None:
+        """Bind to a partition and its stream's table; makes no request."""
+        self.source = source
+        self.counters = ShipCounters()
+        self.snapshot: TableSnapshot | None = None
+        self._cluster = cluster
+        self._table = table
+        self._ledger = Ledger(table.store)
+        self._proved = proved if proved is not None else ProvedEnds()
+        self._claimant = claimant
+        self._clock = clock
+        self._config = config
+        self._number = source.partition_id.number
+        self._segments_count = 0
+        self._object: WrittenSegment | None = None
+        self._committed: LedgerEntry | None = None
+        self._noted: LedgerEntry | None = None  # the ledger's last entry, when it was looked at
+        self.machine = tier.PartitionTier(
+            self._number, object_bytes_max=config.object_bytes_max, recorded=source.cold_end
+        )
+
+    def run_cycle(self, objects_max: int = 1) -> bool:
+        """Ship at most so many objects; return whether there are more to ship. Blocks.
+
+        Raises:
+            HeadwaterError: the cycle stopped; nothing is lost, the next one begins at the table.
+        """
+        try:
+            self._require_leadership()
+            effect = self.machine.step(tier.Woken())
+            while not isinstance(effect, tier.Rest):
+                if isinstance(effect, tier.PackSegments):
+                    if objects_max == 0:
+                        self.machine.step(tier.Postponed())
+                        return True
+                    objects_max -= 1
+                effect = self.machine.step(self.perform(effect))
+        except BaseException as error:
+            self._forget()
+            self.machine.step(tier.Failed())
+            if isinstance(error, HeadwaterError):
+                self.counters.failures_total += 1
+            if isinstance(error, ForeignHistoryError) and self._claimant is not None:
+                self._claimant.lose(self.source.partition_id, error)
+            raise
+        return False
+
+    def _require_leadership(self) -> None:
+        """Ship nothing for a leadership that is lost."""
+        partition = self.source.partition_id
+        lost = None if self._claimant is None else self._claimant.error_of(partition)
+        if lost is not None:
+            raise lost
+
+    def perform(self, effect: tier.Effect) -> tier.Event:
+        """Do one effect and say what came of it. Blocks; raises HeadwaterError."""
+        match effect:
+            case tier.LoadTable(cold_end_min):
+                self.snapshot = self._table.find(cold_end_min={self._number: cold_end_min})
+                held = self.snapshot
+                return tier.TableLoaded(held.cold_end(self._number) if held else Offset(0))
+            case tier.ReadLedger():
+                self._noted = self._ledger.last(self._number)
+                return tier.LedgerRead(Offset(0) if self._noted is None else self._noted.end)
+            case tier.ProveHistory():
+                self._prove_history()
+                return tier.HistoryProved()
+            case tier.RepairLedger(missing):
+                self._repair().run(missing)
+                return tier.LedgerRepaired()
+            case tier.RecordColdEnd(cold_end):
+                if cold_end > self.source.cold_end:  # another process may have been quicker
+                    self.source.record_cold_end(cold_end)
+                return tier.ColdEndRecorded()
+            case tier.ListLog():
+                # The segments first: the high watermark may only be newer than they are.
+                segments = self.source.segments()
+                return tier.LogListed(segments, self.source.high_watermark)
+            case tier.PackSegments(wanted, count):
+                self._require_ours()
+                self._segments_count = count
+                batches = log_batches(self.source, wanted)
+                built = write_segment(batches, wanted, self._place(wanted))
+                self._object = replace(built, entry=built.entry.of_lineage(self._lineage_id()))
+                return tier.SegmentsPacked()
+            case tier.StoreObject():
+                self._store()
+                return tier.ObjectStored()
+            case tier.CheckObject():
+                self._check()
+                return tier.ObjectChecked()
+            case tier.CommitObject(moved):
+                return self._commit(moved)
+            case _:
+                assert isinstance(effect, tier.WriteLedger), f"no hand for {effect}"
+                self._write_ledger()
+                return tier.LedgerWritten()
+
+    def _require_ours(self) -> None:
+        """Refuse a table that somebody else changed: nothing is shipped on top of that."""
+        if self.snapshot is None:
+            return
+        try:
+            prove(self.snapshot, self._table.store)
+        except ObjectMissingError:  # rolled back below what we know, perhaps: say so
+            self._table.find(cold_end_min={self._number: self.snapshot.cold_end(self._number)})
+            raise
+
+    # ------------------------------------------------------------------------------ one object
+
+    def _place(self, wanted: OffsetRange) -> SegmentPlace:
+        name = (
+            f"{wanted.start:020}-{wanted.end:020}-{self.source.leader_epoch}-"
+            f"{secrets.token_hex(8)}.parquet"
+        )
+        return SegmentPlace(
+            cluster=self._cluster,
+            partition=self.source.partition_id,
+            subject=self.source.subject,
+            path=f"partition={self._number}/{name}",
+        )
+
+    def _lineage_id(self) -> str:
+        lineage = self.source.lineage
+        return lineage[-1].lineage_id if lineage else ""
+
+    def _store(self) -> None:
+        built = self._taken_object()
+        entry = built.entry
+        if not self._table.store.put_if_absent(entry.path, built.body, crc32c=entry.crc32c):
+            raise RemoteTierUnavailableError(  # the next cycle takes another random name
+                f"{entry.path} is taken by another object", key=entry.path
+            )
+        # From here on only what comes back from the store counts; the memory is needed for it.
+        self._object = WrittenSegment(body=b"", entry=entry, stats_json=built.stats_json)
+
+    def _check(self) -> None:
+        entry = self._taken_object().entry
+        check_segment(self._fetched(entry.path), entry)
+
+    def _commit(self, moved: OffsetRange) -> tier.Event:
+        self._require_leadership()
+        built = self._taken_object()
+        entry = built.entry
+        base = self.snapshot if self.snapshot is not None else self._table.create()
+        try:
+            version = self._table.commit(
+                base,
+                [
+                    NewFile(
+                        path=entry.path,
+                        size_bytes=entry.size_bytes,
+                        partition=self._number,
+                        modified_us=self._clock.now_us(),
+                        stats_json=built.stats_json,
+                    )
+                ],
+                {self._number: moved},
+                commit_id=entry.path,
+                ranges_json=encode_ranges([entry]),
+                lineage_json=encode_lineage([entry]),
+            )
+        except StaleColdEndError as lost:
+            self.counters.conflicts_total += 1
+            self._forget()
+            return tier.CommitLost(Offset(int(lost.facts["found"])))
+        # Believed only once a fresh look at the table's log shows it.
+        self.snapshot = self._table.find(cold_end_min={self._number: moved.end})
+        self._committed = entry.at_version(version)
+        self._proved.prove(self.source.partition_id, moved.end)
+        return tier.Committed()
+
+    def _write_ledger(self) -> None:
+        assert self._committed is not None, "the ledger follows the commit"
+        entry, self._committed, self._object = self._committed, None, None
+        try:
+            self._ledger.put(entry)
+        except ObjectCorruptError:  # a rival has repaired it already, or says something else
+            entry = self._repair().put(entry)
+        self._noted = entry
+        self.counters.segments_total += self._segments_count
+        self.counters.bytes_total += entry.size_bytes
+        self.counters.last_shipped_us = self._clock.now_us()
+        if entry.version % self._config.checkpoint_interval_commits == 0:
+            self._table.checkpoint()
+
+    def _fetched(self, path: str) -> Any:
+        return call_with_deadline(
+            lambda: self._table.store.get(path),
+            seconds=self._config.upload_timeout_ms / 1000,
+            what=f"read back {path}",
+        )
+
+    def _taken_object(self) -> WrittenSegment:
+        assert self._object is not None, "an object is packed before it is stored"
+        return self._object
+
+    def _forget(self) -> None:
+        self._object = self._committed = None
+
+    # ------------------------------------------------------------------------------ the ledger
+
+    def _prove_history(self) -> None:
+        """Refuse a table of another history; the log itself is compared once per cold end."""
+        snapshot, partition = self.snapshot, self.source.partition_id
+        assert snapshot is not None, "only a table has a history"
+        cold_end = snapshot.cold_end(self._number)
+        newest = self._noted
+        if newest is None or newest.end != cold_end:
+            newest = newest_range(self._table, snapshot, self._number)
+        recorded = self.source.cold_end
+        if not self._proved.covers(partition, cold_end):
+            place = self._place(OffsetRange(Offset(0), Offset(0)))
+            if require_rows_of_log(self._table, snapshot, self.source, newest, place):
+                recorded = max(recorded, cold_end)
+        require_ours(snapshot, self._number, newest, lineage=self.source.lineage, recorded=recorded)
+        self._proved.prove(partition, cold_end)
+
+    def _repair(self) -> LedgerRepair:
+        assert self.snapshot is not None, "only a table can be ahead of its ledger"
+        return LedgerRepair(
+            table=self._table,
+            snapshot=self.snapshot,
+            source=self.source,
+            place=self._place(OffsetRange(Offset(0), Offset(0))),
+            last=self._noted,
+            lineage_id=self._lineage_id(),
+        )

@@ -1,0 +1,294 @@
+"""The threads of tiering: who is due, who failed and waits, who is being flushed.
+
+Workers take partitions by due time; a partition is never with two workers. A sealed segment makes
+its stream due at once, the timer makes everything due now and then, a failure makes its partition
+wait, twice as long each time, with jitter. An outage of the store therefore needs nobody: shipping
+resumes by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from broker.errors import (
+    CorruptDataError,
+    HeadwaterError,
+    HistoryClaimedError,
+    RemoteTierUnavailableError,
+    UnknownStreamError,
+)
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports.system import Clock
+from broker.ports.tiering import TierCatalog, TierSource
+from tiering.config import Observer, TieringConfig
+from tiering.ship.shipper import PartitionShipper
+
+ShipperOf = Callable[[Stream, TierSource], PartitionShipper]
+
+_FLUSH_POLL_MS: Final = 50
+
+
+@dataclass(slots=True)
+class _Task:
+    """One partition's place in the queue. Guarded by the uploader's lock, but for its shipper."""
+
+    stream: Stream
+    shipper: PartitionShipper
+    due_ms: int
+    busy_since_ms: int | None = None
+    failures: int = 0  # in a row
+    error: HeadwaterError | None = None
+    cycles_total: int = 0
+    again: bool = False  # woken while a worker had it
+
+
+class Uploader:
+    """A bounded pool of worker threads over all partitions that this broker leads."""
+
+    def __init__(
+        self,
+        catalog: TierCatalog,
+        shipper_of: ShipperOf,
+        *,
+        clock: Clock,
+        config: TieringConfig,
+        observer: Observer,
+        on_scan: Callable[[Mapping[PartitionId, tuple[Stream, TierSource]]], None],
+    ) -> None:
+        """Make the pool; nothing runs before :meth:`start`.
+
+        ``on_scan`` hears of everything that is led and tiered here, at every look at the catalog.
+        """
+        self._on_scan = on_scan
+        self._catalog = catalog
+        self._shipper_of = shipper_of
+        self._clock = clock
+        self._config = config
+        self._observer = observer
+        self._changed = threading.Condition()
+        self._tasks: dict[PartitionId, _Task] = {}
+        self._next_scan_ms = 0
+        self._scanning = False
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+        self._random = random.Random()  # noqa: S311 - jitter
+        catalog.on_sealed(self.wake)
+
+    def start(self) -> None:
+        """Start the workers."""
+        assert not self._threads, "an uploader starts once"
+        for number in range(self._config.workers_count):
+            thread = threading.Thread(target=self._work, name=f"tiering-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Take no new work, wait for what is under way, up to the configured time."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(self._config.stop_timeout_ms / 1000)
+
+    def wake(self, stream: Stream) -> None:
+        """Make a stream's partitions due now. Quick; any thread."""
+        now = self._clock.monotonic_ms()
+        with self._changed:
+            known = False
+            for task in self._tasks.values():
+                if task.stream.uuid == stream.uuid:
+                    known = True
+                    task.again = task.busy_since_ms is not None
+                    if task.failures == 0:  # a failing partition keeps its distance
+                        task.due_ms = min(task.due_ms, now)
+            if not known:
+                self._next_scan_ms = now
+            self._changed.notify_all()
+
+    def flush(self, stream: Stream, *, timeout_ms: int) -> None:
+        """Seal and ship what is committed now; return when all of it is recorded as cold.
+
+        Raises:
+            CorruptDataError: a partition cannot be shipped; repeating will not help.
+            RemoteTierUnavailableError: time is up.
+        """
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        sources = self._catalog.sources(stream)
+        targets: dict[PartitionId, tuple[TierSource, Offset]] = {}
+        begun: dict[PartitionId, int] = {}
+        for source in sources:
+            targets[source.partition_id] = (source, source.high_watermark)
+            source.seal_active()
+        self._scan(only=stream)
+        with self._changed:
+            for partition in targets:
+                task = self._tasks.get(partition)
+                if task is None:
+                    raise UnknownStreamError(f"{stream.name!r} is not tiered here")
+                begun[partition] = task.cycles_total
+                task.due_ms = self._clock.monotonic_ms()  # also one that was waiting after failures
+                task.again = task.busy_since_ms is not None
+            self._changed.notify_all()
+            while waiting := [part for part, (source, target) in targets.items()
+                              if source.cold_end < target]:  # fmt: skip
+                for partition in waiting:
+                    self._raise_if_hopeless(partition, begun[partition])
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if left_ms <= 0 or self._stopping:
+                    raise self._flush_timed_out(stream, waiting)
+                self._changed.wait(min(left_ms, _FLUSH_POLL_MS) / 1000)
+
+    def task_of(
+        self, partition: PartitionId
+    ) -> tuple[PartitionShipper, HeadwaterError | None] | None:
+        """Return a partition's shipper and its last error, None when it is not tiered here."""
+        with self._changed:
+            task = self._tasks.get(partition)
+            return None if task is None else (task.shipper, task.error)
+
+    def shippers(self) -> list[tuple[Stream, PartitionShipper]]:
+        """Return all partitions that are tiered here."""
+        with self._changed:
+            return [(task.stream, task.shipper) for task in self._tasks.values()]
+
+    # ------------------------------------------------------------------------------ the workers
+
+    def _work(self) -> None:
+        """Run cycles until stopped. One of these per thread."""
+        while True:
+            scan, task = self._next()
+            if scan:
+                self._scan()
+            elif task is None:
+                return
+            else:
+                self._run(task)
+
+    def _next(self) -> tuple[bool, _Task | None]:
+        """Wait for something to do: a scan of the catalog, a task, or (None) the end."""
+        with self._changed:
+            while not self._stopping:
+                now = self._clock.monotonic_ms()
+                if now >= self._next_scan_ms and not self._scanning:
+                    self._scanning = True
+                    self._next_scan_ms = now + self._config.check_interval_ms
+                    return True, None
+                free = [task for task in self._tasks.values() if task.busy_since_ms is None]
+                first = min(free, key=lambda task: task.due_ms, default=None)
+                if first is not None and first.due_ms <= now:
+                    first.busy_since_ms = now
+                    first.again = False
+                    return False, first
+                moments = [self._next_scan_ms, *([first.due_ms] if first is not None else [])]
+                self._changed.wait(max(1, min(moments) - now) / 1000)
+            return False, None
+
+    def _scan(self, only: Stream | None = None) -> None:
+        """Bring the tasks in line with the catalog."""
+        found: dict[PartitionId, tuple[Stream, TierSource]] = {}
+        try:
+            for stream in [only] if only is not None else self._catalog.streams():
+                for source in self._catalog.sources(stream):
+                    found[source.partition_id] = (stream, source)
+        except HeadwaterError as error:  # a stream deleted just now; the next scan sees it gone
+            self._observer("tier_scan_failed", {"error": str(error)})
+        if only is None:
+            self._on_scan(found)
+        with self._changed:
+            now = self._clock.monotonic_ms()
+            for partition, (stream, source) in found.items():
+                task = self._tasks.get(partition)
+                if task is None or task.shipper.source is not source:
+                    shipper = self._shipper_of(stream, source)
+                    self._tasks[partition] = _Task(stream, shipper, due_ms=now)
+            if only is None:
+                self._scanning = False
+                for partition in [key for key in self._tasks if key not in found]:
+                    del self._tasks[partition]
+            self._changed.notify_all()
+
+    def _run(self, task: _Task) -> None:
+        before = task.shipper.counters.bytes_total
+        started_ms = self._clock.monotonic_ms()
+        error: HeadwaterError | None = None
+        more = False
+        try:
+            more = task.shipper.run_cycle()
+        except HeadwaterError as caught:
+            error = caught
+        except Exception as bug:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
+            error = HeadwaterError(f"{type(bug).__name__}: {bug}")
+            self._observer("tier_crashed", {**self._keys(task), "exc_info": bug})
+        shipped = task.shipper.counters.bytes_total - before
+        if shipped:
+            pa.default_memory_pool().release_unused()  # an object's worth of buffers
+        with self._changed:
+            now = self._clock.monotonic_ms()
+            task.cycles_total += 1
+            task.busy_since_ms = None
+            task.error = error
+            task.failures = 0 if error is None else task.failures + 1
+            task.again = task.again or more
+            task.due_ms = now + self._pause_ms(task)
+            self._changed.notify_all()
+        self._report(task, error, shipped, now - started_ms)
+
+    def _pause_ms(self, task: _Task) -> int:
+        if task.failures == 0:
+            return 0 if task.again else self._config.check_interval_ms
+        ceiling = min(
+            self._config.backoff_ms_max,
+            self._config.backoff_ms_min * 2 ** min(task.failures - 1, 30),
+        )
+        return int(ceiling * self._random.uniform(0.5, 1.0))
+
+    def _report(
+        self, task: _Task, error: HeadwaterError | None, shipped: int, elapsed_ms: int
+    ) -> None:
+        if error is not None:
+            self._observer(
+                "tier_failed",
+                {
+                    **self._keys(task),
+                    "error": type(error).__name__,
+                    "reason": str(error),
+                    "failures": task.failures,
+                },
+            )
+        elif shipped:
+            facts = {
+                "cold_end": int(task.shipper.machine.cold_end),
+                "object_bytes": shipped,
+                "elapsed_ms": elapsed_ms,
+            }
+            self._observer("segments_shipped", {**self._keys(task), **facts})
+
+    def _keys(self, task: _Task) -> dict[str, object]:
+        number = task.shipper.source.partition_id.number
+        return {"stream": task.stream.name, "partition": int(number)}
+
+    def _raise_if_hopeless(self, partition: PartitionId, cycles_before: int) -> None:
+        task = self._tasks.get(partition)
+        if task is None:
+            raise UnknownStreamError(f"partition {partition} was taken away while it was flushed")
+        tried = task.cycles_total > cycles_before
+        if tried and isinstance(task.error, CorruptDataError | HistoryClaimedError):
+            raise task.error
+
+    def _flush_timed_out(self, stream: Stream, waiting: list[PartitionId]) -> HeadwaterError:
+        errors = [str(task.error) for part in waiting if (task := self._tasks.get(part)) is not None
+                  and task.error is not None]  # fmt: skip
+        reason = errors[0] if errors else "shipping is slower than the time given"
+        return RemoteTierUnavailableError(
+            f"{stream.name!r} is not wholly in the table yet: {reason}",
+            stream=stream.name,
+            partitions=[int(part.number) for part in waiting],
+        )

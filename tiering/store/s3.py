@@ -1,0 +1,255 @@
+"""The object store on S3 and what is compatible with it. The only file that knows boto3.
+
+Creates carry ``If-None-Match: *`` and a ready CRC-32C. A request is tried a bounded number of
+times with jittered backoff by botocore; an upload as a whole has a deadline, after which it is
+given up (it may still be applied later, which is harmless: data keys are never used twice).
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import boto3.session
+import pyarrow as pa
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from broker.codec.checksum import crc32c as crc32c_of
+from broker.errors import (
+    HeadwaterError,
+    InvalidConfigError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    UnfencedStoreError,
+)
+from tiering.store.deadline import call_with_deadline
+from tiering.store.location import Credentials, StoreConfig
+from tiering.store.object_store import ObjectInfo
+
+_T = TypeVar("_T")
+
+_MISSING: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_TAKEN: Final = frozenset({"PreconditionFailed", "412"})
+_RACING: Final = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
+_SHORT: Final = frozenset({"InvalidRange", "416"})
+_UNKNOWN_HEADER: Final = frozenset({"NotImplemented", "501"})
+_CONFLICT_ATTEMPTS_MAX: Final = 5
+
+
+class S3Store:
+    """Immutable objects in one bucket below one prefix. Any thread."""
+
+    def __init__(self, config: StoreConfig, client: Any = None) -> None:
+        self._config = config
+        self._client = client if client is not None else _make_client(config)
+        self._bucket = config.bucket
+        self._prefix = f"{config.prefix}/" if config.prefix else ""
+
+    @property
+    def config(self) -> StoreConfig:
+        """Bucket, prefix and how they are reached."""
+        return self._config
+
+    def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
+        """Create an object, unless the key is taken; see the port."""
+        if crc32c_of(body) != crc32c:  # AWS compares, too; some compatible stores do not
+            raise ObjectCorruptError(f"{key} was damaged on its way to the store", key=key)
+
+        def upload() -> bool:
+            for _ in range(_CONFLICT_ATTEMPTS_MAX):
+                outcome = self._try_create(key, body, crc32c)
+                if outcome is not None:
+                    return outcome
+            raise RemoteTierUnavailableError(f"{key}: concurrent creates never settled", key=key)
+
+        return call_with_deadline(
+            upload, seconds=self._config.upload_deadline_s, what=f"upload of {key}"
+        )
+
+    def _try_create(self, key: str, body: Any, crc32c: int) -> bool | None:
+        """Create once; None when another create of the key was under way at the same moment."""
+        try:
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._prefix + key,
+                # A file-like body is sent in pieces: no second copy of a large object.
+                Body=pa.BufferReader(body),
+                IfNoneMatch="*",
+                ChecksumCRC32C=base64.b64encode(struct.pack(">I", crc32c)).decode(),
+            )
+        except ClientError as cause:
+            code = _code(cause)
+            if code in _TAKEN:
+                # Ours, if an earlier attempt was applied and only its answer was lost.
+                return self.get(key) == memoryview(body)
+            if code in _RACING:
+                return None
+            if code in _UNKNOWN_HEADER:
+                raise UnfencedStoreError(
+                    f"{self._config.uri} does not implement conditional PUT", uri=self._config.uri
+                ) from cause
+            raise _translated(cause, key) from cause
+        except BotoCoreError as cause:
+            raise _translated(cause, key) from cause
+        return True
+
+    def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Return all bytes, or exactly those of ``[start, end)``; see the port."""
+        ranged = start is not None or end is not None
+        if ranged and end is not None and end <= (start or 0):
+            return b""
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Key": self._prefix + key}
+        if ranged:
+            last = "" if end is None else str(end - 1)
+            arguments["Range"] = f"bytes={start or 0}-{last}"
+
+        def fetch() -> bytes:
+            answer = self._client.get_object(**arguments)
+            data: bytes = answer["Body"].read()
+            if len(data) != answer["ContentLength"]:
+                raise RemoteTierUnavailableError(f"{key}: the answer broke off", key=key)
+            return data
+
+        data = self._again(fetch, key)
+        if end is not None and len(data) != end - (start or 0):
+            raise ObjectCorruptError(
+                f"{key} gave {len(data)} bytes of [{start or 0}, {end})", key=key, size=len(data)
+            )
+        return data
+
+    def head(self, key: str) -> ObjectInfo:
+        """Return size and CRC-32C as the store recorded it."""
+
+        def ask() -> Any:
+            return self._client.head_object(
+                Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
+            )
+
+        answer = self._again(ask, key)
+        text = answer.get("ChecksumCRC32C")
+        checksum = None
+        if text is not None and "-" not in text:  # a dash marks a multipart upload's own form
+            (checksum,) = struct.unpack(">I", base64.b64decode(text))
+        return ObjectInfo(
+            key=key,
+            size_bytes=answer["ContentLength"],
+            crc32c=checksum,
+            etag=answer.get("ETag"),
+        )
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield objects by key, a thousand a request."""
+        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        if start_after:
+            arguments["StartAfter"] = self._prefix + start_after
+        while True:
+            page = self._again(lambda: self._client.list_objects_v2(**arguments), prefix)
+            for item in page.get("Contents", ()):
+                key = item["Key"][len(self._prefix) :]
+                yield ObjectInfo(key, item["Size"], etag=item.get("ETag"))
+            token = page.get("NextContinuationToken")
+            if not token:
+                return
+            arguments["ContinuationToken"] = token
+
+    def make_durable(self, keys: Sequence[str]) -> None:
+        """Nothing to do: S3 answers when an object is durable."""
+
+    def erase(self, keys: Sequence[str]) -> None:
+        """Delete objects; see the port."""
+        for key in keys:
+            place = {"Bucket": self._bucket, "Key": self._prefix + key}
+            self._again(partial(self._client.delete_object, **place), key)
+
+    def under(self, path: str) -> S3Store:
+        """Return the same bucket, one prefix down, over the same connections."""
+        return S3Store(self._config.child(path), self._client)
+
+    def _again(self, request: Callable[[], _T], key: str) -> _T:
+        """Run an idempotent read; botocore repeats failed requests, we repeat a broken body."""
+        for attempt in range(1, self._config.attempts_max + 1):
+            try:
+                return request()
+            except (BotoCoreError, ClientError) as cause:
+                error = _translated(cause, key)
+                # A ClientError was already retried by botocore where that makes sense.
+                if isinstance(cause, ClientError) or attempt == self._config.attempts_max:
+                    raise error from cause
+            except RemoteTierUnavailableError:
+                if attempt == self._config.attempts_max:
+                    raise
+            threading.Event().wait(0.05 * 2**attempt)
+        raise AssertionError("the loop returns or raises")
+
+
+def resolve_credentials(config: StoreConfig) -> tuple[Credentials | None, str | None]:
+    """Return key pair and region as boto3's chain finds them now, for delta-rs to use.
+
+    delta-rs does not read every source that boto3 does (profiles with roles, single sign-on), so
+    both clients use what boto3 found. Call again before each use: keys from a role expire.
+    """
+    if config.credentials is not None:
+        return config.credentials, config.region
+    try:
+        session = boto3.session.Session(**config.boto3_session_kwargs())
+        found = session.get_credentials()
+        if found is None:
+            return None, session.region_name
+        frozen = found.get_frozen_credentials()
+        if not frozen.access_key or not frozen.secret_key:
+            return None, session.region_name
+    except BotoCoreError as cause:
+        raise InvalidConfigError(f"no credentials for {config.uri}: {cause}") from cause
+    return (
+        Credentials(
+            access_key_id=frozen.access_key,
+            secret_access_key=frozen.secret_key,
+            session_token=frozen.token,
+        ),
+        session.region_name,
+    )
+
+
+def _make_client(config: StoreConfig) -> Any:
+    settings = Config(
+        connect_timeout=config.connect_timeout_s,
+        read_timeout=config.read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": config.attempts_max},
+        max_pool_connections=16,
+        s3={"addressing_style": "path" if config.path_style else "auto"},
+        # We pass a ready CRC-32C and compare what comes back ourselves.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        session = boto3.session.Session(**config.boto3_session_kwargs())
+        return session.client("s3", endpoint_url=config.endpoint, config=settings)
+    except (BotoCoreError, ValueError) as cause:
+        raise InvalidConfigError(f"cannot reach {config.uri}: {cause}", uri=config.uri) from cause
+
+
+def _code(cause: ClientError) -> str:
+    return str(cause.response.get("Error", {}).get("Code", ""))
+
+
+def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
+    """Say a client error in our words."""
+    if isinstance(cause, NoCredentialsError):
+        return InvalidConfigError("no S3 credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
+    if isinstance(cause, ClientError):
+        code = _code(cause)
+        if code in _MISSING:
+            return ObjectMissingError(f"{key} is not in the store", key=key)
+        if code == "NoSuchBucket":
+            bucket = cause.response["Error"].get("BucketName", "")
+            return RemoteTierUnavailableError(f"there is no bucket {bucket}", key=key, code=code)
+        if code in _SHORT:
+            return ObjectCorruptError(f"{key} is shorter than recorded", key=key)
+        return RemoteTierUnavailableError(f"{key}: S3 answered {code}", key=key, code=code)
+    return RemoteTierUnavailableError(f"{key}: {type(cause).__name__}: {cause}", key=key)

@@ -1,0 +1,1 @@
+"""The table of a stream, its ledger, and Delta."""

@@ -1,0 +1,262 @@
+"""delta-rs on one table's folder: open, step forward, commit a version, checkpoint.
+
+What stream tables (delta_table.py) and tables of jobs (delta_append.py) share. Here is the fence: a
+commit is written as version ``v + 1`` of exactly the version ``v`` that the caller looked at, with
+``If-None-Match`` and no retry by the library. Whoever comes second looks again and decides anew.
+
+delta-rs reports most failures as text. We do not parse it: after a failure to load, the log's
+files are listed through the object store, and what is missing there is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from broker.errors import (
+    HeadwaterError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+)
+from tiering.store.deadline import call_with_deadline
+from tiering.store.object_store import ObjectStore
+from tiering.table.delta_log import (
+    CHECKPOINT,
+    LOG_FILE,
+    Transactions,
+    fold,
+    log_key,
+    transactions_at,
+)
+
+_T = TypeVar("_T")
+
+NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+NO_RETRY: Final = 0
+_FOLD_COMMITS_MAX: Final = 100  # beyond it a checkpoint is nearer
+
+
+class DeltaLibrary:
+    """One table's log through delta-rs. Not thread-safe: its owner lets callers take turns."""
+
+    def __init__(
+        self, store: ObjectStore, storage_options: Callable[[], dict[str, str]] = dict
+    ) -> None:
+        """Bind to the folder that ``store`` is rooted at; makes no request."""
+        self._store = store
+        self._storage_options = storage_options
+        self._deadline_s = store.config.upload_deadline_s
+        self._newest: DeltaTable | None = None
+        self._known: tuple[int, Transactions] | None = None  # transactions as of a version
+
+    @property
+    def uri(self) -> str:
+        """Canonical URI of the table's folder."""
+        return self._store.config.uri
+
+    def newest(self) -> DeltaTable | None:
+        """Return the newest version, by a step forward from the last one where that is sound."""
+        table = self._newest
+        if table is not None:
+            try:
+                # A version that has vanished means that the log was cut: then look again in full.
+                self._store.head(log_key(table.version()))
+                self.guarded(table.update_incremental, "update")
+            except (ObjectMissingError, ObjectCorruptError, RemoteTierUnavailableError) as error:
+                self._newest = self._known = None
+                if isinstance(error, RemoteTierUnavailableError):
+                    raise
+            else:
+                return table
+        try:
+            self._newest = self.opened(None)
+        except ObjectMissingError as error:
+            if error.facts.get("key") == "_delta_log":
+                return None
+            raise
+        return self._newest
+
+    def at(self, version: int) -> DeltaTable:
+        """Return one version; the one that was loaded last costs nothing."""
+        table = self._newest
+        return table if table is not None and table.version() == version else self.opened(version)
+
+    def opened(self, version: int | None) -> DeltaTable:
+        """Load one version, or the newest; raises ObjectMissingError when it is not there."""
+
+        def load() -> DeltaTable:
+            return DeltaTable(self.uri, version=version, storage_options=self._storage_options())
+
+        try:
+            return self.guarded(load, "open", version=version)
+        except ObjectCorruptError:
+            # The log looked whole when it was listed afterwards: perhaps it had only just grown,
+            # by somebody else's first commit. If it is really damaged, it still is.
+            return self.guarded(load, "open", version=version)
+
+    def create(
+        self,
+        schema: pa.Schema,
+        *,
+        partition_by: Sequence[str],
+        name: str | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        """Write version 0 of an empty table; the errors of the library pass as they are."""
+        call_with_deadline(
+            lambda: DeltaTable.create(
+                self.uri,
+                schema=schema,
+                mode="error",
+                partition_by=list(partition_by),
+                name=name,
+                configuration=dict(properties),
+                storage_options=self._storage_options(),
+                # A retry would make the loser's table version 1, with a new id, over the winner's.
+                commit_properties=CommitProperties(max_commit_retries=NO_RETRY),
+                post_commithook_properties=NO_HOOKS,
+                raise_if_key_not_exists=False,
+            ),
+            seconds=self._deadline_s,
+            what=f"create {self.uri}",
+        )
+
+    def append(
+        self,
+        base: int,
+        actions: Sequence[AddAction | RemoveAction],
+        *,
+        schema: pa.Schema,
+        partition_by: Sequence[str],
+        metadata: Mapping[str, Any],
+        transactions: Mapping[str, int],
+    ) -> bool:
+        """Write version ``base + 1``; False when that version exists already.
+
+        Raises RemoteTierUnavailableError when the outcome is unknown.
+        """
+        table = self.at(base)
+        try:
+            self.guarded(
+                lambda: table.create_write_transaction(
+                    list(actions),
+                    mode="append",
+                    schema=schema,
+                    partition_by=list(partition_by),
+                    post_commithook_properties=NO_HOOKS,
+                    commit_properties=CommitProperties(
+                        custom_metadata=dict(metadata),
+                        max_commit_retries=NO_RETRY,
+                        app_transactions=[
+                            Transaction(app_id, version) for app_id, version in transactions.items()
+                        ],
+                    ),
+                ),
+                "commit",
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def checkpoint(self) -> None:
+        """Write a Delta checkpoint of the newest version, so that opening stays quick."""
+        table = self.newest()
+        if table is None:
+            return
+        self.guarded(table.create_checkpoint, "checkpoint")
+        written = [
+            info.key
+            for info in self._store.list(f"_delta_log/{table.version():020}.checkpoint")
+            if CHECKPOINT.match(info.key)
+        ]
+        self._store.make_durable([*written, "_delta_log/_last_checkpoint"])
+
+    def transactions(self, table: DeltaTable, ids: Sequence[str]) -> Transactions:
+        """Return a version's transactions: all where the log is whole, else those of ``ids``."""
+        version = table.version()
+        try:
+            if self._known is not None and 0 <= version - self._known[0] <= _FOLD_COMMITS_MAX:
+                above, known = self._known
+                found = fold(self._store, known, above=above, up_to=version)
+            else:
+                found = transactions_at(self._store, version)
+        except ObjectMissingError:
+            # The log was cleaned up, or its checkpoints have a form we do not read: ask for each.
+            answers = {
+                app_id: self.guarded(partial(table.transaction_version, app_id), "transactions")
+                for app_id in ids
+            }
+            found = {app_id: answer for app_id, answer in answers.items() if answer is not None}
+        if self._known is None or version >= self._known[0]:
+            self._known = (version, found)
+        return found
+
+    def guarded(self, call: Callable[[], _T], what: str, version: int | None = None) -> _T:
+        """Run a call of the library under the deadline and translate what it raises."""
+        try:
+            return call_with_deadline(call, seconds=self._deadline_s, what=f"{what} {self.uri}")
+        except CommitFailedError:
+            raise
+        except (DeltaError, TableNotFoundError, OSError) as cause:
+            self._newest = None
+            raise self._diagnosed(cause, what, version) from cause
+        except RemoteTierUnavailableError:
+            self._newest = None
+            raise
+
+    def _diagnosed(self, cause: Exception, what: str, version: int | None) -> HeadwaterError:
+        """Look at the log's files to say what is wrong; the store's own errors pass through."""
+        versions, checkpoints = [], []
+        for info in self._store.list("_delta_log/"):
+            if match := LOG_FILE.match(info.key):
+                versions.append(int(match[1]))
+            elif match := CHECKPOINT.match(info.key):
+                checkpoints.append(int(match[1]))
+        if not versions and not checkpoints:
+            return ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
+        newest = max([*versions, *checkpoints])
+        if version is not None and version > newest:
+            return ObjectMissingError(
+                f"{self.uri} has no version {version}; its newest is {newest}",
+                key=log_key(version),
+            )
+        first = max(
+            (mark for mark in checkpoints if version is None or mark <= version), default=-1
+        )
+        last = newest if version is None else version
+        present = set(versions)
+        for number in range(first + 1, last + 1):
+            if number not in present:
+                return ObjectMissingError(
+                    f"commit {number} is missing from the log of {self.uri}", key=log_key(number)
+                )
+        if isinstance(cause, OSError):
+            return RemoteTierUnavailableError(f"{what} {self.uri}: {brief(cause)}", uri=self.uri)
+        return ObjectCorruptError(
+            f"{what} {self.uri}: {brief(cause)}", key="_delta_log", uri=self.uri
+        )
+
+
+def add_actions_of(table: DeltaTable) -> pa.Table:
+    """Return a version's add actions, one row each, statistics flattened."""
+    return pa.table(table.get_add_actions(flatten=True))
+
+
+def column(actions: pa.Table, name: str) -> list[Any]:
+    """Return a column of :func:`add_actions_of`; None where there is no such column."""
+    if name in actions.column_names:
+        values: list[Any] = actions.column(name).to_pylist()
+        return values
+    return [None] * actions.num_rows
+
+
+def brief(cause: BaseException) -> str:
+    """Return the first words of a library's message; the whole is in the chained error."""
+    return " ".join(str(cause).split())[:300]

@@ -1,0 +1,132 @@
+"""What delta-rs does not tell cheaply about a table's log: transactions, and our commits.
+
+delta-rs answers for one application id at a time, with requests of its own for each, and holds
+Python's lock while it reads the history (measured: a slow store stalls the whole broker). Both are
+plain to read: ``txn`` and ``commitInfo`` actions in the commit files, ``txn`` in a checkpoint.
+Source: Delta's PROTOCOL.md, "Delta Log Entries", "Transaction Identifiers", "Checkpoints".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from broker.errors import ObjectCorruptError
+from tiering.store.object_store import ObjectStore
+from tiering.table.table import Commit
+
+LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.json\Z")
+CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.[\w.-]+)?\.parquet\Z")
+_WHOLE_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
+
+Transactions = Mapping[str, int]  # application id -> version
+
+
+def log_key(version: int) -> str:
+    """Return the key of a commit file, below the table."""
+    return f"_delta_log/{version:020}.json"
+
+
+def commit_digest(store: ObjectStore, version: int) -> str:
+    """Return the hex SHA-256 of a version's commit file: what tells two tables' versions apart.
+
+    A table that was put back to an older copy and went on has other commits under the same
+    versions. Raises ObjectMissingError.
+    """
+    return hashlib.sha256(store.get(log_key(version))).hexdigest()
+
+
+def transactions_at(store: ObjectStore, version: int) -> Transactions:
+    """Return every application transaction of a version, from the log alone.
+
+    Raises:
+        ObjectMissingError: the commits needed are not all there (cleaned up, or cut).
+        ObjectCorruptError: a commit or checkpoint does not parse.
+    """
+    base, found = _checkpointed(store, version)
+    return fold(store, found, above=base, up_to=version)
+
+
+def fold(store: ObjectStore, known: Transactions, *, above: int, up_to: int) -> Transactions:
+    """Return transactions as of ``up_to``, given those as of ``above``; errors as above."""
+    folded = dict(known)
+    for version in range(above + 1, up_to + 1):
+        for action in _actions(store, version):
+            txn = action.get("txn")
+            if isinstance(txn, dict):
+                app_id, number = txn.get("appId"), txn.get("version")
+                if not isinstance(app_id, str) or type(number) is not int:
+                    raise _corrupt(log_key(version))
+                folded[app_id] = number
+    return folded
+
+
+def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commit]:
+    """Return our commits in ``(above, up_to]`` that are still in the log, oldest first."""
+    present = {
+        int(match[1])
+        for info in store.list("_delta_log/", start_after=log_key(max(above, 0))[:-1])
+        if (match := LOG_FILE.match(info.key))
+    }
+    commits = []
+    for version in sorted(present):
+        if not above < version <= up_to:
+            continue
+        for action in _actions(store, version):
+            info = action.get("commitInfo")
+            if isinstance(info, dict) and "headwater.commit_id" in info:
+                commits.append(
+                    Commit(
+                        version=version,
+                        commit_id=str(info["headwater.commit_id"]),
+                        ranges_json=str(info.get("headwater.ranges", "[]")),
+                    )
+                )
+    return commits
+
+
+def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
+    """Return the newest single-file checkpoint up to a version with its transactions."""
+    best, key = -1, ""
+    for info in store.list("_delta_log/"):
+        match = _WHOLE_CHECKPOINT.match(info.key)
+        if match and best < int(match[1]) <= version:
+            best, key = int(match[1]), info.key
+    if best < 0:
+        return -1, {}
+    try:
+        source = pq.ParquetFile(pa.BufferReader(store.get(key)))
+        if not any(path.startswith("txn.") for path in _leaf_paths(source)):
+            return best, {}
+        rows = source.read(columns=["txn"]).column("txn").to_pylist()
+        return best, {row["appId"]: int(row["version"]) for row in rows if row and row["appId"]}
+    except (pa.ArrowException, OSError, KeyError, TypeError) as cause:
+        raise _corrupt(key) from cause
+
+
+def _leaf_paths(source: pq.ParquetFile) -> list[str]:
+    schema = source.metadata.schema
+    return [schema.column(number).path for number in range(len(schema))]
+
+
+def _actions(store: ObjectStore, version: int) -> Iterator[dict[str, Any]]:
+    for line in store.get(log_key(version)).splitlines():
+        if not line.strip():
+            continue
+        try:
+            action = json.loads(line)
+        except (ValueError, RecursionError) as cause:
+            raise _corrupt(log_key(version)) from cause
+        if not isinstance(action, dict):
+            raise _corrupt(log_key(version))
+        yield action
+
+
+def _corrupt(key: str) -> ObjectCorruptError:
+    return ObjectCorruptError(f"{key} is not a part of a Delta log", key=key)

@@ -1,0 +1,158 @@
+"""OPTIMIZE and VACUUM of any Delta table by delta-rs: curated tables above all.
+
+A stream's own table is compacted by ship/compaction.py, which keeps its ranges apart; VACUUM is the
+same for all. VACUUM trusts ages alone, so the caller says how far back somebody may still be
+reading (:func:`hours_held`), and what a newest version lists is compared once more before anything
+goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from broker.errors import FilesReplacedError, InvalidRequestError, ObjectMissingError
+from broker.ports.tiering import HeldLease
+from tiering.store.object_store import ObjectStore
+from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
+
+RETAIN_HOURS_FLOOR: Final = 7 * 24
+ORPHAN_HOURS_MIN: Final = 24  # an upload under way is not yet in the table; it ends far sooner
+_HOUR_US: Final = 3_600_000_000
+_SKEW_US: Final = 600_000_000  # clocks of broker, committers and store may differ by so much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacuumed:
+    """What VACUUM removed, or would remove; paths below the table."""
+
+    paths: tuple[str, ...]
+    retain_hours: int
+    orphans: bool  # whether objects that no version ever named were looked for
+
+
+def hours_held(leases: Sequence[HeldLease], *, now_us: int) -> int:
+    """Return how many hours back the oldest of these leases may be reading; 0 without any.
+
+    A cut names a version that was the newest after its lease was taken, so it needs no file that
+    had been removed from the table before.
+    """
+    if not leases:
+        return 0
+    oldest_us = min(lease.taken_us for lease in leases)
+    return max(1, -(-(now_us - oldest_us + _SKEW_US) // _HOUR_US))
+
+
+def retention_hours(asked: int | None, leases: Sequence[HeldLease], *, now_us: int) -> int:
+    """Return the hours that VACUUM has to keep.
+
+    Without ``asked``: the floor, or more where a lease needs it.
+
+    Raises:
+        InvalidRequestError: ``asked`` is less than a lease needs; says whose.
+    """
+    needed = hours_held(leases, now_us=now_us)
+    if asked is None:
+        return max(RETAIN_HOURS_FLOOR, needed)
+    if asked < 0:
+        raise InvalidRequestError(f"a retention of {asked} hours makes no sense")
+    if asked < needed:
+        owner = min(leases, key=lambda lease: lease.taken_us).owner
+        raise InvalidRequestError(
+            f"a retention of {asked} h would take files from {owner}, whose lease needs {needed}"
+            " h: wait, end the lease, or keep more",
+            owner=owner,
+            needed_hours=needed,
+        )
+    return asked
+
+
+class MaintainedTable:
+    """One table, looked after. Not thread-safe."""
+
+    def __init__(
+        self, store: ObjectStore, storage_options: Callable[[], dict[str, str]] = dict
+    ) -> None:
+        """Bind to the folder that ``store`` is rooted at; makes no request."""
+        self._store = store
+        self._library = DeltaLibrary(store, storage_options)
+
+    @property
+    def uri(self) -> str:
+        """Canonical URI of the table's folder."""
+        return self._store.config.uri
+
+    def stream(self) -> str:
+        """Return the name of the stream whose records or newest records the table has, else "".
+
+        Raises ObjectMissingError without a table.
+        """
+        properties = self._opened().metadata().configuration
+        return str(properties.get("headwater.stream", ""))
+
+    def vacuum(self, *, retain_hours: int, dry_run: bool) -> Vacuumed:
+        """Delete what no version of the last ``retain_hours`` needs; or say what that would be.
+
+        Objects that no version ever named go by their own age, and only if that much is kept.
+
+        Raises:
+            ObjectMissingError: there is no table.
+            FilesReplacedError: the library would delete a file of the newest version.
+            RemoteTierUnavailableError: the store does not answer; what is left goes next time.
+        """
+        table = self._opened()
+        orphans = retain_hours >= ORPHAN_HOURS_MIN
+        wanted: dict[str, Any] = {
+            "retention_hours": retain_hours,
+            "enforce_retention_duration": False,  # the floor is ours, and knows the leases
+            "full": orphans,
+        }
+        paths = self._library.guarded(lambda: table.vacuum(dry_run=True, **wanted), "vacuum")
+        listed = set(column(add_actions_of(table), "path"))
+        for path in paths:
+            if path in listed or path.startswith("_"):
+                raise FilesReplacedError(
+                    f"VACUUM of {self.uri} would delete {path}, which the table needs", path=path
+                )
+        if not dry_run and paths:
+            paths = self._library.guarded(lambda: table.vacuum(dry_run=False, **wanted), "vacuum")
+        return Vacuumed(paths=tuple(sorted(paths)), retain_hours=retain_hours, orphans=orphans)
+
+    def optimize(self, *, target_bytes: int) -> dict[str, Any]:
+        """Join small files, rows and their order unchanged; return delta-rs's own numbers.
+
+        Raises:
+            ObjectMissingError: there is no table.
+            FilesReplacedError: somebody else rewrote the same files first; nothing was changed.
+            RemoteTierUnavailableError: the store does not answer.
+        """
+        table = self._opened()
+        try:
+            done = self._library.guarded(
+                lambda: table.optimize.compact(target_size=target_bytes), "optimize"
+            )
+        except CommitFailedError as cause:
+            raise FilesReplacedError(
+                f"{self.uri} was changed by somebody else while it was compacted: {brief(cause)}",
+                path=self.uri,
+            ) from cause
+        return {name: json.loads(v) if _is_json(v) else v for name, v in done.items()}
+
+    def version(self) -> int:
+        """Return the newest version; raises ObjectMissingError without a table."""
+        return int(self._opened().version())
+
+    def _opened(self) -> DeltaTable:
+        table = self._library.newest()
+        if table is None:
+            raise ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
+        return table
+
+
+def _is_json(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("{")

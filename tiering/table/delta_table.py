@@ -1,0 +1,586 @@
+"""The table port on delta-rs: one stream's table, as delta_library.py reads and commits it.
+
+The fence (DESIGN §6.4): a commit is written as version ``v + 1`` of exactly the version ``v`` in
+which the cold ends were checked. If anybody committed in between, we load the newer version, check
+again and try again. delta-rs by itself accepts the same transaction version twice in a row, so the
+check here is what refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from broker.codec.schema import ROW_SCHEMA
+from broker.errors import (
+    FilesReplacedError,
+    HeadwaterError,
+    InvalidStreamError,
+    ObjectCorruptError,
+    ObjectMissingError,
+    RemoteTierUnavailableError,
+    StaleColdEndError,
+    TableMismatchError,
+    TableRolledBackError,
+)
+from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset, OffsetRange
+from broker.model.stream import Stream
+from tiering.proof.proofs import note_proof, refuse_foreign
+from tiering.store.object_store import ObjectStore
+from tiering.table.commit_files import account_of
+from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
+from tiering.table.delta_log import Transactions, commits_between, log_key
+from tiering.table.table import (
+    COMMIT_ID,
+    ETAGS,
+    FILES,
+    FORMAT_VERSION,
+    KIND_PROPERTY,
+    MADE_OF,
+    RANGES,
+    Commit,
+    DataFile,
+    NewFile,
+    TableKind,
+    TableSnapshot,
+    properties_of,
+    start_transaction_id,
+    transaction_id,
+)
+
+_COMMIT_ATTEMPTS_MAX: Final = 10
+_BACKOFF_S: Final = 0.02
+_UNMOVED_ATTEMPTS: Final = 3  # a lost race shows in the log by then
+# These change how a table's log is kept, not what its data files mean.
+_HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
+# With these delta-rs commits; with others it refuses, as if somebody else had been first.
+_WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {
+    "appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns",
+    "invariants",
+}  # fmt: skip
+
+
+class DeltaStreamTable:
+    """The Delta table of one stream. Any thread; commits of one object take turns."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        stream: Stream | None = None,
+        cluster: str | None = None,
+        kind: TableKind = "history",
+        storage_options: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        """Bind to the folder that ``store`` is rooted at; makes no request.
+
+        Without ``stream`` the table says itself whose it is; only reading is possible, and
+        replacing files.
+        """
+        self._kind = kind
+        self._store = store
+        self._stream = stream
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._library = DeltaLibrary(store, storage_options)
+        self._version_seen = -1  # the newest in this process; -1: none
+        self._looks = 0  # at the cold ends
+        self._cold_ends: Mapping[int, Offset] | None = None  # what the last look found
+
+    @property
+    def uri(self) -> str:
+        """Canonical URI of the table's folder."""
+        return self._store.config.uri
+
+    @property
+    def store(self) -> ObjectStore:
+        """The objects below the table's folder."""
+        return self._store
+
+    # ------------------------------------------------------------------------------- reading
+
+    def find(self, *, cold_end_min: Mapping[int, int] | None = None) -> TableSnapshot | None:
+        """Load the newest version; None when there is none. See the port."""
+        with self._lock:
+            table = self._library.newest()
+            self._require_no_older(-1 if table is None else table.version())
+            snapshot = None if table is None else self._snapshot_of(table)
+        for partition, least in (cold_end_min or {}).items():
+            found = 0 if snapshot is None else snapshot.ranges[partition].end
+            if found < least:
+                raise TableRolledBackError(
+                    f"{self.uri} ends at offset {found} of partition {partition}, but [.., {least})"
+                    " was committed to it before; its log was cut or restored from an older copy",
+                    uri=self.uri,
+                    partition=partition,
+                    expected=least,
+                    found=found,
+                )
+        return snapshot
+
+    def cold_ends(self) -> Mapping[int, Offset]:
+        """Return where each partition ends in the newest version; see the port.
+
+        Who asks while a look waits for its turn shares it.
+        """
+        assert self._stream is not None, "a table opened for reading has no partitions of its own"
+        assert self._cluster is not None
+        asked = self._looks
+        with self._lock:
+            if self._looks == asked or self._cold_ends is None:
+                self._looks += 1
+                self._cold_ends = None
+                table = self._library.newest()
+                self._cold_ends = self._ends_of(table, self._stream, self._cluster)
+            return self._cold_ends
+
+    def _require_no_older(self, version: int) -> None:
+        """Refuse a log that ends below a version that this process has seen; remember this one.
+
+        Also where no commit of ours is missing: a version that was something else before is not
+        what a cut named, and nobody knows what else was put back. An operator decides.
+        """
+        if version < self._version_seen:
+            raise TableRolledBackError(
+                f"{self.uri} is at version {version}, but was at {self._version_seen} before; its "
+                "log was cut or restored from an older copy",
+                uri=self.uri,
+                expected=self._version_seen,
+                found=version,
+            )
+        self._version_seen = version
+
+    def snapshot(self, version: int | None = None) -> TableSnapshot:
+        """Load one version, or the newest; raises ObjectMissingError when it is not there."""
+        if version is not None:
+            return self._snapshot_of(self._library.opened(version))
+        found = self.find()
+        if found is None:
+            raise ObjectMissingError(f"there is no table at {self.uri}", key="_delta_log")
+        return found
+
+    def commits(self, *, above: int) -> list[Commit]:
+        """Return our commits above a version, oldest first; see the port."""
+        with self._lock:
+            table = self._library.newest()
+            newest = above if table is None else table.version()
+        return commits_between(self._store, above=above, up_to=newest)
+
+    # ------------------------------------------------------------------------------- writing
+
+    def create(self) -> TableSnapshot:
+        """Create the table, empty, unless this stream's exists; return its newest version."""
+        assert self._stream is not None, "a table opened for reading is not created"
+        assert self._cluster is not None
+        found = self.find()
+        if found is not None:
+            return found
+        properties = properties_of(self._stream, self._cluster, self._kind)
+        try:
+            self._library.create(
+                ROW_SCHEMA,
+                partition_by=["partition"],
+                name=self._stream.name,
+                properties=properties,
+            )
+        except (DeltaError, OSError) as cause:
+            # Somebody else may have created it just now; then it is theirs or ours, and find tells.
+            found = self.find()
+            if found is None:
+                raise RemoteTierUnavailableError(
+                    f"cannot create the table {self.uri}: {brief(cause)}", uri=self.uri
+                ) from cause
+        self._store.make_durable([log_key(0)])
+        return self.snapshot()
+
+    def commit(
+        self,
+        expected: TableSnapshot,
+        files: Sequence[NewFile],
+        moves: Mapping[int, OffsetRange],
+        *,
+        commit_id: str,
+        ranges_json: str,
+        lineage_json: str = "{}",
+    ) -> int:
+        """Add files and move cold ends by compare-and-set; see the port."""
+        assert self._stream is not None, "a table opened for reading takes no commit"
+        return self._commit(
+            expected,
+            check=lambda base: _check_starts(base, moves),
+            actions=[_add_action(file) for file in files],
+            transactions={
+                self._transaction_id(expected, number): int(move.end)
+                for number, move in moves.items()
+            },
+            commit_id=commit_id,
+            metadata={
+                RANGES: ranges_json,
+                "headwater.lineage": lineage_json,
+                **self._etags(files),
+            },
+        )
+
+    def replace_files(
+        self,
+        expected: TableSnapshot,
+        *,
+        removed: Sequence[DataFile],
+        added: Sequence[NewFile],
+        moves: Mapping[int, OffsetRange],
+        data_change: bool,
+        commit_id: str,
+        made_of: str | None = None,
+    ) -> int:
+        """Remove and add files and set ranges in one commit, by compare-and-set; see the port."""
+        transactions = {
+            make(expected.cluster, _partition_id(expected.stream_uuid, number), self._kind): bound
+            for number, move in moves.items()
+            for make, bound in (
+                (transaction_id, int(move.end)),
+                (start_transaction_id, int(move.start)),
+            )
+            if bound > 0  # absent means 0
+        }
+        return self._commit(
+            expected,
+            check=lambda base: _check_same(base, expected, removed, moves),
+            actions=[
+                *(_remove_action(file, data_change=data_change) for file in removed),
+                *(_add_action(file, data_change=data_change) for file in added),
+            ],
+            transactions=transactions,
+            commit_id=commit_id,
+            metadata={
+                FILES: json.dumps([account_of(file) for file in added], sort_keys=True),
+                **self._etags(added),
+                **({} if made_of is None else {MADE_OF: made_of}),
+            },
+        )
+
+    def _commit(
+        self,
+        expected: TableSnapshot,
+        *,
+        check: Callable[[TableSnapshot], None],
+        actions: Sequence[AddAction | RemoveAction],
+        transactions: Transactions,
+        commit_id: str,
+        metadata: Mapping[str, str],
+    ) -> int:
+        """Commit as the version after one that passes ``check``; the compare-and-set itself."""
+        base = expected
+        told = {COMMIT_ID: commit_id, **metadata}
+        for attempt in range(_COMMIT_ATTEMPTS_MAX):
+            if base.version < self._version_seen:
+                base = self.snapshot()  # a cut log would take a commit on the version it was cut to
+            check(base)
+            if self._committed_next(base, actions, transactions, told):
+                self._version_seen = max(self._version_seen, base.version + 1)
+                self._store.make_durable([log_key(base.version + 1)])
+                return base.version + 1
+            threading.Event().wait(random.uniform(0, _BACKOFF_S * 2**attempt))  # noqa: S311
+            ours = [
+                item for item in self.commits(above=base.version) if item.commit_id == commit_id
+            ]
+            if ours:  # it was written, and only the answer was lost
+                self._store.make_durable([log_key(ours[0].version)])
+                return ours[0].version
+            later = self.snapshot()
+            if later.version == base.version and attempt >= _UNMOVED_ATTEMPTS:
+                self._refuse_unwritable(base.version)
+            refuse_foreign(self._store, self.uri, above=base.version, up_to=later.version)
+            base = later
+        raise RemoteTierUnavailableError(
+            f"{self.uri}: other commits won {_COMMIT_ATTEMPTS_MAX} times in a row", uri=self.uri
+        )
+
+    def _refuse_unwritable(self, version: int) -> None:
+        """Name the features of a table to which nothing can be committed, if it has such."""
+        with self._lock:
+            table = self._library.newest()
+        features = set((table.protocol().writer_features if table else None) or ())
+        unknown = sorted(features - _WRITABLE_FEATURES)
+        if unknown:
+            raise TableMismatchError(
+                f"{self.uri} takes no commit after version {version}: somebody gave it {unknown}, "
+                "which this build cannot write. Nothing is shipped, reads stay exact; take the "
+                "features away (ALTER TABLE … DROP FEATURE)",
+                uri=self.uri,
+                version=version,
+                features=unknown,
+            )
+
+    def _etags(self, files: Sequence[NewFile]) -> dict[str, str]:
+        """Return what the store calls the objects, so that an exchanged one is told by a listing.
+
+        A folder has no such names.
+        """
+        if self._store.config.kind == "local":
+            return {}
+        found = {file.path: self._store.head(file.path).etag for file in files}
+        known = {path: etag for path, etag in found.items() if etag is not None}
+        return {ETAGS: json.dumps(known, sort_keys=True)} if known else {}
+
+    def _transaction_id(self, snapshot: TableSnapshot, number: int) -> str:
+        partition = _partition_id(snapshot.stream_uuid, number)
+        return transaction_id(snapshot.cluster, partition, self._kind)
+
+    def checkpoint(self) -> None:
+        """Write a Delta checkpoint of the newest version, so that opening stays quick.
+
+        With it, now and then, the proof of that version, so that proving stays quick.
+        """
+        with self._lock:
+            self._library.checkpoint()
+        with suppress(HeadwaterError):  # what is wrong with the table, its next reader is told
+            note_proof(self.snapshot(), self._store)
+
+    def _committed_next(
+        self,
+        base: TableSnapshot,
+        actions: Sequence[AddAction | RemoveAction],
+        transactions: Transactions,
+        metadata: Mapping[str, str],
+    ) -> bool:
+        """Write version ``base.version + 1``; False when that version exists already."""
+        try:
+            with self._lock:
+                return self._library.append(
+                    base.version,
+                    actions,
+                    schema=ROW_SCHEMA,
+                    partition_by=["partition"],
+                    metadata=metadata,
+                    transactions=transactions,
+                )
+        except (ObjectCorruptError, ObjectMissingError):
+            self.find()  # a log that was cut below the base is named so
+            raise
+
+    # ------------------------------------------------------------------------------ translation
+
+    def _snapshot_of(self, table: DeltaTable) -> TableSnapshot:
+        """Read a loaded version into our words; refuse what we cannot vouch for."""
+        properties = dict(table.metadata().configuration)
+        stream = self._owner(properties)
+        cluster = properties.get("headwater.cluster", "")
+        self._check_shape(table)
+        transactions = self._transactions_of(table, stream, cluster)
+        ranges = {}
+        for number in range(stream.config.partitions):
+            partition = _partition_id(stream.uuid, number)
+            end = transactions.get(transaction_id(cluster, partition, self._kind), 0)
+            start = transactions.get(start_transaction_id(cluster, partition, self._kind), 0)
+            if not 0 <= start <= end:
+                raise TableMismatchError(
+                    f"{self.uri}: partition {number} starts at {start} and ends at {end}",
+                    uri=self.uri,
+                    partition=number,
+                )
+            ranges[number] = OffsetRange(Offset(start), Offset(end))
+        return TableSnapshot(
+            uri=self.uri,
+            version=table.version(),
+            stream_uuid=stream.uuid,
+            cluster=cluster,
+            properties=properties,
+            files=self._files_of(table, partitions=stream.config.partitions),
+            ranges=ranges,
+            table_id=str(table.metadata().id),
+        )
+
+    def _transactions_of(self, table: DeltaTable, stream: Stream, cluster: str) -> Transactions:
+        return self._library.transactions(
+            table,
+            [
+                make(cluster, _partition_id(stream.uuid, number), self._kind)
+                for number in range(stream.config.partitions)
+                for make in (transaction_id, start_transaction_id)
+            ],
+        )
+
+    def _ends_of(
+        self, table: DeltaTable | None, stream: Stream, cluster: str
+    ) -> Mapping[int, Offset]:
+        found = {} if table is None else self._transactions_of(table, stream, cluster)
+        return {
+            number: Offset(
+                found.get(
+                    transaction_id(cluster, _partition_id(stream.uuid, number), self._kind), 0
+                )
+            )
+            for number in range(stream.config.partitions)
+        }
+
+    def _owner(self, properties: Mapping[str, str]) -> Stream:
+        """Return the stream that the table says it belongs to, if that is the expected one."""
+        try:
+            owner = Stream.from_dict(json.loads(properties["headwater.stream_json"]))
+        except (KeyError, TypeError, ValueError, RecursionError, InvalidStreamError) as cause:
+            raise TableMismatchError(
+                f"{self.uri} is not a table of Headwater's: no readable headwater.stream_json",
+                uri=self.uri,
+            ) from cause
+        kind = properties.get(KIND_PROPERTY, "history")
+        if kind != self._kind:
+            raise TableMismatchError(
+                f"{self.uri} holds the {kind} of a stream, not its {self._kind}",
+                uri=self.uri,
+                expected=self._kind,
+                found=kind,
+            )
+        version = properties.get("headwater.format_version")
+        if version != str(FORMAT_VERSION):
+            raise TableMismatchError(
+                f"{self.uri} has table format {version!r}; this build knows {FORMAT_VERSION}",
+                uri=self.uri,
+            )
+        cluster = properties.get("headwater.cluster")
+        expected = self._stream
+        if expected is not None and (owner.uuid, cluster) != (expected.uuid, self._cluster):
+            raise TableMismatchError(
+                f"{self.uri} belongs to stream {owner.uuid} of cluster {cluster!r}, "
+                f"not to {expected.uuid} of {self._cluster!r}; it is not appended to",
+                uri=self.uri,
+                expected=expected.uuid,
+                found=owner.uuid,
+            )
+        return owner
+
+    def _check_shape(self, table: DeltaTable) -> None:
+        protocol = table.protocol()
+        features = set(protocol.reader_features or ()) - _HARMLESS_FEATURES
+        if features or (protocol.min_reader_version > 1 and protocol.reader_features is None):
+            raise TableMismatchError(
+                f"{self.uri} uses {sorted(features) or 'column mapping'}, with which its files no "
+                "longer say by themselves which rows the table has",
+                uri=self.uri,
+                features=sorted(features),
+            )
+        schema = pa.schema(table.schema().to_arrow())
+        wrong = [
+            field.name
+            for field in ROW_SCHEMA
+            if schema.get_field_index(field.name) < 0 or schema.field(field.name).type != field.type
+        ]
+        if wrong or table.metadata().partition_columns != ["partition"]:
+            raise TableMismatchError(
+                f"{self.uri} does not have our columns: {wrong or 'not partitioned by partition'}",
+                uri=self.uri,
+                columns=wrong,
+            )
+
+    def _files_of(self, table: DeltaTable, *, partitions: int) -> tuple[DataFile, ...]:
+        actions = add_actions_of(table)
+        names = ("path", "size_bytes", "partition.partition", "num_records", "min.offset")
+        columns = [column(actions, name) for name in (*names, "max.offset")]
+        columns += [_stamps_us(actions, "max.timestamp"), _stamps_us(actions, "min.timestamp")]
+        files = []
+        for path, size, partition, count, least, greatest, latest, first in zip(
+            *columns, strict=True
+        ):
+            known = None not in (count, least, greatest)
+            if partition is None or not 0 <= partition < partitions or "://" in path:
+                raise TableMismatchError(
+                    f"{self.uri} lists {path}, which is not of a partition of this stream",
+                    uri=self.uri,
+                    path=path,
+                )
+            files.append(
+                DataFile(
+                    path=path,
+                    size_bytes=size,
+                    partition=partition,
+                    records_count=count,
+                    min_offset=Offset(least) if known else None,
+                    max_offset=Offset(greatest) if known else None,
+                    max_timestamp_us=latest,
+                    min_timestamp_us=first,
+                )
+            )
+        return tuple(
+            sorted(files, key=lambda file: (file.partition, file.min_offset or 0, file.path))
+        )
+
+
+def _check_starts(base: TableSnapshot, moves: Mapping[int, OffsetRange]) -> None:
+    for partition, move in moves.items():
+        found = base.cold_end(partition)
+        if found != move.start:
+            raise StaleColdEndError(
+                f"partition {partition} of {base.uri} ends at {found}, not at {move.start}",
+                partition=partition,
+                expected=int(move.start),
+                found=int(found),
+            )
+
+
+def _check_same(
+    base: TableSnapshot,
+    expected: TableSnapshot,
+    removed: Sequence[DataFile],
+    moves: Mapping[int, OffsetRange],
+) -> None:
+    """Refuse a replacement whose grounds have changed since ``expected``."""
+    for partition in moves:
+        found, wanted = base.ranges[partition], expected.ranges[partition]
+        if found != wanted:
+            raise StaleColdEndError(
+                f"partition {partition} of {base.uri} is at {found}, not at {wanted}",
+                partition=partition,
+                expected=int(wanted.end),
+                found=int(found.end),
+            )
+    present = {file.path for file in base.files}
+    for file in removed:
+        if file.path not in present:
+            raise FilesReplacedError(
+                f"{file.path} is not in {base.uri} any more: somebody else rewrote it",
+                path=file.path,
+                version=base.version,
+            )
+
+
+def _remove_action(file: DataFile, *, data_change: bool) -> RemoveAction:
+    return RemoveAction(
+        path=file.path,
+        data_change=data_change,
+        deletion_timestamp=time.time_ns() // 1_000_000,
+        size=file.size_bytes,
+        partition_values={"partition": str(file.partition)},
+    )
+
+
+def _add_action(file: NewFile, *, data_change: bool = True) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values={"partition": str(file.partition)},
+        modification_time=file.modified_us // 1000,
+        data_change=data_change,
+        stats=file.stats_json,
+    )
+
+
+def _partition_id(uuid: StreamUuid, number: int) -> PartitionId:
+    return PartitionId(uuid, PartitionNumber(number))
+
+
+def _stamps_us(actions: pa.Table, name: str) -> list[int | None]:
+    """Return a bound of each file's timestamps in microseconds, as far as it is known."""
+    if name not in actions.column_names:
+        return [None] * actions.num_rows
+    values: list[int | None] = actions.column(name).cast(pa.int64()).to_pylist()
+    return values
