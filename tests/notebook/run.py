@@ -28,7 +28,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "lib")]
 
-from headwater import embedded  # noqa: E402  (the path comes first)
+from headwater.local import embedded  # noqa: E402  (the path comes first)
 from headwater.local.runtime_file import RuntimeFile  # noqa: E402
 from simkit.children import ended, wait_for_line  # noqa: E402
 from simkit.servers.spark_cluster import HOME, spark_cluster  # noqa: E402
