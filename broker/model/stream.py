@@ -21,6 +21,11 @@ PARTITIONS_MAX: Final = 1024
 class StreamConfig:
     """What a stream's creator may choose. Sizes and times carry their unit in the name.
 
+    A new setting has a default, for streams that were created before it, and bounds below. Its
+    type is int, bool, str or a Literal of texts, or one of these and None: `_check_type` knows no
+    other. `headwater stream create` has an option for each. A build without the setting does not
+    open a stream that was created with it, so a cluster's brokers are updated together.
+
     Raises:
         InvalidStreamError: a value is out of bounds, or two of them contradict each other.
     """

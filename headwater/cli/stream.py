@@ -203,12 +203,8 @@ def create(
         stream = client.create_stream(name, **given)
     if json:
         console.json_line(_as_dict(stream))
-        return
-    config = stream.config
-    console.say(
-        f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "
-        f"[bold]{console.plain(config.subject)}[/bold] in {config.partitions} partition(s)."
-    )
+    else:
+        _say_created(stream)
 
 
 @app.command("list")
@@ -317,6 +313,14 @@ def delete(
             f"Deleted [bold]{console.plain(name)}[/bold]. Its table "
             f"{console.plain(deleted.namespace)}/{console.plain(deleted.table_name)} stays."
         )
+
+
+def _say_created(stream: Any) -> None:
+    config = stream.config
+    console.say(
+        f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "
+        f"[bold]{console.plain(config.subject)}[/bold] in {config.partitions} partition(s)."
+    )
 
 
 def _as_dict(stream: Any) -> dict[str, Any]:

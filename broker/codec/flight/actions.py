@@ -1,7 +1,10 @@
 """The Flight actions: their names, the fields of their JSON bodies, and the bounds of each field.
 
 One table (:data:`ACTIONS`) is both the validator of the server and the help text that
-``list_actions`` gives; the client builds its bodies with the same names.
+``list_actions`` gives; the client builds its bodies with the same names. An action is performed by
+the method ``_action_<name>`` of ``broker/adapters/flight/service.py``, which is found by its name
+and takes the fields as keywords; one of operators by ``broker/adapters/flight/operations.py``. It
+has to be harmless when done twice: a client that got no answer asks the next broker.
 """
 
 from __future__ import annotations

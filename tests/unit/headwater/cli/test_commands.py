@@ -30,7 +30,10 @@ def _publish(run: Run, text: str | bytes, *options: str) -> None:
 
 
 def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
-    """Sizes, durations and switches reach the stream's configuration in its units."""
+    """Sizes, durations and switches reach the stream's configuration in its units.
+
+    Every setting is given a value that is not its default, so one without an option is noticed.
+    """
     _make(
         run, "--subject", "o.in", "--partitions", "3", "--puback", "--key-header", "K",
         "--queue-group", "g", "--dedup-window", "10m", "--dedup-ids", "500",
@@ -40,7 +43,8 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
     )  # fmt: skip
-    assert broker.stream("orders").config == StreamConfig(
+    config = broker.stream("orders").config
+    assert config == StreamConfig(
         subject="o.in", partitions=3, puback=True, key_header="K", queue_group="g",
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
@@ -48,6 +52,8 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         replication_factor=3, min_isr=2,
         local_retention_bytes=10**9, local_retention_ms=172_800_000, unshipped_bytes_max=64 << 20,
     )  # fmt: skip
+    defaults = StreamConfig(subject="orders").to_dict()
+    assert [name for name, value in config.to_dict().items() if value == defaults[name]] == []
 
 
 def test_create_again_is_fine_and_otherwise_refused(run: Run) -> None:

@@ -1,0 +1,30 @@
+"""Every action that the table offers is performed by somebody, with the fields of its body."""
+
+from __future__ import annotations
+
+import inspect
+from unittest.mock import create_autospec
+
+import pytest
+
+from broker.adapters.flight.operations import operate
+from broker.adapters.flight.service import _Server
+from broker.codec.flight.actions import ACTIONS
+from broker.codec.flight.operations import OPERATIONS
+from broker.ports.operators import OperatorApi
+
+
+@pytest.mark.parametrize("action", sorted(ACTIONS.keys() - OPERATIONS.keys()))
+def test_an_action_has_a_method_that_takes_its_fields(action: str) -> None:
+    """The service finds it by its name, so no type checker sees that one is missing."""
+    method = getattr(_Server, f"_action_{action}")
+    _, *fields = inspect.signature(method).parameters
+    assert set(fields) == ACTIONS[action].fields.keys()
+
+
+@pytest.mark.parametrize("action", OPERATIONS)
+def test_an_action_of_operators_reaches_its_port(action: str) -> None:
+    """With the fields of its body, and only by a method that the port has."""
+    api = create_autospec(OperatorApi, instance=True)
+    operate(api, action, dict.fromkeys(OPERATIONS[action].fields))
+    assert len(api.method_calls) == 1
