@@ -146,7 +146,11 @@ class ClusterStatus(_Wire):
 
     @property
     def offline(self) -> list[PartitionInfo]:
-        """Partitions without a leader: offline, or in an election."""
+        """Partitions without a leader: offline, or in an election.
+
+        ``cluster status --json`` counts them as ``offline_partitions``. The metric of that name
+        counts only what is Offline; ``cluster_leaderless_partitions`` counts both.
+        """
         return [one for one in self.partitions if one.status != "online"]
 
     @property

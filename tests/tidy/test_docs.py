@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from broker.codec import record_batch
 from broker.codec.disk import index_format, log_state_format, segment_format
+from broker.codec.flight.actions import ACTIONS
 from broker.config import BrokerConfig
 from broker.process.metrics import (
     ClusterSample,
@@ -97,11 +98,32 @@ def test_format_drawings_have_the_sizes_of_the_code(magic: bytes, size: int) -> 
     assert re.search(rf"length,? {size}\b", drawing)
 
 
+def test_every_flight_action_is_named() -> None:
+    """Who writes a client in another language finds each action on the page of formats."""
+    page = _page("docs/wire_and_disk_formats.md")
+    listed = page[page.index("\nactions  ") :].partition("```")[0]
+    assert set(re.findall(r"[a-z_]+", listed)) >= ACTIONS.keys()
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_files_that_are_named_are_there(page: str) -> None:
+    """A file that moved is followed; so is a test, which stands in one of the files named."""
+    names = re.findall(r"`([^`\n]+)`", _page(page))
+    files = [name for name in names if re.fullmatch(r"[\w./-]+/[\w.-]+\.(py|md)", name)]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    text = "".join(map(_page, files))
+    tests = [name for name in names if re.fullmatch(r"test_\w+", name)]
+    assert [name for name in tests if f"def {name}(" not in text] == []
+
+
 @pytest.mark.parametrize(
     "page",
     [
         "README.md",
         "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        ".github/PULL_REQUEST_TEMPLATE.md",
         *(f"docs/{one.name}" for one in sorted((ROOT / "docs").glob("*.md"))),
     ],
 )
