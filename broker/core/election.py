@@ -197,7 +197,7 @@ class ElectionCore:
         now_ms: int,
     ) -> list[ElectionEffect]:
         """Take a replica's report that its leader does not answer."""
-        one = self._partition(partition_id)
+        one = self._state.partition(partition_id)
         registered = self._state.brokers.get(reporter)
         if not self._in_office or one is None or one.status != "online" or registered is None:
             return []
@@ -305,7 +305,7 @@ class ElectionCore:
 
     def _look_after(self, partition_id: PartitionId, now_ms: int) -> Iterator[ElectionEffect]:
         """Take the next step for a partition without a leader."""
-        one = self._partition(partition_id)
+        one = self._state.partition(partition_id)
         if not self._in_office or one is None or one.status == "online":
             return
         race = self._races.get(partition_id)
@@ -388,7 +388,3 @@ class ElectionCore:
         """Tell whether waiting is of no use: everybody has told what it can."""
         settled = {answer.broker for answer in race.settled()}
         return all(who in (settled if who in one.restarted else race.answers) for who in left)
-
-    def _partition(self, partition_id: PartitionId) -> PartitionState | None:
-        rows = self._state.partitions.get(partition_id.stream_uuid, ())
-        return rows[partition_id.number] if partition_id.number < len(rows) else None

@@ -48,7 +48,7 @@ class ClusterSamples:
         state, now_ms = self._node.metadata.state, self._clock.monotonic_ms()
         found = []
         for driver in self._broker.drivers():
-            row = _row(state, driver.partition_id)
+            row = state.partition(driver.partition_id)
             if row is not None:
                 found.append(
                     ReplicaSample(
@@ -136,11 +136,6 @@ class ClusterSamples:
             )
             for peer, one in sorted(self._node.link.counters().items())
         ]
-
-
-def _row(state: MetadataState, partition_id: PartitionId) -> PartitionState | None:
-    rows = state.partitions.get(partition_id.stream_uuid, ())
-    return rows[partition_id.number] if partition_id.number < len(rows) else None
 
 
 def _is_under_replicated(one: PartitionState) -> bool:

@@ -76,10 +76,8 @@ class BrokerCatalog:
         """Return whose history a partition is, and how far it is recorded to be cold."""
         if refreshed:
             self._metadata.barrier(timeout_ms=_CONFIRM_MS)
-        rows = self._metadata.state.partitions.get(partition.stream_uuid, ())
-        if partition.number >= len(rows):
-            return (), Offset(0)
-        return rows[partition.number].lineage, rows[partition.number].cold_end
+        one = self._metadata.state.partition(partition)
+        return ((), Offset(0)) if one is None else (one.lineage, one.cold_end)
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
         """Register a callback."""

@@ -23,7 +23,7 @@ class Belongs(Enum):
 
 def where_belongs(state: MetadataState, partition_id: PartitionId, me: BrokerId) -> Belongs:
     """Return where a log belongs that is on the disk of ``me``."""
-    rows = state.partitions.get(partition_id.stream_uuid, ())
-    if partition_id.number < len(rows):
-        return Belongs.HERE if me in rows[partition_id.number].replicas else Belongs.ELSEWHERE
+    one = state.partition(partition_id)
+    if one is not None:
+        return Belongs.HERE if me in one.replicas else Belongs.ELSEWHERE
     return Belongs.DELETED if partition_id.stream_uuid in state.deleted else Belongs.UNKNOWN

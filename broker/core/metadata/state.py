@@ -23,7 +23,7 @@ from broker.core.metadata.size import weigh
 from broker.core.metadata.typed_json import build
 from broker.errors import HeadwaterError, MetadataCorruptError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
-from broker.model.ids import BrokerId, LeaseId, StreamUuid
+from broker.model.ids import BrokerId, LeaseId, PartitionId, StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
@@ -125,6 +125,11 @@ class MetadataState:
     def broker_epochs(self) -> dict[BrokerId, BrokerEpoch]:
         """Newest broker epoch of every broker."""
         return {broker: one.epoch for broker, one in self.brokers.items()}
+
+    def partition(self, partition_id: PartitionId) -> PartitionState | None:
+        """Return the state of a partition; None: its stream does not have it, or is gone."""
+        rows = self.partitions.get(partition_id.stream_uuid, ())
+        return rows[partition_id.number] if partition_id.number < len(rows) else None
 
     def is_alive(self, broker: BrokerId) -> bool:
         """Tell whether a broker may lead and replicate: registered and not fenced."""

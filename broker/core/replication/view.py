@@ -52,10 +52,9 @@ class PartitionView:
 
 def view_of(state: MetadataState, partition_id: PartitionId) -> PartitionView | None:
     """Return the partition's view; None when the stream is gone."""
-    rows = state.partitions.get(partition_id.stream_uuid, ())
-    if partition_id.number >= len(rows):
+    one = state.partition(partition_id)
+    if one is None:
         return None
-    one = rows[partition_id.number]
     known = {name: state.brokers[name] for name in one.replicas if name in state.brokers}
     return PartitionView(
         status=one.status,

@@ -93,9 +93,8 @@ class MemberBeats:
 
     def _send_report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> bool:
         """Send a report that still stands; tell whether it does."""
-        rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
-        current = partition_id.number < len(rows) and rows[partition_id.number]
-        if not current or current.leader_epoch != leader_epoch or current.leader is None:
+        current = self._metadata.state.partition(partition_id)
+        if current is None or current.leader_epoch != leader_epoch or current.leader is None:
             return False
         controller = self._metadata.leader
         if controller is not None:

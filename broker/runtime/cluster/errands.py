@@ -13,7 +13,6 @@ import structlog
 
 from broker.core.metadata.commands import StopBroker, encode
 from broker.core.metadata.placement import hand_overs
-from broker.core.metadata.state import PartitionState
 from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch
@@ -30,11 +29,6 @@ _LOOK_MS: Final = 50
 _NEWEST_MS: Final = 3_000
 _ASK_MS: Final = 300
 _ASK_AGAIN_MS: Final = 20
-
-
-def _row(metadata: ProposingMetadata, partition_id: PartitionId) -> PartitionState | None:
-    rows = metadata.state.partitions.get(partition_id.stream_uuid, ())
-    return rows[partition_id.number] if partition_id.number < len(rows) else None
 
 
 class GivingUp:
@@ -80,7 +74,7 @@ class GivingUp:
 
     def _stands_in(self, partition_id: PartitionId, now_ms: int) -> bool | None:
         """Tell whether others have what this replica had; None: not decided yet."""
-        one = _row(self._metadata, partition_id)
+        one = self._metadata.state.partition(partition_id)
         if one is None:
             return False  # the stream is deleted: nobody has anything
         if self._me not in (*one.isr, *one.eligible, one.leader):
@@ -202,7 +196,7 @@ class AskingNewest:
         return min(self._again_ms, self._deadline_ms)
 
     def _begin_question(self, now_ms: int) -> None:
-        one = _row(self._metadata, self._partition_id)
+        one = self._metadata.state.partition(self._partition_id)
         self._leader = None if one is None else one.leader
         if self._leader is None:
             self._again_ms = now_ms + _ASK_AGAIN_MS

@@ -367,10 +367,9 @@ class ClusterMember:
         answered: Callable[[HeadwaterError | None], None] = lambda _: None,
     ) -> None:
         """Take a replica out of the ISR, unless it is the last that may hold what is committed."""
-        rows = self._metadata.state.partitions.get(partition_id.stream_uuid, ())
-        if partition_id.number >= len(rows):
+        one = self._metadata.state.partition(partition_id)
+        if one is None:
             return
-        one = rows[partition_id.number]
         if {*one.isr, *one.eligible} <= {self._setting.me}:
             return
         self.propose(
@@ -452,8 +451,7 @@ class ClusterMember:
         epoch that was asked about is heard of here, for only then this log follows nobody.
         """  # noqa: D205 - one thought
         assert self._broker is not None
-        rows = self._metadata.state.partitions.get(asked.partition_id.stream_uuid, ())
-        if not asked.partition_id.number < len(rows):
+        if self._metadata.state.partition(asked.partition_id) is None:
             return
         self._asked[asked.partition_id] = (controller, asked)  # first: it may be heard of now
         self._tell_log_end_again(asked.partition_id, at_once=True)
