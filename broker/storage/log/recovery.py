@@ -124,7 +124,7 @@ class _Recovery:
         return found
 
     def _run(self, point_file: RecoveryPointFile, point: RecoveryPoint | None) -> RecoveredLog:
-        finish_cut(self._folder, point)
+        finish_cut(self._folder, point, self._promised)
         bases = self._tidy_names(point_file, point)
         log_start = self._log_start(bases, point)
         if not bases and not self._report.damaged_ranges:

@@ -17,6 +17,7 @@ from broker.model.offsets import Offset
 from broker.ports.system import File
 from broker.storage.log.folder import CUT_NAME, LogFolder, RecoveryPointFile, ignoring_full_disk
 from broker.storage.log.producer_state import remove_producer_state_above
+from broker.storage.promises.promises import Promised
 from broker.storage.segments.scan import ValidBatch, Window, scan
 from broker.storage.segments.segment import Segment
 
@@ -60,12 +61,21 @@ def truncate_files(
         file.close()
 
 
-def finish_cut(folder: LogFolder, point: RecoveryPoint | None) -> None:
-    """Drop what a cut that was interrupted had not dropped yet: all behind the recovery point."""
+def finish_cut(
+    folder: LogFolder, point: RecoveryPoint | None, promised: Promised | None = None
+) -> None:
+    """Drop what a cut that was interrupted had not dropped yet: all behind the recovery point.
+
+    A cut lowers the promise before anything else. So a mark below a promise that reaches further is
+    another copy's, and nothing but the mark goes.
+    """
     if not folder.files.exists(folder.file(CUT_NAME)):
         return
-    if point is not None:
+    if point is not None and (promised is None or promised.end <= point.log_end):
         path = folder.segment_file(point.segment_base, "log")
+        # The index covers what goes. Its name may be back: what removed it was never synced.
+        folder.remove_if_there(folder.segment_file(point.segment_base, "index"))
+        folder.sync()
         if folder.files.exists(path):
             file = folder.files.open(path)
             try:
