@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 
 _T = TypeVar("_T")
+_Heap: TypeAlias = list[tuple[Offset, int, _T]]  # by end, then in the order of their coming
 
 
 class AckQueue(Generic[_T]):
@@ -20,33 +21,31 @@ class AckQueue(Generic[_T]):
 
     def __init__(self) -> None:
         """Start empty."""
-        self._waiting: dict[AckPolicy, list[tuple[Offset, int, _T]]] = {
-            AckPolicy.LEADER: [],
-            AckPolicy.ALL: [],
-        }
+        self._leader: _Heap[_T] = []
+        self._all: _Heap[_T] = []
         self._added = 0  # keeps the order of those that need the same end
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._leader) + len(self._all)
 
     def add(self, policy: AckPolicy, end: Offset, token: _T) -> None:
         """Let ``token`` wait until its policy holds for everything below ``end``."""
         if policy is not AckPolicy.NONE:
             self._added += 1
-            heapq.heappush(self._waiting[policy], (end, self._added, token))
+            heap = self._leader if policy is AckPolicy.LEADER else self._all
+            heapq.heappush(heap, (end, self._added, token))
 
     def settled(self, *, synced_end: Offset, high_watermark: Offset) -> list[_T]:
         """Take out and return the tokens that may be answered, lowest end first."""
-        bounds = {AckPolicy.LEADER: synced_end, AckPolicy.ALL: high_watermark}
         done: list[_T] = []
-        for policy, queue in self._waiting.items():
-            while queue and queue[0][0] <= bounds[policy]:
-                done.append(heapq.heappop(queue)[2])
+        for heap, bound in ((self._leader, synced_end), (self._all, high_watermark)):
+            while heap and heap[0][0] <= bound:
+                done.append(heapq.heappop(heap)[2])
         return done
 
     def abandon(self) -> list[_T]:
         """Take out and return everybody: their outcome is unknown."""
-        tokens = [token for queue in self._waiting.values() for _, _, token in sorted(queue)]
-        for queue in self._waiting.values():
-            queue.clear()
+        tokens = [token for heap in (self._leader, self._all) for _, _, token in sorted(heap)]
+        self._leader.clear()
+        self._all.clear()
         return tokens

@@ -60,11 +60,12 @@ class DiskFile:
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         total = sum(map(len, views))
         passing = not read_soon and total >= _PASSING_BYTES_MIN
-        written = 0
+        written = self._write(position, views[:_VECTOR_MAX], passing=passing)
+        count = written
         while written < total:
+            views = _after(views, count)
             count = self._write(position + written, views[:_VECTOR_MAX], passing=passing)
             written += count
-            views = _after(views, count)
         return total
 
     def _write(self, position: int, views: Sequence[memoryview], *, passing: bool) -> int:

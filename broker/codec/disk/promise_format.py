@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
@@ -46,14 +45,14 @@ HEADER_SIZE: Final = 36
 assert _HEADER.size == HEADER_SIZE
 _SLOT_MAGIC: Final = b"HWPI"
 _SLOT: Final = struct.Struct("<4sBBHq16sIIqqqI")
+_SLOT_FACTS: Final = struct.Struct("<4sBBHq16sIIqqq")  # all but its checksum
 SLOT_SIZE: Final = 68
 assert _SLOT.size == SLOT_SIZE
 _ZEROS: Final = bytes(8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotValues:
-    """What one copy of a slot says."""
+class SlotValues(NamedTuple):
+    """What one copy of a slot says; a tuple, for each commit makes one."""
 
     kind: int
     sequence: int
@@ -86,11 +85,8 @@ def decode_header(data: Any) -> str:
 
 def encode_slot(values: SlotValues) -> bytes:
     """Return the bytes of one copy of a slot."""
-    packed = _SLOT.pack(
-        _SLOT_MAGIC, VERSION, SLOT_SIZE, values.kind, values.sequence, values.key, values.number,
-        values.flags, values.first, values.second, values.third, 0,
-    )  # fmt: skip
-    return packed[:-4] + _CRC.pack(crc32c(packed[:-4]))
+    packed = _SLOT_FACTS.pack(_SLOT_MAGIC, VERSION, SLOT_SIZE, *values)
+    return packed + _CRC.pack(crc32c(packed))
 
 
 def decode_slot(data: Any) -> SlotValues | None:

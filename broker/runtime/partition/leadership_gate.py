@@ -141,8 +141,8 @@ class Gatekeeper:
 
     def is_held(self) -> bool:
         """Tell whether writes and answers have to wait."""
-        if not self._gate.lineage_id:
-            return False
+        if self._claims is None or not self._gate.lineage_id:
+            return False  # nobody is asked: nothing to wait for
         self.tick()
         if self._slept:
             self._slept = False

@@ -8,8 +8,8 @@ refuses what does not fit. Damage is reported by name and never repaired by dele
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from broker.codec.disk.log_state_format import encode_epochs
@@ -27,13 +27,13 @@ from broker.model.offsets import Offset
 from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.ports.system import Files
 from broker.storage.log.config import LogConfig
+from broker.storage.log.disk_errors import DiskErrors
 from broker.storage.log.folder import (
     EPOCHS_NAME,
     SUSPECT_NAME,
     LogFolder,
     cannot_open,
     ignoring_full_disk,
-    is_full,
 )
 from broker.storage.log.handle_pool import HandlePool
 from broker.storage.log.log_reader import LogReader, LogState
@@ -493,20 +493,11 @@ class PartitionLog:
             self._promise.synced(self.log_start, end, self._epochs)
         self._synced_end = end
 
-    @contextmanager
-    def _errors(self, what: str, *, fatal: bool = False) -> Iterator[None]:
-        """Translate what the disk says; everything but a full disk ends the log."""
-        try:
-            yield
-        except LogFailedError as failed:  # of the promises: nothing more may be told
-            self._failure = failed.message
-            raise
-        except OSError as cause:
-            path = self._folder.path
-            if is_full(cause) and not fatal:
-                raise DiskFullError(f"{what} of {path}: {cause}", path=path) from cause
-            self._failure = f"{what} of {path} failed: {cause}"
-            raise LogFailedError(self._failure, path=path) from cause
+    def _errors(self, what: str, *, fatal: bool = False) -> DiskErrors:
+        return DiskErrors(self._fail, self._folder.path, what, fatal=fatal)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
 
     def _open_active(self, segment: Segment) -> ActiveSegment:
         step = min(self._config.preallocate_bytes, self._config.segment_bytes_max)
@@ -516,7 +507,9 @@ class PartitionLog:
         """Record a new leader epoch durably before anything is written under it."""
         if leader_epoch < self._epochs.latest:
             raise StaleLeaderEpochError(
-                f"the log already has epoch {self._epochs.latest}, above {leader_epoch}",
+                f"{self._folder.path} was written under leader epoch {self._epochs.latest}, but "
+                f"the metadata says {leader_epoch}: another broker leads by now, or an older copy "
+                "of this broker's metadata was put back; then put the newest metadata back",
                 got=leader_epoch,
                 current=self._epochs.latest,
             )

@@ -300,9 +300,9 @@ def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     leader.fetched(synced=0)
     heard = leader.put(ALL)
     monkeypatch.undo()
-    assert (leader.log.synced_end, len(asked)) == (1, 2)
+    assert leader.log.synced_end == 1
     leader.fetched(synced=1)
-    assert leader.driver.high_watermark == 1
+    assert (leader.driver.high_watermark, len(asked)) == (1, 2)
     assert heard == [], "nobody has said yet that this leadership still stands"
     leader.driver.admit(leadership.lineage_id)
     leader.turns.run()

@@ -275,6 +275,7 @@ def test_epochs_only_grow(disk: SimDisk) -> None:
     with pytest.raises(StaleLeaderEpochError) as caught:
         log.append([raw_batch()], leader_epoch=LeaderEpoch(3), now_us=1)
     assert (caught.value.got, caught.value.current) == (3, 4)
+    assert "put the newest metadata back" in caught.value.message
     assert [(one.leader_epoch, one.start_offset) for one in log.epochs.starts] == [(1, 0), (4, 3)]
     disk.lose_power()
     assert open_log(disk.files()).epochs == log.epochs

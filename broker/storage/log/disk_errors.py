@@ -1,0 +1,45 @@
+"""What a log says of its disk's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.errors import DiskFullError, LogFailedError
+from broker.storage.log.folder import is_full
+
+
+class DiskErrors:
+    """Translates what the disk says; everything but a full disk ends the log.
+
+    A class, for a commit enters three: a generator would cost three times as much.
+    """
+
+    __slots__ = ("_fail", "_fatal", "_path", "_what")
+
+    def __init__(self, fail: Callable[[str], None], path: str, what: str, *, fatal: bool) -> None:
+        """Name ``what`` is done to the log at ``path``; ``fail`` hears why it takes no more writes.
+
+        ``fatal``: not even a full disk leaves the log as it was.
+        """
+        self._fail, self._path, self._what, self._fatal = fail, path, what, fatal
+
+    def __enter__(self) -> None:
+        """Begin; nothing is taken."""
+
+    def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
+        """Translate an OSError into one of ours.
+
+        Raises:
+            DiskFullError: nothing was changed.
+            LogFailedError: the log takes no more writes.
+        """
+        if isinstance(cause, LogFailedError):  # of the promises: nothing more may be told
+            self._fail(cause.message)
+        if not isinstance(cause, OSError):
+            return
+        path = self._path
+        if is_full(cause) and not self._fatal:
+            raise DiskFullError(f"{self._what} of {path}: {cause}", path=path) from cause
+        reason = f"{self._what} of {path} failed: {cause}"
+        self._fail(reason)
+        raise LogFailedError(reason, path=path) from cause
