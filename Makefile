@@ -30,6 +30,7 @@ RACE_ARGS ?= --commits 200
 SIM_ARGS ?=
 SEED ?=
 SEEDS ?=
+SIM ?=
 
 # Spark starts Python by name for its workers: it has to be this one, on the driver and in tasks.
 export PYSPARK_PYTHON := $(PYTHON)
@@ -76,6 +77,13 @@ test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
 	@cd $(ROOT)
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
+.PHONY: quick
+quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
+	@cd $(ROOT)
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(PYTEST_WORKERS) \
+		-m "not (integration or spark or slow)" --dist worksteal \
+		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
+
 .PHONY: test-airflow
 test-airflow: $(STAMP) $(AIRFLOW_STAMP) ## run the DAGs' tests in Airflow's own environment
 	@cd $(ROOT)
@@ -112,7 +120,7 @@ bench-spark: $(STAMP) ## run Spark's benchmarks against Kafka, delta-spark and t
 bench-cluster: $(STAMP) ## run the benchmarks of three brokers against JetStream R3 and Kafka RF3
 	@cd $(ROOT)
 	$(PYTHON) -m bench --kafka --only cluster_publish cluster_latency cluster_failover \
-		cluster_cut cluster_partitions $(BENCH_ARGS)
+		cluster_cut cluster_partitions cluster_raft $(BENCH_ARGS)
 
 .PHONY: crash
 crash: $(STAMP) ## kill brokers mid-write and audit what survived (ROUNDS=20)
@@ -157,10 +165,11 @@ notebook: $(STAMP) ## run docs/notebook.py in classic Spark, Spark Connect and o
 	$(PYTHON) tests/notebook/run.py --mode all
 
 .PHONY: sim
-sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many, SEED=n replays one)
+sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many; SIM=house SEED=7 replays one)
 	@cd $(ROOT)
 	HEADWATER_SIM_SEED=$(SEED) HEADWATER_SIM_SEEDS=$(SEEDS) \
-		$(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim $(PYTEST_ARGS)
+		$(PYTHON) -m pytest $(if $(SEED),-m seeds,-n $(PYTEST_WORKERS)) \
+		tests/sim$(if $(SIM),/test_$(SIM)_sim.py) $(PYTEST_ARGS)
 
 .PHONY: nightly
 nightly: MINUTES = 120

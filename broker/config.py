@@ -12,14 +12,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from broker.errors import InvalidConfigError
 from broker.model.ids import is_stream_name
+from broker.model.raft import RaftName
 
 _PREFIX: Final = "HEADWATER_"
 # Environment names of other parts of Headwater, so that a misspelt broker key is still refused.
-_FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_TEST_")
+_FOREIGN_PREFIXES: Final = ("HEADWATER_S3_", "HEADWATER_SIM_", "HEADWATER_TEST_")
 _FOREIGN: Final = frozenset(
     {
         "HEADWATER_SERVER", "HEADWATER_IVY_DIR", "HEADWATER_CONFIG", "HEADWATER_DATA",
@@ -123,6 +124,7 @@ class ClusterConfig:
     tls_key_file: str | None = None
     listen_host: str = ""  # where to listen; default: the host that brokers names
     advertised_host: str = ""  # where clients find this broker; default: the same
+    raft: str = "own"  # or pysyncobj: the library behind the metadata's replicated log
     replica_transport: str = "peer"  # or nats: replication over the NATS server, as Liftbridge does
     replication_factor: int = 3  # of streams that do not say
     min_isr: int = 2  # of streams that do not say
@@ -139,6 +141,12 @@ class ClusterConfig:
             )
         if self.replica_transport not in ("peer", "nats"):
             raise InvalidConfigError("cluster.replica_transport must be peer or nats")
+        if self.raft not in get_args(RaftName):
+            raise InvalidConfigError("cluster.raft must be own or pysyncobj")
+        if self.raft == "pysyncobj" and set(self.voters()) != set(members):
+            raise InvalidConfigError(
+                "cluster.raft = pysyncobj has no brokers that do not vote: name all as controllers"
+            )
         if not 1 <= self.min_isr <= self.replication_factor <= 7:
             raise InvalidConfigError("cluster.min_isr must be 1 to replication_factor, that to 7")
         if not 300 <= self.session_ms <= 600_000:
@@ -193,7 +201,7 @@ class ClusterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LoggingConfig:
     """What the daemon prints."""
 
     level: str = "info"
@@ -220,7 +228,7 @@ class BrokerConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    log: LogConfig = field(default_factory=LogConfig)
+    log: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
         members = self.cluster.members()

@@ -59,7 +59,7 @@ class ElectionTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
+class ProposeCommand:
     """Propose a command to the metadata log; its fate shows in the state."""
 
     command: Command
@@ -74,7 +74,7 @@ class AskLogEnd:
     leader_epoch: LeaderEpoch
 
 
-ElectionEffect = Propose | AskLogEnd
+ElectionEffect = ProposeCommand | AskLogEnd
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class ElectionCore:
             return []
         del self._reports[partition_id, leader_epoch]
         return [
-            Propose(
+            ProposeCommand(
                 StartElection(
                     stream_uuid=partition_id.stream_uuid,
                     partition=partition_id.number,
@@ -291,11 +291,13 @@ class ElectionCore:
             silent = now_ms - heard_ms >= self._timing.session_ms
             if silent != registered.fenced and self._may_repeat(self._fencing_ms, broker, now_ms):
                 if silent:
-                    yield Propose(FenceBroker(broker=broker, broker_epoch=registered.epoch))
+                    yield ProposeCommand(FenceBroker(broker=broker, broker_epoch=registered.epoch))
                 elif epoch == registered.epoch:
-                    yield Propose(UnfenceBroker(broker=broker, broker_epoch=registered.epoch))
+                    yield ProposeCommand(
+                        UnfenceBroker(broker=broker, broker_epoch=registered.epoch)
+                    )
             if registered.stopping and self._may_repeat(self._handing_ms, broker, now_ms):
-                yield from map(Propose, hand_overs(self._state, broker)[:_RACES_MAX])
+                yield from map(ProposeCommand, hand_overs(self._state, broker)[:_RACES_MAX])
 
     def _may_repeat(self, last: dict[BrokerId, int], broker: BrokerId, now_ms: int) -> bool:
         if now_ms - last.get(broker, -self._timing.retry_ms) < self._timing.retry_ms:
@@ -325,7 +327,7 @@ class ElectionCore:
             race.proposed_ms is None or now_ms - race.proposed_ms >= retry_ms
         ):
             race.proposed_ms = now_ms
-            yield Propose(command)
+            yield ProposeCommand(command)
 
     def _begin(
         self, partition_id: PartitionId, one: PartitionState, before: _Race | None, now_ms: int

@@ -35,7 +35,7 @@ class LagLimits:
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """A follower as the leader last heard of it, in this leader epoch."""
 
     broker_epoch: BrokerEpoch
@@ -46,9 +46,9 @@ class Progress:
     told_end: Offset = Offset(0)  # noqa: RUF009 - the highest that this process has told
     owed_end: Offset = Offset(0)  # noqa: RUF009 - what a former one had told, until it is there
 
-    def succeeded_by(self, broker_epoch: BrokerEpoch) -> Progress:
+    def succeeded_by(self, broker_epoch: BrokerEpoch) -> FollowerProgress:
         """Return the progress of the replica's next process, of which nothing is known yet."""
-        return Progress(
+        return FollowerProgress(
             broker_epoch,
             caught_up_ms=self.caught_up_ms,
             owed_end=max(self.told_end, self.owed_end),

@@ -12,8 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from broker.core.isr import LagLimits, Progress, high_watermark
-from broker.core.replication.effects import AdvanceHighWatermark, ProposeIsr, Send, SendRecords
+from broker.core.isr import FollowerProgress, LagLimits, high_watermark
+from broker.core.replication.effects import (
+    AdvanceHighWatermark,
+    ProposeIsr,
+    SendRecords,
+    SendToReplica,
+)
 from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory
@@ -105,7 +110,7 @@ class TickElapsed:
 LeaderEvent = (
     LogAppended | LogSynced | RequestCame | ViewChanged | IsrAnswered | LeaseGranted | TickElapsed
 )
-LeaderEffect = AdvanceHighWatermark | Send | SendRecords | ProposeIsr
+LeaderEffect = AdvanceHighWatermark | SendToReplica | SendRecords | ProposeIsr
 
 
 class PartitionLeader:
@@ -147,11 +152,13 @@ class PartitionLeader:
         self._min_isr = 1 if view is None else view.min_isr
         self._proposed: frozenset[BrokerId] = frozenset()  # since the partition epoch changed
         self._proposed_ms: int | None = None  # when the last proposal was made, if unanswered
-        self._followers: dict[BrokerId, Progress] = {}
+        self._followers: dict[BrokerId, FollowerProgress] = {}
         self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # with its deadline
         self._waiting: set[BrokerId] = set()  # to be notified of new data
         for follower in sorted(self.isr - {me}):
-            self._followers[follower] = Progress(self._epoch_of(follower), caught_up_ms=now_ms)
+            self._followers[follower] = FollowerProgress(
+                self._epoch_of(follower), caught_up_ms=now_ms
+            )
         if view is None:
             self.high_watermark = high_watermark({me: synced_end}, self.isr)
         else:
@@ -193,7 +200,7 @@ class PartitionLeader:
         """
         return self.high_watermark if self.high_watermark >= self.epoch_start else None
 
-    def progress(self) -> Mapping[BrokerId, Progress]:
+    def progress(self) -> Mapping[BrokerId, FollowerProgress]:
         """Return how far each follower is, for operators."""
         return self._followers
 
@@ -274,7 +281,7 @@ class PartitionLeader:
             yield SendRecords(follower, request, self.high_watermark)
         self._parked.clear()
         for follower in sorted(self._waiting):
-            yield Send(follower, NewDataNotice(leader_epoch=self.leader_epoch))
+            yield SendToReplica(follower, NewDataNotice(leader_epoch=self.leader_epoch))
         self._waiting.clear()
 
     # ------------------------------------------------------------------ followers
@@ -282,11 +289,11 @@ class PartitionLeader:
     def _answer(self, request: FetchRequest | EpochEndRequest) -> Iterator[LeaderEffect]:
         refusal = self._refusal_of(request)
         if isinstance(request, EpochEndRequest):
-            yield Send(request.follower, self._epoch_end(request, refusal))
+            yield SendToReplica(request.follower, self._epoch_end(request, refusal))
             return
         refusal = refusal or self._divergence_of(request)
         if refusal is not None:
-            yield Send(request.follower, self._refused_fetch(request, refusal))
+            yield SendToReplica(request.follower, self._refused_fetch(request, refusal))
             return
         follower = request.follower
         progress = self._followers.get(follower)
@@ -294,7 +301,7 @@ class PartitionLeader:
             # Another process: whatever the one before had synced, this one starts from scratch.
             # What that one had told is owed: a disk that ends below it has forgotten.
             if progress is None:
-                progress = Progress(request.broker_epoch, caught_up_ms=self._now_ms)
+                progress = FollowerProgress(request.broker_epoch, caught_up_ms=self._now_ms)
             else:
                 progress = progress.succeeded_by(request.broker_epoch)
             self._followers[follower] = progress
@@ -367,13 +374,17 @@ class PartitionLeader:
             self._proposed_ms = None
             for joined in sorted(view.isr - self.isr - {self._me}):
                 if joined not in self._followers:
-                    self._followers[joined] = Progress(BrokerEpoch(0), caught_up_ms=self._now_ms)
+                    self._followers[joined] = FollowerProgress(
+                        BrokerEpoch(0), caught_up_ms=self._now_ms
+                    )
             self.isr = view.isr
         if view.partition_epoch >= self._view.partition_epoch:
             self._view = view
         yield from self._advance()
 
-    def _propose_member(self, follower: BrokerId, progress: Progress) -> Iterator[LeaderEffect]:
+    def _propose_member(
+        self, follower: BrokerId, progress: FollowerProgress
+    ) -> Iterator[LeaderEffect]:
         """Propose what a follower's fetch has shown: it has forgotten, is proved, or may join."""
         view = self._view
         if view is None or self._proposed_ms is not None:

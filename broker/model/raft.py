@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NewType
+from typing import Final, Literal, NewType
 
 NodeId = NewType("NodeId", str)  # a member of the group, as the configuration names it
+
+RaftName = Literal["own", "pysyncobj"]  # which implementation a group runs
 
 PAYLOAD_BYTES_MAX: Final = 256 * 1024
 # What a member takes: the largest state of the metadata (`core/metadata/size.py`), with sessions.

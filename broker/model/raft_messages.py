@@ -115,7 +115,7 @@ class TimeoutNow:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest:
+class ReadIndexRequest:
     """Up to which index must I have applied to see everything committed by now?"""
 
     term: int
@@ -123,7 +123,7 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadReply:
+class ReadIndexReply:
     """The answer to the request of this number."""
 
     term: int
@@ -149,7 +149,7 @@ Message = (
     | Chunk
     | ChunkReply
     | TimeoutNow
-    | ReadRequest
-    | ReadReply
+    | ReadIndexRequest
+    | ReadIndexReply
     | Forward
 )

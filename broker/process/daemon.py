@@ -22,7 +22,7 @@ import structlog
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.adapters.disk.metadata_log import LocalMetadataLog
-from broker.adapters.flight.config import FlightConfig as FlightServiceConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
@@ -65,7 +65,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy par
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
+class ServingAddresses:
     """Where a running broker can be reached."""
 
     flight_port: int
@@ -77,7 +77,7 @@ class Addresses:
 def run(
     config: BrokerConfig,
     *,
-    on_ready: Callable[[Addresses], None] | None = None,
+    on_ready: Callable[[ServingAddresses], None] | None = None,
     stop: threading.Event | None = None,
 ) -> int:
     """Run a broker until SIGINT, SIGTERM or ``stop``; return the exit code. Blocks.
@@ -93,8 +93,12 @@ def run(
     try:
         return asyncio.run(_Daemon(config, on_ready, stop).run())
     except HeadwaterError as error:
-        _log.error("start_failed", error=type(error).__name__, reason=error.message, **error.facts)
+        _say_failed(error)
         return EXIT_CONFIG
+
+
+def _say_failed(error: HeadwaterError) -> None:
+    _log.error("start_failed", error=type(error).__name__, reason=error.message, **error.facts)
 
 
 class _Daemon:
@@ -103,7 +107,7 @@ class _Daemon:
     def __init__(
         self,
         config: BrokerConfig,
-        on_ready: Callable[[Addresses], None] | None,
+        on_ready: Callable[[ServingAddresses], None] | None,
         stop: threading.Event | None,
     ) -> None:
         self._config = config
@@ -192,7 +196,7 @@ class _Daemon:
         self._undo.append(flight.close)
         if node is not None:
             self._undo.append(node.member.hand_over)
-        addresses = Addresses(
+        addresses = ServingAddresses(
             flight_port=flight.port,
             http_port=health.port,
             nats_url=config.nats.url,
@@ -200,7 +204,9 @@ class _Daemon:
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams()))
 
-    def _say_ready(self, addresses: Addresses, directory: str, *, streams_count: int) -> None:
+    def _say_ready(
+        self, addresses: ServingAddresses, directory: str, *, streams_count: int
+    ) -> None:
         _log.info(
             "broker_started",
             directory=directory,
@@ -238,6 +244,7 @@ class _Daemon:
             self._crashed,
             self._stop_asked,
             promises=promises,
+            on_refused=self._refused,
         )
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
@@ -334,6 +341,10 @@ class _Daemon:
     def _ask_to_stop(self) -> None:
         self._stop_asked.set()
         self._stopping.set()
+
+    def _refused(self, error: HeadwaterError) -> None:
+        """Hear, on any thread, that the cluster will never take this broker in."""
+        end_process(EXIT_CONFIG, lambda: _say_failed(error))
 
     def _crashed(self, crash: BaseException) -> None:
         """Hear of a bug on any thread: the process ends here, without a polite stop."""

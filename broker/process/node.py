@@ -6,13 +6,13 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
 from broker.adapters.nats.replicas import NatsReplicaTransport
 from broker.adapters.peer.control import PeerControlTransport
-from broker.adapters.peer.identity import Address, PeerTls
+from broker.adapters.peer.identity import PeerAddress, PeerTls
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
@@ -20,10 +20,12 @@ from broker.config import BrokerConfig
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
 from broker.core.raft.config import RaftConfig
+from broker.core.raft.consensus import NewConsensus
+from broker.core.raft.core import RaftCore
 from broker.core.replication.follower import FollowerTiming
 from broker.errors import HeadwaterError, InvalidConfigError
 from broker.model.ids import BrokerId, StreamUuid
-from broker.model.raft import NodeId
+from broker.model.raft import NodeId, RaftName
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
 from broker.runtime.broker import LeadListener
@@ -52,8 +54,11 @@ class ClusterNode:
         stopping: threading.Event,
         *,
         promises: Promises | None = None,
+        on_refused: Callable[[HeadwaterError], None] | None = None,
     ) -> None:
         """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
+
+        ``on_refused`` hears, on any thread, that the others will never take this broker in.
 
         Raises:
             InvalidConfigError: certificates, addresses, a folder of a broker alone, or other
@@ -67,7 +72,7 @@ class ClusterNode:
                 "this data directory belongs to a broker alone; a cluster begins with new ones"
             )
         cluster, me = config.cluster, BrokerId(config.node.id)
-        members = {BrokerId(one): Address(*at) for one, at in cluster.members().items()}
+        members = {BrokerId(one): PeerAddress(*at) for one, at in cluster.members().items()}
         self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
         self.limits = lag_limits(cluster.session_ms)
         self.link = PeerLink(
@@ -78,6 +83,7 @@ class ClusterNode:
             tls=_tls(config),
             on_crash=on_crash,
         )
+        self._on_refused = on_refused
         self._control = control = ControlDesk(PeerControlTransport(self.link))
         try:
             self.metadata = self._start_raft(
@@ -112,7 +118,7 @@ class ClusterNode:
     def _replica_transport(
         self,
         config: BrokerConfig,
-        members: Mapping[BrokerId, Address],
+        members: Mapping[BrokerId, PeerAddress],
         on_crash: Callable[[BaseException], None],
     ) -> ReplicaTransport:
         if config.cluster.replica_transport == "peer":
@@ -158,6 +164,8 @@ class ClusterNode:
             promises=promises,
         )
         note_controllers(files, voters)
+        name = cast(RaftName, config.cluster.raft)  # it was looked at when it was read
+        transport = PeerRaftTransport(self.link, raft=name, on_other=self._on_refused)
         metadata = RaftMetadataLog(
             files,
             raft,
@@ -165,8 +173,9 @@ class ClusterNode:
             me=me,
             clock=clock,
             on_crash=on_crash,
-            transport=PeerRaftTransport(self.link) if len(voters) + len(others) > 1 else None,
+            transport=transport if len(voters) + len(others) > 1 else None,
             journal=journal,
+            new_core=_consensus(name),
         )
         desk.answer_with(metadata.tell_standing)
         return metadata
@@ -222,6 +231,15 @@ class LateListener:
             except BaseException as crash:  # noqa: BLE001 - the owner ends the process
                 self._on_crash(crash)
                 return
+
+
+def _consensus(name: RaftName) -> NewConsensus:
+    """Return the implementation; the library is not even imported unless it was asked for."""
+    if name == "own":
+        return RaftCore
+    from broker.adapters.raft_pysyncobj.core import PysyncobjCore  # noqa: PLC0415
+
+    return PysyncobjCore
 
 
 def lag_limits(session_ms: int) -> LagLimits:

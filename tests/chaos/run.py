@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         records_per_s=options.records_per_s,
         stories=chosen,
         times=options.times,
+        raft=options.raft,
     )
     began_s, stopped = time.monotonic(), None
     campaign = ChaosCampaign(config, lambda text: print(text, flush=True))
@@ -108,6 +109,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--brokers", type=int, choices=[3, 5], default=5)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--records-per-s", type=int, default=100, help="of each NATS publisher")
+    parser.add_argument("--raft", choices=["own", "pysyncobj"], default="own")
     parser.add_argument("--seed", type=int, help="repeat the plan of an earlier run")
     parser.add_argument("--only", metavar="TEXT", help="stories with this in their name")
     parser.add_argument("--times", type=int, default=0, help="tell so many stories at least")

@@ -19,6 +19,8 @@ from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from simkit.raft.groups import CORES, LocalLog, MetadataLogs, RaftGroup
 
+pytestmark = pytest.mark.slow
+
 BROKER = BrokerId("b1")
 
 

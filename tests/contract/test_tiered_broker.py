@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.codec.flight.protocol import AtTime
 from broker.errors import (
@@ -57,7 +57,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
             Lake.open(StoreConfig.from_env(lake), cluster="test"), broker.catalog(), clock
         )
         broker.attach_remote(tiering)
-        service = FlightService(broker, clock, FlightConfig(port=0))
+        service = FlightService(broker, clock, FlightServiceConfig(port=0))
         service.start()
         try:
             with Client(f"grpc://127.0.0.1:{service.port}") as found:

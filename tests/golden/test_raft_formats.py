@@ -38,6 +38,7 @@ def test_the_messages() -> None:
     assert encode(Chunk(4, identity, 512, 8, b"abc")).hex() == CHUNK
     proposal = Proposal(EntryKind.COMMAND, 17, 3, b"do")
     assert encode(Forward(0, proposal)).hex() == FORWARD
+    assert encode(Forward(0, proposal), raft="pysyncobj").hex() == "81" + FORWARD[2:]
 
 
 def test_the_snapshot() -> None:

@@ -46,6 +46,7 @@ def _seeds() -> range:
     return range(int(only), int(only) + 1) if only else range(SEEDS)
 
 
+@pytest.mark.seeds
 def test_no_promise_is_broken_and_the_group_comes_back() -> None:
     """Whatever fails, safety holds after every step, and healing brings progress."""
     seen: Counter[str] = Counter()

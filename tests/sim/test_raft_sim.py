@@ -83,6 +83,7 @@ def _seeds(group: int) -> range:
     return range(group, SEEDS, GROUPS)
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_no_promise_is_broken_and_the_group_comes_back(group: int) -> None:
     """Whatever fails, safety holds after every step, and healing brings progress."""

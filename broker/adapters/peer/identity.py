@@ -23,7 +23,7 @@ class PeerTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PeerAddress:
     """Where a broker listens for the others."""
 
     host: str

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from broker.adapters.peer.identity import Address, PeerTls, contexts
+from broker.adapters.peer.identity import PeerAddress, PeerTls, contexts
 from broker.adapters.peer.receiver import PeerReceiver
 from broker.adapters.peer.sender import PeerSender, SenderCounters
 from broker.codec.peer.frames import LaneKind
@@ -95,7 +95,7 @@ class PeerLink:
         cluster: str,
         me: BrokerId,
         listener: socket.socket,
-        peers: Mapping[BrokerId, Address],
+        peers: Mapping[BrokerId, PeerAddress],
         tls: PeerTls,
         on_crash: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -166,7 +166,7 @@ class PeerLink:
             for peer, address in self._peers.items():
                 self._dial(peer, address)
 
-    def set_peers(self, peers: Mapping[BrokerId, Address]) -> None:
+    def set_peers(self, peers: Mapping[BrokerId, PeerAddress]) -> None:
         """Change who the other brokers are and where; connections to the same ones stay."""
         with self._lock:
             self._peers = {peer: address for peer, address in peers.items() if peer != self._me}
@@ -210,7 +210,7 @@ class PeerLink:
     def _uris(self) -> dict[str, BrokerId]:
         return {member_uri(self._cluster, peer): peer for peer in self._peers}
 
-    def _dial(self, peer: BrokerId, address: Address) -> None:
+    def _dial(self, peer: BrokerId, address: PeerAddress) -> None:
         sender = self._senders[peer] = PeerSender(
             name=peer,
             uri=member_uri(self._cluster, peer),

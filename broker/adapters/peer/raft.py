@@ -9,42 +9,70 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from broker.adapters.peer.identity import Address
+from broker.adapters.peer.identity import PeerAddress
 from broker.adapters.peer.identity import PeerTls as RaftTls
 from broker.adapters.peer.link import PeerLink
 from broker.codec.peer.frames import LaneKind
-from broker.codec.peer.raft_messages import decode, encode
+from broker.codec.peer.raft_messages import decode, encode, other_leader
+from broker.errors import InvalidConfigError
 from broker.model.ids import BrokerId
 from broker.model.member_uri import member_uri
-from broker.model.raft import MESSAGE_BYTES_MAX, NodeId
+from broker.model.raft import MESSAGE_BYTES_MAX, NodeId, RaftName
 from broker.model.raft_messages import Message
 
-__all__ = ["Address", "PeerRaftTransport", "RaftTls", "TlsRaftTransport", "member_uri"]
+__all__ = ["PeerAddress", "PeerRaftTransport", "RaftTls", "TlsRaftTransport", "member_uri"]
 
 
 class PeerRaftTransport:
     """Implements ``RaftTransport`` over a link that others share. Any thread."""
 
-    def __init__(self, link: PeerLink) -> None:
-        """Use the link's Raft lane; a member of the group is the broker of the same name."""
+    def __init__(
+        self,
+        link: PeerLink,
+        *,
+        raft: RaftName = "own",
+        on_other: Callable[[InvalidConfigError], None] | None = None,
+    ) -> None:
+        """Use the link's Raft lane; a member of the group is the broker of the same name.
+
+        ``on_other`` hears that the group has elected a leader that runs another Raft than ``raft``:
+        this member can take no part in it.
+        """
         self._lane = link.lane(LaneKind.RAFT)
+        self._raft: RaftName = raft
+        self._on_other = on_other
 
     def start(self, deliver: Callable[[NodeId, Message], None]) -> None:
         """See ``RaftTransport.start``."""
         self._lane.start(
-            lambda _, data: decode(bytes(data)),
+            self._decode,
             lambda sender, message: deliver(NodeId(sender), message),
         )
 
     def send(self, target: NodeId, message: Message) -> None:
         """See ``RaftTransport.send``."""
-        data = encode(message)
+        data = encode(message, raft=self._raft)
         assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes"
         self._lane.send(BrokerId(target), (data,))
 
     def close(self) -> None:
         """Hear nothing more; the link stays open for the others."""
         self._lane.stop()
+
+    def _decode(self, sender: BrokerId, message: memoryview) -> Message:
+        data = bytes(message)
+        other = other_leader(data, raft=self._raft)
+        if other is not None and self._on_other is not None:
+            self._on_other(
+                InvalidConfigError(
+                    f"the controllers of this cluster run cluster.raft = {other}, as {sender} says "
+                    f"who leads them; this broker is set to {self._raft}. Set it as they are; to "
+                    "change it, stop all brokers, change the setting of each, and start them",
+                    expected=other,
+                    found=self._raft,
+                )
+            )
+        return decode(data, raft=self._raft)
 
 
 class TlsRaftTransport(PeerRaftTransport):
@@ -56,8 +84,10 @@ class TlsRaftTransport(PeerRaftTransport):
         cluster: str,
         me: NodeId,
         listener: socket.socket,
-        peers: Mapping[NodeId, Address],
+        peers: Mapping[NodeId, PeerAddress],
         tls: RaftTls,
+        raft: RaftName = "own",
+        on_other: Callable[[InvalidConfigError], None] | None = None,
     ) -> None:
         """Take a listening socket and the other members' addresses; connect on `start`.
 
@@ -71,7 +101,7 @@ class TlsRaftTransport(PeerRaftTransport):
             peers={BrokerId(peer): address for peer, address in peers.items()},
             tls=tls,
         )
-        super().__init__(self._link)
+        super().__init__(self._link, raft=raft, on_other=on_other)
 
     @property
     def refused(self) -> Counter[str]:

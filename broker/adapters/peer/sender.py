@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker.adapters.peer.identity import Address, certified_uris
+from broker.adapters.peer.identity import PeerAddress, certified_uris
 from broker.adapters.peer.queue import SendQueue
 from broker.codec.peer.frames import LaneKind
 
@@ -55,7 +55,9 @@ class SenderCounters:
 class PeerSender:
     """Sends to one broker. Any thread; :meth:`run` has one of its own."""
 
-    def __init__(self, *, name: str, uri: str, address: Address, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, *, name: str, uri: str, address: PeerAddress, context: ssl.SSLContext
+    ) -> None:
         """Prepare; :meth:`run` connects. ``uri`` is what the other's certificate must name."""
         self.address = address
         self.counters = SenderCounters()

@@ -20,7 +20,7 @@ from broker.adapters.raft_pysyncobj import pinned
 from broker.adapters.raft_pysyncobj.corrections import Corrections, Surroundings
 from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.adapters.raft_pysyncobj.outbox import Outbox, Reads
-from broker.adapters.raft_pysyncobj.settings import Clock
+from broker.adapters.raft_pysyncobj.settings import ToldClock
 from broker.codec.checksum import crc32c
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import (
@@ -99,7 +99,7 @@ class PysyncobjCore:
                 "pysyncobj as we run it has no members that do not vote: name all as controllers"
             )
         assert me in config.members, f"{me!r} is not a member of {config.members}"
-        self._clock = Clock()
+        self._clock = ToldClock()
         self._out = Outbox()
         self._log = LibraryLog(
             stored, length_max=config.append_bytes_max, keep_entries=config.keep_entries

@@ -16,7 +16,7 @@ from broker.adapters.raft_pysyncobj.following import Following
 from broker.adapters.raft_pysyncobj.leading import Leading
 from broker.adapters.raft_pysyncobj.library_log import LibraryLog
 from broker.adapters.raft_pysyncobj.outbox import Outbox, Reads
-from broker.adapters.raft_pysyncobj.settings import Clock, configuration, peer, port
+from broker.adapters.raft_pysyncobj.settings import ToldClock, configuration, peer, port
 from broker.core.raft.config import RaftConfig
 from broker.model.raft import Floor, NodeId
 from broker.model.raft_messages import (
@@ -28,8 +28,8 @@ from broker.model.raft_messages import (
     Message,
     PreVote,
     PreVoteReply,
-    ReadReply,
-    ReadRequest,
+    ReadIndexReply,
+    ReadIndexRequest,
     TimeoutNow,
     Vote,
     VoteReply,
@@ -45,7 +45,7 @@ class Surroundings:
     config: RaftConfig
     me: NodeId
     log: LibraryLog
-    clock: Clock
+    clock: ToldClock
     out: Outbox
     reads: Reads
     candidacy: int  # names this process in the votes that it asks for
@@ -200,7 +200,7 @@ class Corrections(Following, Leading):
                 self._on_vote_reply(node, sender, message)
             case TimeoutNow(term) if self._log.may_stand:
                 self._SyncObj__onMessageReceived(node, {"type": "timeout_now", "term": term})
-            case ReadReply(_, number, index):
+            case ReadIndexReply(_, number, index):
                 self._reads.replied(number, index)
             case _:
                 self._ask_leader(node, sender, message)
@@ -223,7 +223,7 @@ class Corrections(Following, Leading):
                 self._out.send(sender, AppendReply(term, False, 0, 0, 0, round_number))
             case Vote():
                 self._out.send(sender, VoteReply(term, False, message.candidacy))
-            case Forward() | ReadRequest():
+            case Forward() | ReadIndexRequest():
                 self._ask_leader(self._others[sender], sender, message)
             case _:
                 pass
@@ -236,7 +236,7 @@ class Corrections(Following, Leading):
                 self._on_append_reply(node, sender, message)
             case ChunkReply():
                 self._on_chunk_reply(node, sender, message)
-            case ReadRequest(_, number):
+            case ReadIndexRequest(_, number):
                 self._reads.queue(sender, number)
             case Forward(_, proposal):
                 self.propose(proposal)

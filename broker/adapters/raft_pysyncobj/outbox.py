@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import Apply, BarrierFailed, BarrierPassed, Effect, Send
 from broker.model.raft import Entry, NodeId
-from broker.model.raft_messages import Message, ReadReply, ReadRequest
+from broker.model.raft_messages import Message, ReadIndexReply, ReadIndexRequest
 
 
 class Outbox:
@@ -72,7 +72,7 @@ class Reads:
             return
         self._number += 1
         self._remote[self._number] = (barrier, now_ms + self._config.election_ms_min)
-        self._out.send(leader, ReadRequest(term, self._number))
+        self._out.send(leader, ReadIndexRequest(term, self._number))
 
     def replied(self, number: int, index: int) -> None:
         """The leader answered."""
@@ -111,7 +111,7 @@ class Reads:
                     if origin == self._me:
                         self._confirmed.append((found.index, number))
                     else:
-                        self._out.send(origin, ReadReply(term, number, found.index))
+                        self._out.send(origin, ReadIndexReply(term, number, found.index))
                 self._open = None
             if not self._waiting or not commit_is_ours:
                 return

@@ -10,7 +10,7 @@ from broker.model.raft import NodeId
 _NEVER: Final = 1 << 60
 
 
-class Clock:
+class ToldClock:
     """The time that a step has been told; the library's seconds begin at one, not at zero."""
 
     def __init__(self) -> None:

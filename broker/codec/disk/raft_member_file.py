@@ -27,14 +27,14 @@ assert MEMBER_FILE_SIZE == 52
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class MemberNote:
     """The lowest term that the node may be in, with its vote in it spent; and its floor."""
 
     term: int
     floor: Floor
 
 
-def encode_member_file(membership: Membership, owner: bytes) -> bytes:
+def encode_member_file(membership: MemberNote, owner: bytes) -> bytes:
     """Return the file's bytes."""
     floor = membership.floor
     body = _BODY.pack(
@@ -43,7 +43,7 @@ def encode_member_file(membership: Membership, owner: bytes) -> bytes:
     return body + _CRC.pack(crc32c(body))
 
 
-def decode_member_file(data: bytes) -> tuple[Membership, bytes]:
+def decode_member_file(data: bytes) -> tuple[MemberNote, bytes]:
     """Return what the file says, and whose it is. Raises MetadataCorruptError."""
     if len(data) != MEMBER_FILE_SIZE:
         raise MetadataCorruptError(f"a Raft member file has {len(data)} bytes")
@@ -53,4 +53,4 @@ def decode_member_file(data: bytes) -> tuple[Membership, bytes]:
         raise MetadataCorruptError("a Raft member file fails its checksum")
     if (magic, version, length, zero) != (_MAGIC, VERSION, _BODY.size, 0):
         raise MetadataCorruptError(f"not a Raft member file of version {VERSION}")
-    return Membership(term, Floor(floor_term, floor_index)), owner
+    return MemberNote(term, Floor(floor_term, floor_index)), owner

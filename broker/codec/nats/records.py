@@ -68,7 +68,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedMessage:
     """A message that is not stored, why, and who may be told."""
 
     error: HeadwaterError
@@ -145,7 +145,7 @@ class Records:
 
 def to_records(
     messages: MessageBatch, rules: RecordRules, decode_publish: DecodePublish
-) -> tuple[list[Records], list[Refused]]:
+) -> tuple[list[Records], list[RefusedMessage]]:
     """Turn one parsed batch into appends and refusals. Raises nothing a message could cause."""
     values = pa.array(messages.payloads, pa.binary())
     if _is_plain(messages, values, rules):
@@ -278,10 +278,10 @@ class _Columns:
             else:
                 self._reply_texts[row] = text
 
-    def build(self) -> tuple[Records | None, list[Refused]]:
+    def build(self) -> tuple[Records | None, list[RefusedMessage]]:
         """Return the rows that can be stored as Arrow columns, and the others with their errors."""
         refused = [
-            Refused(error, self._replies.get(row), self._opened(row))
+            RefusedMessage(error, self._replies.get(row), self._opened(row))
             for row, error in self._errors.items()
         ]
         rows: Sequence[int] = range(self._count)

@@ -3,6 +3,9 @@
     message | version u8 | kind u8 | fixed fields, by kind | entries or data |
     entry   | term u64 | session u64 | sequence u64 | length u32 | kind u8 | payload ... |
 
+The version also says which implementation of Raft speaks: two that take each other's votes would
+be a third one that nobody has proved. So a message of the other is no message here.
+
 Little-endian; a flag is one byte, 0 or 1. Indexes of entries follow from `prev_index`. Lengths and
 counts are checked against the message's own size before they are used, so that no message makes
 its reader allocate more than it brought. Whatever is not exactly one message is an EnvelopeError.
@@ -11,7 +14,7 @@ its reader allocate more than it brought. Whatever is not exactly one message is
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.errors import EnvelopeError
@@ -23,6 +26,7 @@ from broker.model.raft import (
     Entry,
     EntryKind,
     Proposal,
+    RaftName,
     SnapshotId,
 )
 from broker.model.raft_messages import (
@@ -34,14 +38,14 @@ from broker.model.raft_messages import (
     Message,
     PreVote,
     PreVoteReply,
-    ReadReply,
-    ReadRequest,
+    ReadIndexReply,
+    ReadIndexRequest,
     TimeoutNow,
     Vote,
     VoteReply,
 )
 
-VERSION: Final = 1
+VERSIONS: Final[Mapping[RaftName, int]] = {"own": 1, "pysyncobj": 129}
 _HEAD: Final = struct.Struct("<BB")
 _ENTRY: Final = struct.Struct("<QQQIB")
 _INDEX_MAX: Final = 1 << 62  # an index or a term beyond it was never counted up to
@@ -60,19 +64,30 @@ _READ_REPLY: Final = struct.Struct("<QQQ")
 _FORWARD: Final = struct.Struct("<QBQQI")
 
 
-def encode(message: Message) -> bytes:
-    """Return a message's bytes."""
+def encode(message: Message, *, raft: RaftName = "own") -> bytes:
+    """Return a message's bytes, as a group that runs ``raft`` says it."""
     kind = _KINDS[type(message)]
-    return _HEAD.pack(VERSION, kind) + _ENCODERS[kind](message)
+    return _HEAD.pack(VERSIONS[raft], kind) + _ENCODERS[kind](message)
 
 
-def decode(data: bytes) -> Message:
-    """Parse one message. Raises EnvelopeError for everything else, and nothing else."""
+def other_leader(data: bytes, *, raft: RaftName = "own") -> RaftName | None:
+    """Return what the sender runs, if it leads a group that does not run ``raft``."""
+    if len(data) < _HEAD.size or data[1] not in _LEADERS_KINDS:
+        return None
+    found = [name for name, version in VERSIONS.items() if version == data[0] and name != raft]
+    return found[0] if found else None
+
+
+def decode(data: bytes, *, raft: RaftName = "own") -> Message:
+    """Parse one message of a group that runs ``raft``.
+
+    Raises EnvelopeError for everything else, and nothing else.
+    """
     if not _HEAD.size <= len(data) <= MESSAGE_BYTES_MAX:
         raise EnvelopeError(f"{len(data)} bytes are no Raft message")
     version, kind = data[0], data[1]
-    if version != VERSION or kind not in _DECODERS:
-        raise EnvelopeError(f"not a Raft message of version {VERSION}: {data[:8].hex()}")
+    if version != VERSIONS[raft] or kind not in _DECODERS:
+        raise EnvelopeError(f"not a Raft message of version {VERSIONS[raft]}: {data[:8].hex()}")
     try:
         return _DECODERS[kind](data)
     except struct.error as cause:
@@ -124,10 +139,11 @@ _KINDS: Final[dict[type[Any], int]] = {
     Chunk: 7,
     ChunkReply: 8,
     TimeoutNow: 9,
-    ReadRequest: 10,
-    ReadReply: 11,
+    ReadIndexRequest: 10,
+    ReadIndexReply: 11,
     Forward: 12,
 }
+_LEADERS_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # nobody says these but who was elected
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
     2: lambda m: _PRE_VOTE_REPLY.pack(m.term, m.asked, m.granted),
@@ -270,16 +286,16 @@ def _decode_timeout_now(data: bytes) -> TimeoutNow:
     return TimeoutNow(term)
 
 
-def _decode_read_request(data: bytes) -> ReadRequest:
+def _decode_read_request(data: bytes) -> ReadIndexRequest:
     term, number = _fields(_READ_REQUEST, data)
     _counted(term)
-    return ReadRequest(term, number)
+    return ReadIndexRequest(term, number)
 
 
-def _decode_read_reply(data: bytes) -> ReadReply:
+def _decode_read_reply(data: bytes) -> ReadIndexReply:
     term, number, index = _fields(_READ_REPLY, data)
     _counted(term, index)
-    return ReadReply(term, number, index)
+    return ReadIndexReply(term, number, index)
 
 
 def _decode_forward(data: bytes) -> Forward:

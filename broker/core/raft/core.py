@@ -41,14 +41,14 @@ from broker.model.raft_messages import (
     Message,
     PreVote,
     PreVoteReply,
-    ReadReply,
-    ReadRequest,
+    ReadIndexReply,
+    ReadIndexRequest,
     TimeoutNow,
     Vote,
     VoteReply,
 )
 
-_OF_FOLLOWERS = (AppendReply, ChunkReply, ReadRequest, Forward)
+_OF_FOLLOWERS = (AppendReply, ChunkReply, ReadIndexRequest, Forward)
 _OF_VOTERS = (PreVote, PreVoteReply, Vote, VoteReply, TimeoutNow)
 
 
@@ -174,7 +174,7 @@ class RaftCore:
         else:
             self._read_number += 1
             self._remote_reads[self._read_number] = (number, m.now_ms + m.config.election_ms_min)
-            m.send(m.leader, ReadRequest(m.term, self._read_number))
+            m.send(m.leader, ReadIndexRequest(m.term, self._read_number))
 
     def _fail_remote_reads(self) -> None:
         for barrier, _ in self._remote_reads.values():
@@ -217,7 +217,7 @@ class RaftCore:
             case TimeoutNow():
                 if sender == m.leader and self._leader is None:
                     self._election.stand(transfer=True)
-            case ReadReply(_, number, index):
+            case ReadIndexReply(_, number, index):
                 found = self._remote_reads.pop(number, None)
                 if found is not None:
                     m.wait_for(found[0], index)
@@ -245,7 +245,7 @@ class RaftCore:
                 leader.on_append_reply(sender, message)
             case ChunkReply():
                 leader.on_chunk_reply(sender, message)
-            case ReadRequest(_, number):
+            case ReadIndexRequest(_, number):
                 leader.read(sender, number)
             case Forward(_, proposal):
                 leader.propose(proposal)
@@ -260,7 +260,7 @@ class RaftCore:
                 m.send(sender, AppendReply(m.term, False, 0, 0, 0, round_number))
             case Vote():
                 m.send(sender, VoteReply(m.term, False, message.candidacy))
-            case Forward() | ReadRequest():
+            case Forward() | ReadIndexRequest():
                 self._ask_leader(sender, message)
             case _:
                 pass

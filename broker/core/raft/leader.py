@@ -25,7 +25,7 @@ from broker.model.raft_messages import (
     AppendReply,
     Chunk,
     ChunkReply,
-    ReadReply,
+    ReadIndexReply,
     TimeoutNow,
 )
 
@@ -224,7 +224,7 @@ class Leader:
         if read.origin == self._m.me:
             self._m.wait_for(read.number, index)
         else:
-            self._m.send_now(read.origin, ReadReply(self._m.term, read.number, index))
+            self._m.send_now(read.origin, ReadIndexReply(self._m.term, read.number, index))
 
     def _hand_over(self) -> None:
         target = self._target

@@ -38,7 +38,7 @@ class AdvanceHighWatermark:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendToReplica:
     """Send a message to another replica; losing it is fine, doubling it too."""
 
     to: BrokerId
@@ -158,7 +158,7 @@ class ReportLostRecords:
 
 Effect = (
     AdvanceHighWatermark
-    | Send
+    | SendToReplica
     | SendRecords
     | AppendStored
     | TruncateLog

@@ -24,7 +24,7 @@ from broker.core.replication.effects import (
     ReportLeader,
     ReportLostRecords,
     ResetLog,
-    Send,
+    SendToReplica,
     TruncateLog,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -201,7 +201,7 @@ class PartitionFollower:
             request_id=self._new_id(now_ms),
             epoch=self._ask_epoch,
         )
-        return [Send(self.leader, request)]
+        return [SendToReplica(self.leader, request)]
 
     def _align(self, answer: EpochEndAnswer, now_ms: int) -> Iterator[Effect]:
         """Cut what the leader's log cannot contain; source: KIP-279."""
@@ -251,7 +251,7 @@ class PartitionFollower:
             synced_end=facts.synced_end,
             wait_ms=self._timing.wait_ms,
         )
-        return [Send(self.leader, request)]
+        return [SendToReplica(self.leader, request)]
 
     def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
         if answer.refusal == "diverged":

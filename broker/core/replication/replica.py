@@ -29,7 +29,7 @@ from broker.core.replication.effects import (
     LogFacts,
     ProposeLeadership,
     RefuseLeadership,
-    Send,
+    SendToReplica,
     StartLeading,
     StopLeading,
 )
@@ -240,7 +240,7 @@ class PartitionReplica:
         if isinstance(message, FetchRequest | EpochEndRequest):
             if self.leader is not None:
                 return self._lead(RequestCame(message, now_ms))
-            return [Send(message.follower, not_leader(message))]
+            return [SendToReplica(message.follower, not_leader(message))]
         if self.follower is None:
             return []
         if self.follower.phase == "asking":

@@ -16,7 +16,13 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
+from broker.core.election import (
+    AskLogEnd,
+    ElectionCore,
+    ElectionEffect,
+    ElectionTiming,
+    ProposeCommand,
+)
 from broker.core.metadata.commands import LogAnswer, encode
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
@@ -211,7 +217,7 @@ class ControllerPump:
         proposed: Counter[str] = Counter()
         for effect in effects:
             match effect:
-                case Propose(command):
+                case ProposeCommand(command):
                     name = type(command).__name__
                     proposed[name] += 1
                     self._metadata.propose_soon(

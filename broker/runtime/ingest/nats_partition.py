@@ -14,7 +14,7 @@ from broker.codec.nats.puback import (
     encode_publishes,
     is_publish_subject,
 )
-from broker.codec.nats.records import Opened, RecordRules, Records, Refused
+from broker.codec.nats.records import Opened, RecordRules, Records, RefusedMessage
 from broker.errors import HeadwaterError, RecordTooLargeError
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
@@ -119,7 +119,7 @@ class PartitionIngest:
         for row, opened in records.opened.items():
             self._ack(opened, offsets[row], answers, AckError.OK)
 
-    def refuse_one(self, refused: Refused, answers: Answers) -> None:
+    def refuse_one(self, refused: RefusedMessage, answers: Answers) -> None:
         """Count one message that cannot be a record; tell whoever can hear it."""
         replies = {} if refused.reply is None else {0: refused.reply}
         opened = {} if refused.opened is None else {0: refused.opened}

@@ -41,7 +41,7 @@ from broker.runtime.partition.counters import OnCommit, PartitionCounters, ignor
 from broker.runtime.partition.groups import BatchesWrite, RecordsWrite, Write, refuse_too_large
 from broker.runtime.partition.leadership_gate import Claims, Gatekeeper
 from broker.runtime.partition.local_frees import LocalFrees
-from broker.runtime.partition.queue import CALL_S_MAX, Newest, OwnerCall, Postponed, TurnQueue, Work
+from broker.runtime.partition.queue import CALL_S_MAX, Deferred, Newest, OwnerCall, TurnQueue, Work
 from broker.runtime.partition.replica_shell import (
     ReplicaIdentity,
     ReplicaLinks,
@@ -105,7 +105,7 @@ class PartitionDriver:
         self.frees = LocalFrees(self, self._queue)
         self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
         self._views = Newest(self._queue, self._take_view)
-        self._postponed = Postponed()
+        self._postponed = Deferred()
         self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
         # What was freed or is in the table was committed; the rest is for the leader to say.
         committed = min(max(cold_end, log.log_start), log.log_end)
@@ -437,19 +437,19 @@ class PartitionDriver:
         """Take one turn; called by the scheduler, on one thread at a time."""
         work = Work()
         try:
-            self._queue.take(work, held=self._holds_writes())
+            self._queue.take(work, held=(held := self._holds_writes()))
             for call in work.calls:
                 self._run_call(call)
             if work.writes:
                 self._commit(work.writes)
             self._due_ms = self._next_due_ms()
-            self._queue.end_turn(held=self._holds_writes())
+            self._queue.end_turn(held=held and self._holds_writes())
         except BaseException:
             self._poison(work)
             raise  # the supervisor ends the process
 
     def _holds_writes(self) -> bool:
-        return self._gate.is_held() and not self._queue.closing
+        return not self._queue.closing and self._gate.is_held()
 
     def _poison(self, work: Work) -> None:
         """Let nothing more happen here: the turn crashed, and nobody knows how far it came.
@@ -493,7 +493,7 @@ class PartitionDriver:
             refusal = not_leader(self._path, self.view)
         else:  # a leader that was replaced says so, even if the lake told it first
             refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
-        if refusal is None and self._gate.is_held():
+        if refusal is None and self._queue.closing and self._gate.is_held():
             refusal = ShuttingDownError(f"{self._path} closes before its claim was settled")
         if refusal is not None:
             self.counters.refused_writes += 1

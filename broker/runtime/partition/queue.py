@@ -70,7 +70,7 @@ class Work:
     writes: list[Write] = field(default_factory=list)
 
 
-class Postponed:
+class Deferred:
     """What the owner does in a later turn. Owner only."""
 
     def __init__(self) -> None:

@@ -293,7 +293,7 @@ class ReplicaShell:
             case does.AdvanceHighWatermark(end):
                 self.high_watermark = max(end, self.high_watermark)
                 self.wake_readers(closing=False)
-            case does.Send(to, message):
+            case does.SendToReplica(to, message):
                 self._links.send(to, message)
             case does.SendRecords():
                 self._send_records(effect)

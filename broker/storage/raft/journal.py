@@ -35,7 +35,7 @@ from broker.codec.disk.raft_log_format import (
 )
 from broker.codec.disk.raft_member_file import (
     MEMBER_FILE_SIZE,
-    Membership,
+    MemberNote,
     decode_member_file,
     encode_member_file,
 )
@@ -150,7 +150,7 @@ class RaftJournal:
             term = max(self._meta.slot.hard.term, self.stored.hard.term)
             self._promises.note(_COUNTER, term, self._synced)
 
-    def _read_membership(self) -> Membership | None:
+    def _read_membership(self) -> MemberNote | None:
         path = f"{self._folder}/member"
         if not self._files.exists(path):
             return None
@@ -250,7 +250,7 @@ class RaftJournal:
             file.close()
         if found != owner:
             raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
-        membership = Membership(max(term, noted.term), floor)
+        membership = MemberNote(max(term, noted.term), floor)
         try:
             write_whole(files, path, [encode_member_file(membership, owner)])
         except OSError as cause:
@@ -280,7 +280,7 @@ class RaftJournal:
         Raises:
             DiskFullError, LogFailedError: it may or may not be noted.
         """
-        membership = Membership(term, floor)
+        membership = MemberNote(term, floor)
         self._write_membership(membership)
         hard = self.stored.hard
         if term > hard.term:
@@ -291,7 +291,7 @@ class RaftJournal:
     def drop_floor(self) -> None:
         """Note that the floor is reached. Raises as :meth:`take_part` does."""
         if self._membership is not None:
-            self._write_membership(Membership(self._membership.term, Floor()))
+            self._write_membership(MemberNote(self._membership.term, Floor()))
 
     def go_on(self, hard: HardState, bar: Floor) -> None:
         """Note durably what others told of this node's past; in force at once.
@@ -303,7 +303,7 @@ class RaftJournal:
         self.has_forgotten = False
         self.stored = replace(self.stored, hard=hard, bar=bar)
 
-    def _write_membership(self, membership: Membership) -> None:
+    def _write_membership(self, membership: MemberNote) -> None:
         if self._failure is not None:
             raise self._failure
         try:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from broker.adapters.peer.control import PeerControlTransport
-from broker.adapters.peer.identity import Address, PeerTls
+from broker.adapters.peer.identity import PeerAddress, PeerTls
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
@@ -188,11 +188,11 @@ def test_brokers_come_and_go_while_the_link_runs(rig: PeerRig) -> None:
     tls = _stranger(rig.folder, CLUSTER, newcomer)
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
-    peers = {name: Address("127.0.0.1", number) for name, number in rig.ports.items()}
+    peers = {name: PeerAddress("127.0.0.1", number) for name, number in rig.ports.items()}
     other = PeerLink(cluster=CLUSTER, me=newcomer, listener=listener, peers=peers, tls=tls)
     theirs, their_inbox = _control(other)
     for _ in range(2):
-        link.set_peers({**peers, newcomer: Address("127.0.0.1", port)})
+        link.set_peers({**peers, newcomer: PeerAddress("127.0.0.1", port)})
         _until_heard(theirs, A, inbox, newcomer)
         _until_heard(transport, newcomer, their_inbox, A)
         before = link.refused["not a member"]
@@ -257,12 +257,12 @@ def test_nobody_but_brokers_of_the_cluster_is_heard(rig: PeerRig, tmp_path: Path
 def test_a_broker_does_not_talk_to_an_impostor(rig: PeerRig, tmp_path: Path) -> None:
     """Who answers at a broker's address has to be that broker, not just any of the cluster."""
     listener = socket.create_server(("127.0.0.1", 0))
-    impostor = Address("127.0.0.1", int(listener.getsockname()[1]))
+    impostor = PeerAddress("127.0.0.1", int(listener.getsockname()[1]))
     answering = PeerLink(
         cluster=CLUSTER,
         me=B,
         listener=listener,
-        peers={A: Address("127.0.0.1", rig.ports[A])},
+        peers={A: PeerAddress("127.0.0.1", rig.ports[A])},
         tls=rig.tls(C),  # an honest certificate, of another broker
     )
     transport, inbox = _control(answering)

@@ -25,7 +25,7 @@ from broker.core.metadata.commands import encode as encode_command
 from broker.errors import EnvelopeError
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
-from broker.model.raft_messages import AppendReply, Chunk, Forward, Message, ReadRequest, Vote
+from broker.model.raft_messages import AppendReply, Chunk, Forward, Message, ReadIndexRequest, Vote
 from simkit.raft.groups import CORES, RaftGroup
 from simkit.raft.rig import append, entries, proposal, snapshot_of
 
@@ -123,7 +123,7 @@ def _malformed(rng: random.Random) -> bytes:
         AppendReply(1, True, 5, 0, 0, 1),
         Chunk(1, theirs.id, 0, 1, theirs.data),
         Forward(1, proposal(1)),
-        ReadRequest(1, 7),
+        ReadIndexRequest(1, 7),
     ]
     while True:
         data = bytearray(encode(rng.choice(messages)))

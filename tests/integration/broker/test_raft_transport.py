@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.peer.raft import Address, RaftTls, TlsRaftTransport, member_uri
+from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.errors import InvalidConfigError
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
@@ -40,7 +40,7 @@ class Pair:
             cluster="c",
             me=me,
             listener=socket.create_server((LOOPBACK, self._ports[me])),
-            peers={other: Address(LOOPBACK, self._ports[other])},
+            peers={other: PeerAddress(LOOPBACK, self._ports[other])},
             tls=self._tls[me],
         )
         transport.start(lambda sender, message: self.received.put((sender, message)))

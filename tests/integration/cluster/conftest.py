@@ -40,7 +40,7 @@ def own_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """
     with start_nats(tmp_path / "nats") as nats, ExitStack() as stack:
 
-        def start(**settings: int) -> Cluster:
+        def start(**settings: int | str) -> Cluster:
             cluster = Cluster(tmp_path, nats, settings={"cluster": settings})
             stack.callback(cluster.close)
             cluster.start_all()

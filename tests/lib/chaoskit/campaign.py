@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.errors import HeadwaterError
+from broker.model.raft import RaftName
 from chaoskit.cluster import ChaosError
 from chaoskit.follow_load import FollowLoad
 from chaoskit.permits import refused_needs
@@ -48,6 +49,7 @@ class ChaosConfig:
     partitions: int = 2
     records_per_s: int = 100  # of each NATS publisher
     session_ms: int = 1_500
+    raft: RaftName = "own"
     stories: tuple[Story, ...] = STORIES
     times: int = 0  # how many stories at least
     small_disks: bool = True  # where the machine permits them
@@ -79,7 +81,7 @@ class ChaosCampaign:
             stream=STREAM,
             settings={
                 "lake": {"check_interval_ms": 200},
-                "cluster": {"session_ms": config.session_ms},
+                "cluster": {"session_ms": config.session_ms, "raft": config.raft},
             },
             small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
         )

@@ -247,10 +247,10 @@ class ProcessCluster:
         """See ClusterUnderTest."""
         folder = self._plan.folder_of(broker)
         assert folder in self._mounts, "only a small disk of its own may be filled"
-        with (folder / _FILLER).open("wb") as filler, suppress(OSError):
+        # Unbuffered: what a buffer keeps, closing the file writes, and there is no room for that.
+        with suppress(OSError), (folder / _FILLER).open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(1 << 20))
-                filler.flush()
 
     def free_disk(self, broker: str) -> None:
         """See ClusterUnderTest."""

@@ -23,7 +23,7 @@ from broker.model.raft_messages import (
     Chunk,
     Forward,
     Message,
-    ReadRequest,
+    ReadIndexRequest,
     Vote,
 )
 from broker.model.replica_messages import NewDataNotice, ReplicaMessage
@@ -64,7 +64,7 @@ def _honest() -> dict[LaneKind, list[bytes]]:
         AppendReply(1, True, 5, 0, 0, 1),
         Chunk(1, snapshot.id, 0, 1, snapshot.data),
         Forward(1, proposal(1)),
-        ReadRequest(1, 7),
+        ReadIndexRequest(1, 7),
     ]
     replica: list[ReplicaMessage] = [fetch(1), answer(1), answer(2, (stored(0, b"x" * 500),))]
     return {

@@ -25,7 +25,7 @@ from broker.config import (
     FlightConfig,
     HttpConfig,
     LakeConfig,
-    LogConfig,
+    LoggingConfig,
     NatsConfig,
     NodeConfig,
 )
@@ -239,7 +239,7 @@ def _be_broker(asked: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _tell(ready: str, at: daemon.Addresses) -> None:
+def _tell(ready: str, at: daemon.ServingAddresses) -> None:
     descriptor = os.open(ready, os.O_WRONLY)
     os.write(descriptor, b"%d\n" % at.flight_port)
     os.close(descriptor)
@@ -253,7 +253,7 @@ def config_of(asked: dict[str, Any]) -> BrokerConfig:
         flight=FlightConfig(port=0),
         http=HttpConfig(port=0),
         lake=LakeConfig(uri=asked["lake"], check_interval_ms=100, upload_timeout_ms=10_000),
-        log=LogConfig(level="info", format="json"),
+        log=LoggingConfig(level="info", format="json"),
     )
 
 

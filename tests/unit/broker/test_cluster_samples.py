@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.core.isr import Progress
+from broker.core.isr import FollowerProgress
 from broker.core.metadata.state import BrokerState, MetadataState, PartitionState
 from broker.core.raft.member import Role
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -55,7 +55,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.metadata = Metadata()
-        progress = Progress(BrokerEpoch(1), synced_end=Offset(6), heard_ms=self.now_ms - 40)
+        progress = FollowerProgress(BrokerEpoch(1), synced_end=Offset(6), heard_ms=self.now_ms - 40)
         self.driver: Any = SimpleNamespace(
             stream=SimpleNamespace(name="s"),
             partition_id=PartitionId(UUID, PartitionNumber(0)),

@@ -65,11 +65,12 @@ def test_secrets_do_not_show() -> None:
     assert "t0ps" not in repr(config)
 
 
-def _cluster(brokers: str, controllers: str = "") -> ClusterConfig:
+def _cluster(brokers: str, controllers: str = "", *, raft: str = "own") -> ClusterConfig:
     listed = ",".join(f"{one}=127.0.0.1:7412" for one in brokers.split())
     return ClusterConfig(
         brokers=listed,
         controllers=controllers,
+        raft=raft,
         tls_ca_file="a",
         tls_cert_file="b",
         tls_key_file="c",
@@ -104,3 +105,13 @@ def test_controllers_that_cannot_be_are_refused(brokers: str, controllers: str, 
     """The message says what to write."""
     with pytest.raises(InvalidConfigError, match=says):
         _cluster(brokers, controllers)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "controllers", "raft"),
+    [("b1 b2 b3", "", "etcd"), ("b1 b2 b3 b4", "b1,b2,b3", "pysyncobj")],
+)
+def test_a_raft_that_cannot_be_is_refused(brokers: str, controllers: str, raft: str) -> None:
+    """There are two, and one of them has no members that do not vote."""
+    with pytest.raises(InvalidConfigError, match="pysyncobj"):
+        _cluster(brokers, controllers, raft=raft)

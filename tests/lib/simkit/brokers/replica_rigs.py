@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from broker.adapters.nats.replicas import NatsReplicaTransport
-from broker.adapters.peer.identity import Address, PeerTls
+from broker.adapters.peer.identity import PeerAddress, PeerTls
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.replicas import PeerReplicaTransport
 from broker.codec.checksum import crc32c
@@ -139,7 +139,7 @@ class PeerRig:
             cluster=CLUSTER,
             me=broker,
             listener=socket.create_server((LOOPBACK, self.ports[broker])),
-            peers={name: Address(LOOPBACK, port) for name, port in self.ports.items()},
+            peers={name: PeerAddress(LOOPBACK, port) for name, port in self.ports.items()},
             tls=self.tls(broker),
         )
         transport = self.transports[broker] = PeerReplicaTransport(link)

@@ -446,7 +446,7 @@ class SimBroker(SimProcess):
         replica = self.replica
         assert replica is not None
         match effect:
-            case does.Send(to, message):
+            case does.SendToReplica(to, message):
                 self._network.send(self.name, to, message)
             case does.SendRecords(to, request, high_watermark):
                 self._send_records(to, request, high_watermark)

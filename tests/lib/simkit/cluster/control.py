@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
+from broker.core.election import (
+    AskLogEnd,
+    ElectionCore,
+    ElectionEffect,
+    ElectionTiming,
+    ProposeCommand,
+)
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
     ChangeIsr,
@@ -236,7 +242,7 @@ class Control:
     def _do(self, effects: list[ElectionEffect]) -> None:
         for effect in effects:
             match effect:
-                case Propose(command):
+                case ProposeCommand(command):
                     self._world.at(1, self._apply_later, encode(command))
                 case AskLogEnd(to, partition_id, leader_epoch):
                     self._network.send(CONTROL, to, LogEndAsked(partition_id, leader_epoch))

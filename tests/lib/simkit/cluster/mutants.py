@@ -12,11 +12,11 @@ from typing import Any, Final
 from broker.core import election as election_module
 from broker.core import leader as leader_module
 from broker.core.election import ElectionCore
-from broker.core.isr import Progress
+from broker.core.isr import FollowerProgress
 from broker.core.leader import PartitionLeader
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
 from broker.core.replication import replica as replica_module
-from broker.core.replication.effects import AdvanceHighWatermark, Send, TruncateLog
+from broker.core.replication.effects import AdvanceHighWatermark, SendToReplica, TruncateLog
 from broker.core.replication.follower import PartitionFollower
 from broker.core.replication.replica import PartitionReplica
 from broker.errors import LogFailedError
@@ -95,12 +95,14 @@ def expand_on_high_watermark_alone() -> Any:
     def may_join(self: Any, limits: Any, *, high_watermark: Offset, **_: Any) -> bool:
         return self.synced_end is not None and self.synced_end >= high_watermark
 
-    return replaced(Progress, "may_join", may_join)
+    return replaced(FollowerProgress, "may_join", may_join)
 
 
 def expand_on_time() -> Any:
     """Let a follower join because it was heard lately (Liftbridge)."""
-    return replaced(Progress, "may_join", lambda self, *_, **__: self.synced_end is not None)
+    return replaced(
+        FollowerProgress, "may_join", lambda self, *_, **__: self.synced_end is not None
+    )
 
 
 def shrink_before_it_is_decided() -> Any:
@@ -148,7 +150,7 @@ def follower_acks_before_sync() -> Any:
     def fetch(self: Any, now_ms: int) -> Any:
         (send,) = original(self, now_ms)
         request = replace(send.message, synced_end=send.message.fetch_from)
-        return [Send(send.to, request)]
+        return [SendToReplica(send.to, request)]
 
     def append_stored(self: Any, batches: Any) -> None:
         append(self, batches)

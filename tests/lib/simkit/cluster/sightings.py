@@ -131,7 +131,7 @@ def before_effect(broker: SimBroker, effect: does.Effect) -> None:
     starts = isinstance(effect, does.StartLeading)
     if starts and leader is not None and leader.high_watermark < len(broker.oracle.committed):
         note("A1 elected with a high watermark below the committed end")
-    asks = isinstance(effect, does.Send) and isinstance(effect.message, EpochEndRequest)
+    asks = isinstance(effect, does.SendToReplica) and isinstance(effect.message, EpochEndRequest)
     if asks and replica is not None and replica.follower and replica.follower.walked_back:
         note("A2 walked back over more than one epoch")
 

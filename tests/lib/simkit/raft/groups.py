@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.adapters.disk.metadata_log import LocalMetadataLog
-from broker.adapters.peer.raft import Address, RaftTls, TlsRaftTransport, member_uri
+from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.adapters.raft_pysyncobj.core import PysyncobjCore
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
@@ -127,7 +127,9 @@ class RaftGroup:
                 me=name,
                 listener=listener or socket.create_server((LOOPBACK, self._ports[name])),
                 peers={
-                    one: Address(LOOPBACK, self._ports[one]) for one in self.names if one != name
+                    one: PeerAddress(LOOPBACK, self._ports[one])
+                    for one in self.names
+                    if one != name
                 },
                 tls=self._tls[name],
             )

@@ -19,7 +19,7 @@ from typing import Any
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.peer.raft import Address, RaftTls, TlsRaftTransport, member_uri
+from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.adapters.raft_pysyncobj.core import PysyncobjCore
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.raft.config import RaftConfig
@@ -141,7 +141,7 @@ def main() -> None:
         cluster="kill",
         me=me,
         listener=socket.create_server(("127.0.0.1", ports[me])),
-        peers={name: Address("127.0.0.1", port) for name, port in ports.items() if name != me},
+        peers={name: PeerAddress("127.0.0.1", port) for name, port in ports.items() if name != me},
         tls=RaftTls(ca_file=ca, cert_file=cert, key_file=key),
     )
     log = RaftMetadataLog(

@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from typing import Any, Final
 
-from broker.codec.disk.raft_member_file import Membership
+from broker.codec.disk.raft_member_file import MemberNote
 from broker.core.raft import follower as follower_module
 from broker.core.raft import member as member_module
 from broker.core.raft import rejoin
@@ -369,7 +369,7 @@ def rejoin_asks_once() -> Any:
 def floor_forgotten_by_a_restart() -> Any:
     """Abstain only as long as the process that rejoined lives."""
 
-    def read(self: RaftJournal) -> Membership | None:
+    def read(self: RaftJournal) -> MemberNote | None:
         found = original(self)
         path = f"{self._folder}/meta"
         if found is None or not self._files.exists(path):  # nothing was restarted yet
@@ -377,7 +377,7 @@ def floor_forgotten_by_a_restart() -> Any:
         meta = MetaFile(path, self._files.open(path), self._owner)
         meta.close()
         again = meta.slot.hard.term >= found.term
-        return Membership(found.term, Floor()) if again else found
+        return MemberNote(found.term, Floor()) if again else found
 
     original = RaftJournal._read_membership
     return replaced(RaftJournal, "_read_membership", read)
@@ -396,7 +396,7 @@ def count_votes_for_a_former_life() -> Any:
 def member_note_alone_believed() -> Any:
     """Open a folder of which only the member file is left, and go on from what that says."""
 
-    def read(self: RaftJournal) -> Membership | None:
+    def read(self: RaftJournal) -> MemberNote | None:
         present = self._files.list(self._folder)
         return original(self) if "meta" in present else None
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from simkit.brokers.brokers import disk_broker
 
@@ -19,7 +19,7 @@ def served_disk_broker(folder: Path, *, port: int = 0) -> Iterator[str]:
     The same folder and port again is the same broker, restarted.
     """
     with disk_broker(folder) as broker:
-        service = FlightService(broker, SystemClock(), FlightConfig(port=port))
+        service = FlightService(broker, SystemClock(), FlightServiceConfig(port=port))
         service.start()
         try:
             yield f"grpc://127.0.0.1:{service.port}"

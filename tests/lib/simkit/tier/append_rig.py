@@ -15,7 +15,7 @@ from headwater.client import Client
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served, serving
 from spark_jobs.tables import Appender, Source, Target
-from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_here
+from spark_jobs.tables.slice_task import AppendWork, SliceDone, SliceWork, run_here
 from tiering.read.lake import storage_options_of
 from tiering.store.location import StoreConfig
 from tiering.store.object_store import open_store
@@ -100,7 +100,7 @@ class Pausing:
     def __init__(self, meanwhile: Any) -> None:
         self._meanwhile = meanwhile
 
-    def __call__(self, work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:
+    def __call__(self, work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
         """See the class."""
         done = run_here(work, parts)
         self._meanwhile()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber
@@ -212,7 +212,7 @@ class Served:
 def serving(location: StoreConfig | str) -> Iterator[Served]:
     """Serve a LakeBroker on a free port of the loopback while the block runs."""
     broker = LakeBroker(location)
-    service = FlightService(broker, broker.clock, FlightConfig(port=0))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0))
     service.start()
     try:
         yield Served(broker, f"grpc://127.0.0.1:{service.port}")

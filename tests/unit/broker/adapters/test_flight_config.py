@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.flight.config import MIB, FlightConfig
+from broker.adapters.flight.config import MIB, FlightServiceConfig
 from broker.errors import InvalidConfigError
 
 
@@ -26,4 +26,4 @@ from broker.errors import InvalidConfigError
 def test_contradictions_are_refused(values: dict[str, Any]) -> None:
     """A configuration that cannot work is refused when it is read, not when it is used."""
     with pytest.raises(InvalidConfigError):
-        FlightConfig(**values)
+        FlightServiceConfig(**values)

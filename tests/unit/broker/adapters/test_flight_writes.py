@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.writes import PutStream
 from broker.codec.flight.protocol import decode_ack, encode_put_mark, is_ready
 from broker.codec.record_batch import Preparer, prepare
@@ -62,7 +62,7 @@ class Harness:
     def __init__(
         self,
         broker: MemoryBroker,
-        config: FlightConfig,
+        config: FlightServiceConfig,
         stream: StreamConfig,
         schema: pa.Schema = VALUES,
         policy: AckPolicy = AckPolicy.ALL,
@@ -128,7 +128,7 @@ def broker() -> Iterator[MemoryBroker]:
 @pytest.fixture
 def harness(broker: MemoryBroker) -> Harness:
     """Give a put stream with default limits."""
-    return Harness(broker, FlightConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
+    return Harness(broker, FlightServiceConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
 
 
 def batch(start: int, count: int = 10) -> Chunk:
@@ -156,7 +156,7 @@ def test_answers_come_in_the_order_of_the_batches(harness: Harness) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_under_none_only_refusals_are_answered(broker: MemoryBroker, alone: bool) -> None:
     """What is stored is not confirmed to anybody; what cannot be stored is told."""
-    config = FlightConfig(put_alone_after=0 if alone else 99, put_alone_wait_us=0)
+    config = FlightServiceConfig(put_alone_after=0 if alone else 99, put_alone_wait_us=0)
     harness = Harness(broker, config, StreamConfig(subject="s"), policy=AckPolicy.NONE)
     harness.send(batch(0), (None, None), batch(10))
     harness.finish()
@@ -170,7 +170,7 @@ def test_under_none_only_refusals_are_answered(broker: MemoryBroker, alone: bool
 @pytest.mark.parametrize("policy", [AckPolicy.LEADER, AckPolicy.NONE])
 def test_a_numbered_batch_goes_under_all_only(broker: MemoryBroker, policy: AckPolicy) -> None:
     """Else a failover that loses an acknowledged batch would make the next one a gap."""
-    harness = Harness(broker, FlightConfig(), StreamConfig(subject="s"), policy=policy)
+    harness = Harness(broker, FlightServiceConfig(), StreamConfig(subject="s"), policy=policy)
     harness.send((numbered(0, 1), encode_put_mark(ProducerId(7), 0)))
     if policy is AckPolicy.NONE:
         assert is_ready(harness.sink.frames.get(timeout=WAIT_S))
@@ -183,7 +183,7 @@ def test_a_numbered_batch_goes_under_all_only(broker: MemoryBroker, policy: AckP
 @pytest.mark.parametrize("policy", list(AckPolicy))
 def test_the_policy_reaches_the_log(broker: MemoryBroker, policy: AckPolicy) -> None:
     """Every batch of a put is submitted under the put's policy."""
-    harness = Harness(broker, FlightConfig(), StreamConfig(subject="s"), policy=policy)
+    harness = Harness(broker, FlightServiceConfig(), StreamConfig(subject="s"), policy=policy)
     harness.send(batch(0), batch(10))
     harness.finish()
     assert harness.partition.policies == [policy] * 2
@@ -208,7 +208,9 @@ def test_a_batch_that_comes_alone_is_answered_before_the_next_is_read(
 ) -> None:
     """A client that waits for each answer gets it from the call's own thread, in order."""
     harness = Harness(
-        broker, FlightConfig(put_alone_after=2, put_alone_wait_us=0), StreamConfig(subject="s")
+        broker,
+        FlightServiceConfig(put_alone_after=2, put_alone_wait_us=0),
+        StreamConfig(subject="s"),
     )
     for number in range(5):
         assert harness.taken.acquire(timeout=WAIT_S)
@@ -223,7 +225,7 @@ def test_a_batch_that_comes_alone_is_answered_before_the_next_is_read(
 
 def test_a_batch_that_comes_alone_is_not_waited_for_without_end(broker: MemoryBroker) -> None:
     """A commit that hangs is answered as an unknown outcome."""
-    config = FlightConfig(commit_timeout_ms=50, put_alone_after=0, put_alone_wait_us=0)
+    config = FlightServiceConfig(commit_timeout_ms=50, put_alone_after=0, put_alone_wait_us=0)
     harness = Harness(broker, config, StreamConfig(subject="s"))
     harness.partition.hold()
     harness.send(batch(0))
@@ -259,13 +261,13 @@ def test_a_stalled_client_does_not_block_the_commit_thread(harness: Harness) -> 
 @pytest.mark.parametrize(
     "config",
     [
-        FlightConfig(put_alone_bytes_max=0, put_inflight_batches_max=3),
-        FlightConfig(
+        FlightServiceConfig(put_alone_bytes_max=0, put_inflight_batches_max=3),
+        FlightServiceConfig(
             put_alone_bytes_max=0, put_inflight_bytes_max=3_000, put_batch_bytes_max=3_000
         ),
     ],
 )
-def test_what_is_in_flight_is_bounded(broker: MemoryBroker, config: FlightConfig) -> None:
+def test_what_is_in_flight_is_bounded(broker: MemoryBroker, config: FlightServiceConfig) -> None:
     """A client that sends and does not read makes the reader stop, not the memory grow."""
     harness = Harness(broker, config, StreamConfig(subject="s"))
     harness.partition.hold()
@@ -306,7 +308,9 @@ def test_a_producer_is_recognised(harness: Harness) -> None:
 def test_a_record_beyond_the_limit_of_its_stream_is_refused(broker: MemoryBroker) -> None:
     """One record too large refuses its batch by row; what fits is taken."""
     harness = Harness(
-        broker, FlightConfig(put_alone_bytes_max=0), StreamConfig(subject="s", record_bytes_max=10)
+        broker,
+        FlightServiceConfig(put_alone_bytes_max=0),
+        StreamConfig(subject="s", record_bytes_max=10),
     )
     harness.send((records([b"x", b"x" * 11]), None), (records([b"x" * 10] * 50), None))
     large, fits = harness.sink.answers(2)
@@ -318,7 +322,9 @@ def test_a_record_beyond_the_limit_of_its_stream_is_refused(broker: MemoryBroker
 
 def test_a_batch_beyond_the_limit_of_the_service_is_refused(broker: MemoryBroker) -> None:
     """The size of a batch is bounded before anything is copied."""
-    harness = Harness(broker, FlightConfig(put_batch_bytes_max=1_000), StreamConfig(subject="s"))
+    harness = Harness(
+        broker, FlightServiceConfig(put_batch_bytes_max=1_000), StreamConfig(subject="s")
+    )
     harness.send((records([b"x" * 500] * 3), None))
     (answer,) = harness.sink.answers(1)
     assert isinstance(answer, RecordTooLargeError)
@@ -351,7 +357,7 @@ def test_damaged_buffers_are_never_stored(
 ) -> None:
     """Arrow does not check what it reads, so a batch is checked before anything looks at it."""
     harness = Harness(
-        broker, FlightConfig(put_alone_bytes_max=0), StreamConfig(subject="s"), whole.schema
+        broker, FlightServiceConfig(put_alone_bytes_max=0), StreamConfig(subject="s"), whole.schema
     )
     harness.send((damaged, None), (whole, None))
     refused, stored = harness.sink.answers(2)
@@ -363,7 +369,7 @@ def test_damaged_buffers_are_never_stored(
 def test_an_overloaded_queue_is_waited_for(broker: MemoryBroker) -> None:
     """A full commit queue makes the reader wait for its own batches, then it tries again."""
     broker = MemoryBroker(queue_batches_max=2)
-    harness = Harness(broker, FlightConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
+    harness = Harness(broker, FlightServiceConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
     harness.partition.hold()
     harness.send(*(batch(n * 10) for n in range(5)))
     for _ in range(3):
@@ -378,7 +384,7 @@ def test_an_overloaded_queue_is_waited_for(broker: MemoryBroker) -> None:
 def test_overload_by_others_is_answered(broker: MemoryBroker) -> None:
     """With nothing of its own to wait for, a batch is refused with an error worth retrying."""
     broker = MemoryBroker(queue_batches_max=0)
-    harness = Harness(broker, FlightConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
+    harness = Harness(broker, FlightServiceConfig(put_alone_bytes_max=0), StreamConfig(subject="s"))
     harness.send(batch(0))
     assert isinstance(harness.sink.answers(1)[0], OverloadedError)
     harness.finish()
@@ -414,7 +420,9 @@ def test_a_client_that_has_gone_costs_nothing(harness: Harness, error: Exception
 def test_a_commit_that_never_comes_ends_the_stream_with_an_error(broker: MemoryBroker) -> None:
     """The end of a stream waits for its outcomes, but not for ever."""
     harness = Harness(
-        broker, FlightConfig(put_alone_bytes_max=0, commit_timeout_ms=50), StreamConfig(subject="s")
+        broker,
+        FlightServiceConfig(put_alone_bytes_max=0, commit_timeout_ms=50),
+        StreamConfig(subject="s"),
     )
     harness.partition.hold()
     harness.send(batch(0))

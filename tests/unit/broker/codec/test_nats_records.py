@@ -9,7 +9,7 @@ import pytest
 from broker.adapters.nats.liftbridge_messages import decode_publish
 from broker.codec.nats import envelope
 from broker.codec.nats.envelope import EnvelopeKind
-from broker.codec.nats.records import RecordRules, Records, Refused, to_records
+from broker.codec.nats.records import RecordRules, Records, RefusedMessage, to_records
 from broker.codec.nats.stream import MessageBatch, NatsStream
 from broker.codec.record_batch import prepare
 from broker.codec.schema import HEADERS_TYPE
@@ -43,7 +43,7 @@ def delivered(*published: bytes) -> MessageBatch:
     return parsed.batches[0]
 
 
-def convert(batch: MessageBatch, by: RecordRules) -> tuple[list[Records], list[Refused]]:
+def convert(batch: MessageBatch, by: RecordRules) -> tuple[list[Records], list[RefusedMessage]]:
     """Convert, and check that the log's own codec takes every part."""
     records, refused = to_records(batch, by, decode_publish)
     for one in records:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from broker.codec.peer.raft_messages import decode, encode
+from broker.codec.peer.raft_messages import decode, encode, other_leader
 from broker.errors import EnvelopeError
 from broker.model.raft import (
     MESSAGE_BYTES_MAX,
@@ -26,8 +26,8 @@ from broker.model.raft_messages import (
     Message,
     PreVote,
     PreVoteReply,
-    ReadReply,
-    ReadRequest,
+    ReadIndexReply,
+    ReadIndexRequest,
     TimeoutNow,
     Vote,
     VoteReply,
@@ -50,8 +50,8 @@ MESSAGES: tuple[Message, ...] = (
     Chunk(4, _SNAPSHOT, 1000, 5, b"x" * 300),
     ChunkReply(4, _SNAPSHOT, 1300, 5),
     TimeoutNow(4),
-    ReadRequest(4, U64_MAX),
-    ReadReply(4, 1 << 50, 77),
+    ReadIndexRequest(4, U64_MAX),
+    ReadIndexReply(4, 1 << 50, 77),
     Forward(0, Proposal(EntryKind.COMMAND, 17, 3, b"do it")),
 )
 
@@ -118,3 +118,19 @@ def test_terms_never_fall_within_an_append() -> None:
     for entries in (falling, newer):
         with pytest.raises(EnvelopeError, match="out of order"):
             decode(encode(Append(4, 4, 2, 3, 1, 0, 0, entries)))
+
+
+def test_the_other_raft_is_not_understood() -> None:
+    """The votes of two implementations never count together; a leader of the other is noticed."""
+    told = Append(4, 4, 2, 5, 8, 3, 99, _ENTRIES)
+    of_library = encode(told, raft="pysyncobj")
+    assert decode(of_library, raft="pysyncobj") == told
+    with pytest.raises(EnvelopeError):
+        decode(of_library)
+    with pytest.raises(EnvelopeError):
+        decode(encode(told), raft="pysyncobj")
+    assert other_leader(of_library) == "pysyncobj"
+    assert other_leader(encode(told), raft="pysyncobj") == "own"
+    assert other_leader(encode(told)) is None
+    assert other_leader(encode(PreVote(1, 1, 1), raft="pysyncobj")) is None, "anybody may ask"
+    assert other_leader(b"") is None

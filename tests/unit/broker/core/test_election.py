@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from broker.core.election import AskLogEnd, ElectionCore, ElectionEffect, ElectionTiming, Propose
+from broker.core.election import (
+    AskLogEnd,
+    ElectionCore,
+    ElectionEffect,
+    ElectionTiming,
+    ProposeCommand,
+)
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
     Command,
@@ -84,7 +90,7 @@ def _named(effects: list[ElectionEffect]) -> list[NameCandidate]:
     return [
         one.command
         for one in effects
-        if isinstance(one, Propose) and isinstance(one.command, NameCandidate)
+        if isinstance(one, ProposeCommand) and isinstance(one.command, NameCandidate)
     ]
 
 
@@ -135,7 +141,7 @@ def test_reports_wait_while_others_have_no_leader_at_all() -> None:
 
     for number in range(AT_ONCE):
         (begun,) = reported(number)
-        assert isinstance(begun, Propose)
+        assert isinstance(begun, ProposeCommand)
         office.do(begun.command)
     office.changed()
     assert reported(AT_ONCE) == []
@@ -252,7 +258,7 @@ def test_a_partition_without_enough_answers_goes_offline_and_comes_back_with_the
         leader_epoch=room.state.partitions[UUID][0].leader_epoch,
         now_ms=room.now_ms,
     )
-    (start,) = [one.command for one in begun if isinstance(one, Propose)]
+    (start,) = [one.command for one in begun if isinstance(one, ProposeCommand)]
     room.do(start)
     (named,) = _named(room.changed())
     room.do(named)
@@ -260,7 +266,7 @@ def test_a_partition_without_enough_answers_goes_offline_and_comes_back_with_the
 
 
 def _about_the_partition(effects: list[ElectionEffect]) -> list[Command]:
-    commands = [one.command for one in effects if isinstance(one, Propose)]
+    commands = [one.command for one in effects if isinstance(one, ProposeCommand)]
     return [one for one in commands if not isinstance(one, FenceBroker | UnfenceBroker)]
 
 

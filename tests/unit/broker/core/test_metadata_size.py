@@ -34,6 +34,8 @@ from broker.model.lineage import LINEAGE_KEPT, Leadership
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import PARTITIONS_MAX, Stream, StreamConfig
 
+pytestmark = pytest.mark.slow
+
 ME = BrokerId("broker-1")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from broker.codec.record_batch import BatchHeader
 from broker.core.acks import AckQueue
-from broker.core.isr import LagLimits, Progress
+from broker.core.isr import FollowerProgress, LagLimits
 from broker.core.leader import (
     AdvanceHighWatermark,
     IsrAnswered,
@@ -31,8 +31,8 @@ from broker.core.replication.effects import (
     ReportLeader,
     ReportLostRecords,
     ResetLog,
-    Send,
     SendRecords,
+    SendToReplica,
     StartLeading,
     StopLeading,
     TruncateLog,
@@ -142,7 +142,7 @@ def test_a_fetch_that_does_not_fit_is_refused_and_counts_for_nothing(
     """Another epoch, an older process, a log that is no prefix: none of them acks anything."""
     leader = _leader()
     (send,) = leader.step(RequestCame(request_, 1))
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchAnswer)
     assert send.message.refusal == refusal
     assert leader.high_watermark == 0
@@ -205,7 +205,7 @@ def test_a_follower_too_many_records_behind_leaves_and_stays_out() -> None:
     leader.step(LogSynced(Offset(14), 2))
     (proposal,) = leader.step(TickElapsed(3))
     assert isinstance(proposal, ProposeIsr)
-    progress = Progress(ONE)
+    progress = FollowerProgress(ONE)
     progress.heard(Offset(10), Offset(14), 3)
     facts: dict[str, Any] = {"high_watermark": Offset(10), "epoch_start": Offset(10)}
     assert not progress.may_join(limits, log_end=Offset(14), now_ms=3, **facts)
@@ -245,9 +245,9 @@ def test_new_data_answers_parked_fetches_and_notifies_the_others() -> None:
     assert _kinds(leader.step(RequestCame(_fetch(B, wait_ms=500), 1))) == [AdvanceHighWatermark]
     assert SendRecords in _kinds(leader.step(RequestCame(_fetch(C), 1)))
     effects = leader.step(LogAppended(Offset(11)))
-    assert [(type(one), one.to) for one in effects] == [(SendRecords, B), (Send, C)]  # type: ignore[union-attr]
+    assert [(type(one), one.to) for one in effects] == [(SendRecords, B), (SendToReplica, C)]  # type: ignore[union-attr]
     notice = effects[1]
-    assert isinstance(notice, Send)
+    assert isinstance(notice, SendToReplica)
     assert isinstance(notice.message, NewDataNotice)
     assert leader.step(LogAppended(Offset(12))) == []
     leader.step(RequestCame(_fetch(B, 10, wait_ms=500), 2))
@@ -304,7 +304,7 @@ def test_alignment_walks_back_to_the_newest_common_epoch() -> None:
     assert request.epoch == 1
     assert follower.message(_told(request, 1, 9), 3) == [TruncateLog(Offset(9))]
     (send,) = follower.truncated(_facts(9, (1, 0)), 4)
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (9, 1)
 
@@ -330,7 +330,7 @@ def test_answers_of_other_epochs_and_requests_are_dropped() -> None:
 
 def _fetched(follower: PartitionFollower) -> FetchRequest:
     (send,) = follower.start(0)
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     return send.message
 
@@ -350,7 +350,7 @@ def test_a_follower_below_the_leaders_log_begins_where_that_begins() -> None:
         log_start=Offset(40), log_end=Offset(40), synced_end=Offset(40), epochs=_history((1, 0))
     )
     (send,) = follower.truncated(facts, 3)
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (40, 1)
 
@@ -380,7 +380,7 @@ def _batch(base: int, epoch: int) -> StoredBatch:
 def _fetching() -> tuple[PartitionFollower, FetchRequest]:
     follower = _follower(_facts(0))
     (send,) = follower.start(0)
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     return follower, send.message
 
@@ -415,7 +415,7 @@ def test_fetched_records_are_reported_when_they_are_durable() -> None:
     assert follower.message(_answer(request, *batches), 1) == [AppendStored(batches)]
     advance, send = follower.synced(_facts(3, (4, 0), (5, 1)), 2)
     assert advance == AdvanceHighWatermark(Offset(2))
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.synced_end) == (3, 3)
 
@@ -425,10 +425,12 @@ def test_an_idle_follower_shows_life_and_wakes_up_for_a_notice() -> None:
     follower, request = _fetching()
     assert follower.message(_answer(request, end=0), 10) == []
     assert follower.tick(150) == []
-    assert _kinds(follower.tick(210)) == [Send]
+    assert _kinds(follower.tick(210)) == [SendToReplica]
     follower, request = _fetching()
     follower.message(_answer(request, end=0), 10)
-    assert _kinds(follower.message(NewDataNotice(leader_epoch=LeaderEpoch(5)), 11)) == [Send]
+    assert _kinds(follower.message(NewDataNotice(leader_epoch=LeaderEpoch(5)), 11)) == [
+        SendToReplica
+    ]
 
 
 def test_a_silent_or_refusing_leader_is_reported_again_and_again() -> None:
@@ -436,7 +438,7 @@ def test_a_silent_or_refusing_leader_is_reported_again_and_again() -> None:
     follower, request = _fetching()
     refused = replace(_answer(request), refusal="not_leader")
     assert follower.message(refused, 50) == []
-    assert _kinds(follower.tick(105)) == [Send], "a refused request is repeated soon"
+    assert _kinds(follower.tick(105)) == [SendToReplica], "a refused request is repeated soon"
     assert ReportLeader in _kinds(follower.tick(400))
     assert ReportLeader not in _kinds(follower.tick(500))
     assert ReportLeader in _kinds(follower.tick(800))
@@ -542,7 +544,7 @@ def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch()
         ),
     ):  # fmt: skip
         (send,) = replica.message(request, 1)
-        assert isinstance(send, Send)
+        assert isinstance(send, SendToReplica)
         assert isinstance(send.message, FetchAnswer | EpochEndAnswer)
         assert (send.message.refusal, send.message.leader_epoch) == ("not_leader", 3)
 

@@ -11,7 +11,7 @@ from broker.core.replication.effects import (
     LogFacts,
     ReportLostRecords,
     ResetLog,
-    Send,
+    SendToReplica,
     StartLeading,
     TruncateLog,
 )
@@ -78,7 +78,7 @@ def _view(leader: BrokerId, **changes: Any) -> PartitionView:
 
 def _answered(replica: PartitionReplica, effects: list[Effect], known: int, end: int) -> list[Any]:
     (send,) = effects
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, EpochEndRequest)
     answer = EpochEndAnswer(
         leader_epoch=LeaderEpoch(5),
@@ -102,7 +102,7 @@ def test_a_log_without_anything_of_the_leader_s_is_given_up() -> None:
     assert effects == [ResetLog(Offset(0), nothing)]
     log.__init__(0, 0)  # type: ignore[misc]
     (send,) = replica.truncated(2)
-    assert isinstance(send, Send)
+    assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (0, 0)
 

@@ -27,8 +27,8 @@ from broker.model.raft_messages import (
     Forward,
     PreVote,
     PreVoteReply,
-    ReadReply,
-    ReadRequest,
+    ReadIndexReply,
+    ReadIndexRequest,
     TimeoutNow,
     Vote,
     VoteReply,
@@ -107,9 +107,9 @@ def test_an_observers_barrier_and_proposal_are_served() -> None:
     """As any follower's."""
     rig = _leader()
     rig.get(B, _ok(rig, 1))
-    rig.get(D, ReadRequest(rig.member.term, 7))
+    rig.get(D, ReadIndexRequest(rig.member.term, 7))
     said = rig.get(C, _ok(rig, 1, 100))
-    assert ReadReply(rig.member.term, 7, 1) in said
+    assert ReadIndexReply(rig.member.term, 7, 1) in said
     rig.get(D, Forward(0, proposal(0)))
     assert rig.last_index == 2
 
@@ -145,7 +145,7 @@ def test_an_observers_votes_are_not_counted() -> None:
         Vote(9, 100, 9, transfer=True),
         append(9, (0, 0), entries(1, 1, 9)),
         TimeoutNow(0),
-        ReadReply(9, 1, 1),
+        ReadIndexReply(9, 1, 1),
     ],
 )
 def test_what_only_members_may_say_is_not_heard_from_an_observer(said: object) -> None:
@@ -243,8 +243,8 @@ def test_an_observer_asks_the_leader() -> None:
     assert BarrierFailed(1) in rig.effects
     rig.get(B, append(1, (0, 0), entries(1, 1, 1), commit=1))
     (asked,) = rig.step(Barrier(2))
-    assert isinstance(asked, ReadRequest)
-    rig.get(B, ReadReply(1, asked.number, 1))
+    assert isinstance(asked, ReadIndexRequest)
+    rig.get(B, ReadIndexReply(1, asked.number, 1))
     assert BarrierPassed(2, 1) in rig.effects
     rig.step(Propose(proposal(0)))
     assert Refused(proposal(0), Refusal.NOT_LEADER) in rig.effects
