@@ -53,7 +53,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ScheduledJob:
     """One DAG: a job over a stream, and when it runs."""
 
     job: str
@@ -86,7 +86,7 @@ def config_path() -> Path:
     return Path(chosen) if chosen else Path(__file__).with_name("headwater.toml")
 
 
-def load(path: Path) -> tuple[Settings, list[Entry]]:
+def load(path: Path) -> tuple[Settings, list[ScheduledJob]]:
     """Read and check the file of entries."""
     try:
         body = tomllib.loads(path.read_text())
@@ -122,7 +122,7 @@ _ENTRY_KEYS: Final = {
 }  # fmt: skip
 
 
-def _entry(job: str, raw: Any, where: str) -> Entry:
+def _entry(job: str, raw: Any, where: str) -> ScheduledJob:
     given = _take(raw, where, _ENTRY_KEYS)
     stream = given.get("stream", "")
     name = given.get("name", stream)
@@ -139,7 +139,7 @@ def _entry(job: str, raw: Any, where: str) -> Entry:
         )
     if ("schedule" in given) == ("after" in given):
         raise ConfigError(f"{where} {name}: give either schedule (cron) or after (entries)")
-    return Entry(
+    return ScheduledJob(
         job=job,
         name=name,
         stream=stream,
@@ -166,7 +166,7 @@ def _asset(key: str) -> Asset:
     return Asset(name=f"headwater/{key}", uri=f"headwater://{key}")
 
 
-def _dag(settings: Settings, entry: Entry) -> DAG:
+def _dag(settings: Settings, entry: ScheduledJob) -> DAG:
     schedule: Any = [_asset(key) for key in entry.after]
     if entry.schedule is not None:
         # Plain cron text would give intervals of no width in Airflow 3: begin equal to end.
@@ -199,7 +199,7 @@ def _dag(settings: Settings, entry: Entry) -> DAG:
     return dag
 
 
-def _command(settings: Settings, entry: Entry) -> str:
+def _command(settings: Settings, entry: ScheduledJob) -> str:
     words = [*settings.command, "job", entry.job, "--stream", entry.stream, "--json"]
     if settings.server is not None:
         words += ["--server", settings.server]

@@ -35,7 +35,7 @@ _FIELD_PLACE: Final = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRecord:
     """A record on its way: where to, and what."""
 
     partition: int
@@ -47,7 +47,7 @@ class Outgoing:
 class Sink(Protocol):
     """A way to the broker."""
 
-    def send(self, records: list[Outgoing]) -> None:
+    def send(self, records: list[OutgoingRecord]) -> None:
         """Send in order; blocks while too much is unanswered."""
 
     def finish(self) -> None:
@@ -222,7 +222,7 @@ class Router:
         self._parse = key_field is not None or bool(_FIELD_PLACE.search(subject or ""))
         self._turn = 0
 
-    def route(self, value: bytes) -> Outgoing:
+    def route(self, value: bytes) -> OutgoingRecord:
         """Return where a value goes.
 
         Raises:
@@ -232,9 +232,9 @@ class Router:
         key = self._key if self._key_field is None else _key(fields, self._key_field)
         partition = self._choose_partition(key)
         if self._subject is None:
-            return Outgoing(partition, self._config.partition_subject(partition), key, value)
+            return OutgoingRecord(partition, self._config.partition_subject(partition), key, value)
         try:
-            return Outgoing(partition, expand_subject(self._subject, fields), key, value)
+            return OutgoingRecord(partition, expand_subject(self._subject, fields), key, value)
         except ValueError as cause:
             raise InvalidRequestError(str(cause)) from cause
 

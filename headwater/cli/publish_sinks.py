@@ -14,7 +14,7 @@ from broker.codec.schema import HEADERS_TYPE
 from broker.errors import InvalidRequestError
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream
-from headwater.cli.publish import Outgoing
+from headwater.cli.publish import OutgoingRecord
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class NatsSink:
         """Records known to be durable."""
         return self._publisher.counts.acked
 
-    def send(self, records: list[Outgoing]) -> None:
+    def send(self, records: list[OutgoingRecord]) -> None:
         """Send in order; blocks while the window is full."""
         self._publisher.publish([self._message(record) for record in records])
 
@@ -58,7 +58,7 @@ class NatsSink:
         """Block until everything is answered."""
         self._publisher.finish()
 
-    def _message(self, record: Outgoing) -> NatsMessage:
+    def _message(self, record: OutgoingRecord) -> NatsMessage:
         if record.key is None:
             return NatsMessage(record.subject, record.value, self._headers or None)
         try:
@@ -112,9 +112,9 @@ class FlightSink:
         """Records known to be stored as the policy says; under NONE nothing is known."""
         return self._acked
 
-    def send(self, records: list[Outgoing]) -> None:
+    def send(self, records: list[OutgoingRecord]) -> None:
         """Send a batch per partition; blocks while a window is full."""
-        by_partition: defaultdict[int, list[Outgoing]] = defaultdict(list)
+        by_partition: defaultdict[int, list[OutgoingRecord]] = defaultdict(list)
         for record in records:
             by_partition[record.partition].append(record)
         for partition, group in by_partition.items():
@@ -139,7 +139,7 @@ class FlightSink:
             found = self._producers[partition] = self._stack.enter_context(opened)
         return found
 
-    def _batch(self, partition: int, records: list[Outgoing]) -> pa.RecordBatch:
+    def _batch(self, partition: int, records: list[OutgoingRecord]) -> pa.RecordBatch:
         own = self._stream.config.partition_subject(partition)
         subjects = [None if record.subject == own else record.subject for record in records]
         return pa.RecordBatch.from_arrays(

@@ -213,7 +213,7 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
 
     keep_pandas_out()
 
-    def ready(addresses: daemon.Addresses) -> None:
+    def ready(addresses: daemon.ServingAddresses) -> None:
         found = RuntimeFile(
             pid=os.getpid(),
             flight=f"grpc://{embedded.LOOPBACK}:{addresses.flight_port}",

@@ -38,7 +38,7 @@ _KNOWN_MAX: Final = 64  # addresses; brokers that come and go must not fill the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ToldPlace:
     """Where one partition is, as a broker sees it."""
 
     stream_uuid: StreamUuid
@@ -173,7 +173,7 @@ class Brokers:
                 raise failure
             self._ended.wait(_ASK_AGAIN_S)
 
-    def locate(self, stream: str) -> list[Place]:
+    def locate(self, stream: str) -> list[ToldPlace]:
         """Return where a stream's partitions are, by number.
 
         Raises:
@@ -184,7 +184,7 @@ class Brokers:
             self._discovered = False  # somebody has joined
             self.discover()
         return [
-            Place(
+            ToldPlace(
                 stream_uuid=StreamUuid(row["stream_uuid"]),
                 partition=row["partition"],
                 leader=row["leader"],
@@ -196,7 +196,7 @@ class Brokers:
             for row in rows
         ]
 
-    def place(self, stream: str, partition: int, stream_uuid: StreamUuid | None) -> Place:
+    def place(self, stream: str, partition: int, stream_uuid: StreamUuid | None) -> ToldPlace:
         """Return where one partition is.
 
         Raises:

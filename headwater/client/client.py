@@ -30,7 +30,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
-from headwater.client.brokers import Brokers, Place
+from headwater.client.brokers import Brokers, ToldPlace
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.producer import Producer
@@ -169,7 +169,7 @@ class Client:
             ),
         )
 
-    def locate(self, name: str) -> list[Place]:
+    def locate(self, name: str) -> list[ToldPlace]:
         """Return who leads and who holds each partition, by number; raises UnknownStreamError."""
         return self._brokers.locate(name)
 

@@ -18,7 +18,7 @@ from broker.codec.flight.protocol import ReadRequest, RowsMark
 from broker.errors import GapError, HeadwaterError, OverlapError, StaleLeaderEpochError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from headwater.client.read_route import IDLE_MS, Call, Route
+from headwater.client.read_route import IDLE_MS, Call, ReadOpener
 
 _AHEAD_MAX: Final = 4  # batches that a follower may have received and its caller not yet taken
 
@@ -44,7 +44,7 @@ class Fetch:
     """
 
     def __init__(
-        self, route: Route, request: ReadRequest, *, leader_epoch: LeaderEpoch | None = None
+        self, route: ReadOpener, request: ReadRequest, *, leader_epoch: LeaderEpoch | None = None
     ) -> None:
         self._route = route
         self._request = request
@@ -209,7 +209,7 @@ class _Ahead:
     looks whether the broker is still the one to wait for.
     """
 
-    def __init__(self, call: Call, route: Route) -> None:
+    def __init__(self, call: Call, route: ReadOpener) -> None:
         self._call = call
         self._route = route
         self._received: queue.Queue[tuple[pa.RecordBatch, bytes] | HeadwaterError | None] = (

@@ -38,7 +38,7 @@ from headwater.client.leader_route import Route
 from headwater.client.put_session import PutSession
 from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
-from headwater.client.window import Entry, Window, worth_retrying
+from headwater.client.window import SendWindow, WindowEntry, worth_retrying
 
 WINDOW_BATCHES_MAX: Final = 64  # the broker recognises that many batches of a producer again
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -76,7 +76,7 @@ class Producer:
         self._route = route
         self._path = path
         self._retry_ms_max = retry_ms_max
-        self._window = Window(
+        self._window = SendWindow(
             producer_id=_first_id(producer_id) if numbered else NO_PRODUCER,
             sequence=sequence,
             batches_max=window_batches,
@@ -198,7 +198,7 @@ class Producer:
         """Tell whether a batch of this schema may be added now."""
         return self._window.has_room() and (not self._window or schema.equals(self._schema))
 
-    def _admit(self, batch: pa.RecordBatch) -> tuple[Entry | None, PutSession | None]:
+    def _admit(self, batch: pa.RecordBatch) -> tuple[WindowEntry | None, PutSession | None]:
         """Add a batch to the window; return it and the session that may take it now, if any."""
         with self._changed:
             if self._failed is not None:
@@ -215,7 +215,7 @@ class Producer:
             assert due is entry or due is None, "a batch before this one was not sent"
             return entry, None if due is None else self._session
 
-    def _write(self, session: PutSession, entry: Entry) -> None:
+    def _write(self, session: PutSession, entry: WindowEntry) -> None:
         """Write a batch; under NONE that was all."""
         if session.write(entry) and self._path.acks is AckPolicy.NONE:
             with self._changed:
@@ -278,7 +278,7 @@ class Producer:
         if closed:
             session.finish()
 
-    def _next_to_send(self, session: PutSession) -> Entry | None:
+    def _next_to_send(self, session: PutSession) -> WindowEntry | None:
         """Return the next batch for a new session, once it may be sent; None: no more."""
         with self._changed:
             self._changed.wait_for(lambda: session.over or not self._window.must_wait)
@@ -423,7 +423,7 @@ def _handed_over(records_count: int) -> AppendResult:
     return AppendResult(Offset(-1), records_count, LeaderEpoch(0), acks=AckPolicy.NONE)
 
 
-def _resolve(entry: Entry, answer: AppendResult | HeadwaterError) -> None:
+def _resolve(entry: WindowEntry, answer: AppendResult | HeadwaterError) -> None:
     if isinstance(answer, AppendResult):
         entry.future.set_result(answer)
     else:

@@ -12,7 +12,7 @@ from broker.codec.flight.protocol import StreamPath, decode_ack, encode_put_mark
 from broker.errors import HeadwaterError
 from broker.model.records import AppendResult
 from headwater.client.flight_connection import Connection
-from headwater.client.window import Entry
+from headwater.client.window import WindowEntry
 
 
 class PutSession:
@@ -41,7 +41,7 @@ class PutSession:
         )
         self._thread.start()
 
-    def write(self, entry: Entry) -> bool:
+    def write(self, entry: WindowEntry) -> bool:
         """Send a batch; a broken connection is noticed by the reading thread.
 
         True once the connection has taken it, which says nothing of the broker.

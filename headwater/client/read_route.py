@@ -21,7 +21,7 @@ from broker.errors import (
     StreamRecreatedError,
 )
 from headwater.client.address import Address
-from headwater.client.brokers import Brokers, Place
+from headwater.client.brokers import Brokers, ToldPlace
 
 RETRY_MS: Final = 30_000
 IDLE_MS: Final = 2_000  # a follower that hears nothing for so long asks whether somebody is there
@@ -40,7 +40,7 @@ class Call(Protocol):
         """Make the running and every later read end. Any thread."""
 
 
-class Route(Protocol):
+class ReadOpener(Protocol):
     """Opens a read, and opens it again elsewhere."""
 
     def get(self, request: ReadRequest) -> Call:
@@ -77,7 +77,7 @@ class ReadRoute:
         self._stopped.set()
 
     def get(self, request: ReadRequest) -> Call:
-        """See ``Route.get``."""
+        """See ``ReadOpener.get``."""
         self._at = self._choose()
         return self._brokers.connection(self._at).get(request)
 
@@ -99,12 +99,12 @@ class ReadRoute:
         self._failed.clear()
         return leader[0] if leader else known[0]
 
-    def _place(self) -> Place:
+    def _place(self) -> ToldPlace:
         request = self._request
         return self._brokers.place(request.stream, request.partition, request.stream_uuid)
 
     def again(self, error: HeadwaterError) -> bool:
-        """See ``Route.again``: another replica may well have what one has not."""
+        """See ``ReadOpener.again``: another replica may well have what one has not."""
         worth = error.retriable or isinstance(error, CorruptDataError)
         if not self._brokers.several or not worth or isinstance(error, StreamRecreatedError):
             return False
@@ -125,13 +125,13 @@ class ReadRoute:
         return True
 
     def progressed(self) -> None:
-        """See ``Route.progressed``."""
+        """See ``ReadOpener.progressed``."""
         if self._struggling_since_ms is not None:
             self._struggling_since_ms = None
             self._failed.clear()
 
     def lost(self) -> HeadwaterError | None:
-        """See ``Route.lost``: it does not answer, or others say that it is out of sync."""
+        """See ``ReadOpener.lost``: it does not answer, or others say that it is out of sync."""
         at = self._at
         if at is None or not self._brokers.several:
             return None

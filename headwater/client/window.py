@@ -57,7 +57,7 @@ def _running_future() -> Future[AppendResult]:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class WindowEntry:
     """One batch on its way. ``future`` gets its AppendResult or its error."""
 
     batch: Any  # pa.RecordBatch
@@ -69,7 +69,7 @@ class Entry:
     future: Future[AppendResult] = field(default_factory=_running_future)
 
 
-class Window:
+class SendWindow:
     """The batches that are not settled yet, in order, and those sent on the current connection.
 
     Not thread-safe. ``new_producer_id`` returns an id that nobody used before.
@@ -94,9 +94,9 @@ class Window:
         self._new_producer_id = new_producer_id
         self._batches_max = batches_max
         self._bytes_max = bytes_max
-        self._unsettled: deque[Entry] = deque()
-        self._to_send: deque[Entry] = deque()  # not sent on this connection
-        self._awaiting: deque[Entry] = deque()  # sent on this connection and not answered
+        self._unsettled: deque[WindowEntry] = deque()
+        self._to_send: deque[WindowEntry] = deque()  # not sent on this connection
+        self._awaiting: deque[WindowEntry] = deque()  # sent on this connection and not answered
         self._bytes = 0
         self._gap = False  # a batch of this producer id was refused for good
 
@@ -110,10 +110,10 @@ class Window:
         limit = self._batches_max if self.confirmed else 1
         return not self._gap and len(self._unsettled) < limit and self._bytes < self._bytes_max
 
-    def add(self, batch: Any, *, records_count: int, size_bytes: int) -> Entry:
+    def add(self, batch: Any, *, records_count: int, size_bytes: int) -> WindowEntry:
         """Give a batch its numbers and its place in the order."""
         sequence = self.next_sequence if self._numbered else NO_SEQUENCE
-        entry = Entry(batch, records_count, size_bytes, self.producer_id, sequence)
+        entry = WindowEntry(batch, records_count, size_bytes, self.producer_id, sequence)
         self.next_sequence += records_count
         self._unsettled.append(entry)
         self._to_send.append(entry)
@@ -131,7 +131,7 @@ class Window:
         """Tell whether the next batch may only be sent after an answer (rule 4)."""
         return bool(self._to_send and self._awaiting) and not self.confirmed and not self.draining
 
-    def next_to_send(self) -> Entry | None:
+    def next_to_send(self) -> WindowEntry | None:
         """Return the batch to write to the connection now, if any; its answer is then awaited."""
         if self.draining or self.must_wait or not self._to_send:
             return None
@@ -153,7 +153,7 @@ class Window:
         self.leader_epoch = answer.leader_epoch
         return answer
 
-    def answered(self, answer: AppendResult | HeadwaterError) -> Entry | None:
+    def answered(self, answer: AppendResult | HeadwaterError) -> WindowEntry | None:
         """Apply the answer to the oldest batch without one; return that batch if it is settled.
 
         Raises:
@@ -181,7 +181,7 @@ class Window:
             self._renumber()
         return entry if settled else None
 
-    def handed_over(self, entry: Entry) -> None:
+    def handed_over(self, entry: WindowEntry) -> None:
         """Settle a batch that nobody will answer for; it was the last one sent."""
         if self._awaiting and self._awaiting[-1] is entry:
             self._awaiting.pop()
@@ -193,7 +193,7 @@ class Window:
         self._to_send.clear()
         self.draining = True
 
-    def abandon(self) -> list[Entry]:
+    def abandon(self) -> list[WindowEntry]:
         """Settle everything that is left; return it."""
         left = list(self._unsettled)
         for queue in (self._unsettled, self._to_send, self._awaiting):
@@ -201,7 +201,7 @@ class Window:
         self._bytes = 0
         return left
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: WindowEntry) -> None:
         self._unsettled.remove(entry)  # the head, except behind a batch that has to go again
         self._bytes -= entry.size_bytes
 

@@ -21,7 +21,7 @@ AIRFLOW_VARIABLE: Final = "DEMO_AIRFLOW"  # Airflow's command; `make demo` sets 
 
 
 @dataclass(slots=True)
-class Seam:
+class StreamingSeam:
     """What a streaming query saw: its batches, and whether one followed on the other."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)  # [first, end) offsets
@@ -38,12 +38,12 @@ class PipelineError(Exception):
     """A step did not end as it must."""
 
 
-def stream_until(spark: Any, server: str, stream: str, end: int, scratch: Path) -> Seam:
+def stream_until(spark: Any, server: str, stream: str, end: int, scratch: Path) -> StreamingSeam:
     """Read a stream of one partition from earliest with Structured Streaming, up to ``end``.
 
     Every batch is counted, and has to begin where the one before ended.
     """
-    seam, reached = Seam(), threading.Event()
+    seam, reached = StreamingSeam(), threading.Event()
 
     def count(rows: Any, _batch: int) -> None:
         found = rows.selectExpr("count(*)", "min(offset)", "max(offset)").collect()[0]

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
-from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, Bounds, Reason
-from spark_jobs.decode.outcome import Outcome, Undecodable, from_objects
+from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, DecodeBounds, Reason
+from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, from_objects
 
 _FRAME: Final = struct.Struct(">BI")  # 0, then the registry's number of the schema
 _SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
@@ -56,7 +56,7 @@ class AvroDecoder:
         InvalidRequestError: the schema is not one that can be decoded safely into columns.
     """
 
-    def __init__(self, schema_text: str, *, schema_id: int | None, bounds: Bounds) -> None:
+    def __init__(self, schema_text: str, *, schema_id: int | None, bounds: DecodeBounds) -> None:
         self._bounds = bounds
         self._schema_id = schema_id
         body = _parsed_text(schema_text)
@@ -75,7 +75,7 @@ class AvroDecoder:
         """The columns of the payload."""
         return self._schema
 
-    def decode(self, values: pa.Array) -> Outcome:
+    def decode(self, values: pa.Array) -> DecodeOutcome:
         """Decode datums; see :class:`spark_jobs.decode.outcome.Decoder`."""
         return from_objects(values, self._one, self._kind, self._bounds)
 
@@ -132,7 +132,7 @@ def _parsed(body: Any) -> Any:
 class _Mapping:
     """Avro types to Arrow's. Follows names, and refuses what must not be decoded."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: DecodeBounds) -> None:
         self._named: dict[str, tuple[Any, str]] = {}
         self._open: list[str] = []  # named types around the one being looked at
         self._left = bounds.columns_max * 4

@@ -24,7 +24,7 @@ REASONS: Final = (MALFORMED, NOT_UTF8, WRONG_TYPE, TOO_LARGE, TOO_DEEP, OTHER_SC
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DecodeBounds:
     """Limits of one table's decoding; part of what is pinned, since they decide who is rejected."""
 
     record_bytes_max: int = 16 * 1024 * 1024  # twice the largest NATS message that a broker takes

@@ -28,8 +28,8 @@ import pyarrow.json as pj
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
-from spark_jobs.decode.bounds import MALFORMED, NOT_UTF8, TOO_DEEP, WRONG_TYPE, Bounds, Reason
-from spark_jobs.decode.outcome import Outcome, Undecodable, concat, decode_pieces, too_large
+from spark_jobs.decode.bounds import MALFORMED, NOT_UTF8, TOO_DEEP, WRONG_TYPE, DecodeBounds, Reason
+from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, concat, decode_pieces, too_large
 
 _PIECE_BYTES_MAX: Final = 64 * 1024 * 1024
 _PIECE_ROWS_MAX: Final = 16_384
@@ -40,7 +40,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 class JsonDecoder:
     """Decodes JSON objects by a fixed schema; other fields are left out, and counted."""
 
-    def __init__(self, schema: pa.Schema, bounds: Bounds) -> None:
+    def __init__(self, schema: pa.Schema, bounds: DecodeBounds) -> None:
         self._schema = types.check(schema, bounds)
         self._bounds = bounds
         self._parsed = pa.schema([pa.field(each.name, _parsed_type(each.type)) for each in schema])
@@ -51,7 +51,7 @@ class JsonDecoder:
         """The columns of the payload."""
         return self._schema
 
-    def decode(self, values: pa.Array) -> Outcome:
+    def decode(self, values: pa.Array) -> DecodeOutcome:
         """Decode texts; see :class:`spark_jobs.decode.outcome.Decoder`."""
         rejected = too_large(values, self._bounds)
         places = _all_but(rejected, len(values))
@@ -68,7 +68,9 @@ class JsonDecoder:
             good.append(made)
             unknown += counting.unknown_count
             rejected |= {int(places[start + at]): reason for at, reason in bad.items()}
-        return Outcome(columns=concat(good, self._kind), rejected=rejected, unknown_count=unknown)
+        return DecodeOutcome(
+            columns=concat(good, self._kind), rejected=rejected, unknown_count=unknown
+        )
 
     def unknown_fields(self, texts: pa.Array) -> list[dict[str, Any]]:
         """Return the objects that have fields, at any depth, which the schema lacks."""
@@ -143,7 +145,7 @@ def check_json_schema(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _texts(values: pa.Array, bounds: Bounds) -> tuple[pa.Array, dict[int, Reason]]:
+def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, Reason]]:
     """Return the values as texts of one object each, as far as that shows from outside."""
     refused: dict[int, Reason] = {}
     try:

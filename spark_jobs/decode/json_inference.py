@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_jobs.decode import types
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 
 _NAME_CHARACTERS_MAX: Final = 255
 _INT64: Final = range(-(1 << 63), 1 << 63)
@@ -44,12 +44,14 @@ def objects(texts: Iterable[bytes | None]) -> list[dict[str, Any]]:
     return found
 
 
-def infer(sample: Sequence[Mapping[str, Any]], bounds: Bounds) -> pa.Schema:
+def infer(sample: Sequence[Mapping[str, Any]], bounds: DecodeBounds) -> pa.Schema:
     """Return columns for a sample of objects, in the order in which their names appear."""
     return new_fields(sample, pa.schema([]), bounds)
 
 
-def new_fields(sample: Sequence[Mapping[str, Any]], known: pa.Schema, bounds: Bounds) -> pa.Schema:
+def new_fields(
+    sample: Sequence[Mapping[str, Any]], known: pa.Schema, bounds: DecodeBounds
+) -> pa.Schema:
     """Return columns for the outermost fields that the schema lacks, as many as there is room for.
 
     Fields inside a known struct are not looked for: a struct's type stays as it was pinned.

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, Bounds, Reason
+from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, DecodeBounds, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DecodeOutcome:
     """Decoded payloads: ``columns`` has one row per good value, in order; the rest has reasons."""
 
     columns: pa.StructArray
@@ -36,7 +36,7 @@ class Decoder(Protocol):
     def schema(self) -> pa.Schema:
         """The payload's columns, by their names in the payload."""
 
-    def decode(self, values: pa.Array) -> Outcome:
+    def decode(self, values: pa.Array) -> DecodeOutcome:
         """Decode ``binary`` values without nulls. Raises nothing on account of their content."""
 
 
@@ -48,7 +48,7 @@ class Undecodable(Exception):  # noqa: N818  (never leaves this package)
         self.reason = reason
 
 
-def too_large(values: pa.Array, bounds: Bounds) -> dict[int, Reason]:
+def too_large(values: pa.Array, bounds: DecodeBounds) -> dict[int, Reason]:
     """Return a reason for each value above the size limit."""
     sizes = pc.binary_length(values)
     limit = bounds.record_bytes_max
@@ -115,8 +115,8 @@ def decode_pieces(
 
 
 def from_objects(
-    values: pa.Array, one: Callable[[bytes], Any], kind: pa.StructType, bounds: Bounds
-) -> Outcome:
+    values: pa.Array, one: Callable[[bytes], Any], kind: pa.StructType, bounds: DecodeBounds
+) -> DecodeOutcome:
     """Decode value by value through Python objects, then to Arrow in one go where that works.
 
     ``one`` returns a dict for the struct, or raises :class:`Undecodable`.
@@ -134,7 +134,7 @@ def from_objects(
             rejected[at] = error.reason
     columns, refused = to_struct(objects, kind)
     rejected |= {places[at]: reason for at, reason in refused.items()}
-    return Outcome(columns=columns, rejected=rejected)
+    return DecodeOutcome(columns=columns, rejected=rejected)
 
 
 def to_struct(objects: list[Any], kind: pa.StructType) -> tuple[pa.StructArray, dict[int, Reason]]:

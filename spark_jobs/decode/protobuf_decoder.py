@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError, Message
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import types
-from spark_jobs.decode.bounds import MALFORMED, WRONG_TYPE, Bounds, Reason
-from spark_jobs.decode.outcome import Outcome, Undecodable, from_objects
+from spark_jobs.decode.bounds import MALFORMED, WRONG_TYPE, DecodeBounds, Reason
+from spark_jobs.decode.outcome import DecodeOutcome, Undecodable, from_objects
 
 _DESCRIPTORS_BYTES_MAX: Final = 16 * 1024 * 1024
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
@@ -59,7 +59,7 @@ class ProtobufDecoder:
         InvalidRequestError: the set does not hold together, or the message cannot be columns.
     """
 
-    def __init__(self, descriptors: bytes, message: str, bounds: Bounds) -> None:
+    def __init__(self, descriptors: bytes, message: str, bounds: DecodeBounds) -> None:
         self._bounds = bounds
         found = _pool(descriptors, message)
         self._class = message_factory.GetMessageClass(found)
@@ -72,7 +72,7 @@ class ProtobufDecoder:
         """The columns of the payload."""
         return self._schema
 
-    def decode(self, values: pa.Array) -> Outcome:
+    def decode(self, values: pa.Array) -> DecodeOutcome:
         """Decode messages; see :class:`spark_jobs.decode.outcome.Decoder`."""
         return from_objects(values, self._one, self._kind, self._bounds)
 
@@ -109,7 +109,7 @@ def _pool(descriptors: bytes, message: str) -> Descriptor:
 class _Shape:
     """Builds the type of a message, and the function that reads it into a dict."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: DecodeBounds) -> None:
         self._bounds = bounds
         self._open: list[str] = []
         self._left = bounds.columns_max * 4

@@ -18,7 +18,7 @@ import pyarrow as pa
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import InvalidRequestError, SchemaMismatchError
 from spark_jobs.decode import types
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 from spark_jobs.decode.outcome import Decoder
 from spark_jobs.source.columns import check_projection
 
@@ -40,7 +40,7 @@ class DecodeSpec:
     descriptors: str | None = None  # base64 of a FileDescriptorSet
     message: str | None = None
     row_columns: tuple[str, ...] = ROW_COLUMNS_DEFAULT
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: DecodeBounds = field(default_factory=DecodeBounds)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -157,7 +157,7 @@ class DecodeSpec:
             body: Any = json.loads(text)
             version = body.pop("headwater_decode")
             body["row_columns"] = tuple(body["row_columns"])
-            body["bounds"] = Bounds(**body["bounds"])
+            body["bounds"] = DecodeBounds(**body["bounds"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             raise SchemaMismatchError(f"not a decode spec: {cause!r}") from cause
         if version != _VERSION:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from broker.errors import InvalidRequestError
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 
 SIMPLE: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -65,7 +65,7 @@ def from_json(text: str) -> pa.Schema:
     return pa.schema(list(kind))
 
 
-def check(schema: pa.Schema, bounds: Bounds) -> pa.Schema:
+def check(schema: pa.Schema, bounds: DecodeBounds) -> pa.Schema:
     """Return the schema if a table can have it, once its outermost columns have their names.
 
     Raises:
@@ -101,7 +101,7 @@ def normal(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _check_fields(fields: list[pa.Field], where: str, bounds: Bounds, *, depth: int) -> int:
+def _check_fields(fields: list[pa.Field], where: str, bounds: DecodeBounds, *, depth: int) -> int:
     if depth > bounds.depth_max:
         raise InvalidRequestError(f"column {where} is nested deeper than {bounds.depth_max}")
     seen: set[str] = set()

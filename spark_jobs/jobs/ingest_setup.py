@@ -26,7 +26,7 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset
 from spark_jobs.decode import ddl, json_inference, types
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.spec import FORMATS, ROW_COLUMNS_DEFAULT, DecodeSpec
 from spark_jobs.source import positions
@@ -108,9 +108,9 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         help="new JSON fields: leave them out (none), or add nullable columns for them (add)",
     )
     for name, value in (
-        ("--record-bytes-max", Bounds().record_bytes_max),
-        ("--depth-max", Bounds().depth_max),
-        ("--columns-max", Bounds().columns_max),
+        ("--record-bytes-max", DecodeBounds().record_bytes_max),
+        ("--depth-max", DecodeBounds().depth_max),
+        ("--columns-max", DecodeBounds().columns_max),
     ):
         group.add_argument(
             name,
@@ -246,7 +246,7 @@ def _spec(args: argparse.Namespace, known: DecodeSpec | None = None) -> DecodeSp
         ),
         message=args.message,
         row_columns=_row_columns(args, known.row_columns if known else ROW_COLUMNS_DEFAULT),
-        bounds=_bounds(args, known.bounds if known else Bounds()),
+        bounds=_bounds(args, known.bounds if known else DecodeBounds()),
     )
 
 
@@ -269,7 +269,7 @@ def _schema(args: argparse.Namespace) -> pa.Schema | None:
 
 
 def _inferred(args: argparse.Namespace, described: StreamDescription, client: Client) -> DecodeSpec:
-    bounds = _bounds(args, Bounds())
+    bounds = _bounds(args, DecodeBounds())
     sample = []
     share = max(1, _SAMPLE_RECORDS // len(described.partitions))
     for part in described.partitions:
@@ -339,7 +339,7 @@ def _row_columns(args: argparse.Namespace, otherwise: tuple[str, ...]) -> tuple[
     return tuple(name.strip() for name in args.row_columns.split(","))
 
 
-def _bounds(args: argparse.Namespace, otherwise: Bounds) -> Bounds:
+def _bounds(args: argparse.Namespace, otherwise: DecodeBounds) -> DecodeBounds:
     given = {
         name: getattr(args, name)
         for name in ("record_bytes_max", "depth_max", "columns_max")

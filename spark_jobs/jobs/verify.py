@@ -22,7 +22,7 @@ from spark_jobs.clients import client_of
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
 from spark_jobs.maintenance.held_stream import held_stream
 from spark_jobs.maintenance.latest_check import check_latest
-from spark_jobs.maintenance.table_verify import Verdict, verify_held
+from spark_jobs.maintenance.table_verify import TableVerdict, verify_held
 from spark_jobs.read.scans import refuse_lossy
 from tiering.keys.snapshot import latest_table
 from tiering.read.verify import RangeProof
@@ -92,7 +92,7 @@ def digest_of(ranges: Iterable[RangeProof]) -> str:
     return whole.hexdigest()
 
 
-def _details(verdict: Verdict) -> dict[str, Any]:
+def _details(verdict: TableVerdict) -> dict[str, Any]:
     return {
         "ranges": [asdict(one) for one in verdict.ranges],
         "tails": [asdict(one) for one in verdict.tails],
@@ -131,7 +131,7 @@ def _verify_latest(spark: SparkSession, client: Client, name: str, report: Repor
     }
 
 
-def _tell(verdict: Verdict, report: Report) -> None:
+def _tell(verdict: TableVerdict, report: Report) -> None:
     for one in verdict.findings:
         report.progress(f"{one.error}: {one.message}")
     report.progress(

@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TableVerdict:
     """What was read, and what is wrong with it; ``findings`` empty: nothing."""
 
     ranges: tuple[RangeProof, ...]
@@ -68,7 +68,7 @@ class _Task:
     snapshot: TableSnapshot | None  # with the files of the range; None: the tail
 
 
-def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) -> Verdict:
+def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) -> TableVerdict:
     """Read a held cut again, both tiers, in parallel, and compare. Blocks.
 
     Raises:
@@ -89,7 +89,7 @@ def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) ->
     tails = sorted((one for tail, one in proofs if tail), key=_place)
     if not findings:
         findings += [_finding(error) for error in _uncovered(held, cold, tails)]
-    return Verdict(
+    return TableVerdict(
         ranges=tuple(cold),
         tails=tuple(tails),
         findings=tuple(findings),

@@ -51,7 +51,7 @@ class SinkPlan:
 
 
 @dataclass(frozen=True)
-class Stored(WriterCommitMessage):
+class StoredRows(WriterCommitMessage):
     """What a task stored, by the stream's partition; ``repeated`` was there already."""
 
     records: dict[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class HeadwaterWriter(DataSourceArrowWriter):
     def __init__(self, planned: SinkPlan) -> None:
         self._plan = planned
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
         """Store one task's rows; on an executor."""
         task = _task().partitionId()
         return _store(
@@ -132,7 +132,7 @@ class HeadwaterStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, planned: SinkPlan) -> None:
         self._plan = planned
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
         """Store one task's rows of one micro-batch; on an executor."""
         context = _task()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -156,14 +156,14 @@ def _task() -> TaskContext:
     return context
 
 
-def _store(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]) -> Stored:
+def _store(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]) -> StoredRows:
     try:
         return _stored(planned, origin, batches)
     except HeadwaterError as error:
         raise annotate(error) from None
 
 
-def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]) -> Stored:
+def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]) -> StoredRows:
     """Route rows to their partitions, cut them, send the cuts."""
     import numpy as np  # noqa: PLC0415  (Spark's planner loads this file and needs neither)
     import pyarrow as pa  # noqa: PLC0415
@@ -204,7 +204,7 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
                 sender.send(cut)
         for _, sender in lanes.values():
             sender.finish()
-    return Stored(
+    return StoredRows(
         records={partition: sender.records_count for partition, (_, sender) in lanes.items()},
         repeated=sum(sender.repeated_count for _, sender in lanes.values()),
     )

@@ -49,7 +49,7 @@ class StreamPositions:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedEnds:
     """What is committed of all partitions of a stream, by number, and under which leaderships."""
 
     uuid: StreamUuid
@@ -75,7 +75,7 @@ class Lookup(Protocol):
     def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
         """Return about how large the records from an offset on are, in Arrow."""
 
-    def committed(self, name: str) -> Committed:
+    def committed(self, name: str) -> CommittedEnds:
         """Return what is committed now; raises UnknownStreamError."""
 
     def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
@@ -170,15 +170,15 @@ class BrokerLookup:
 
         return self._patiently(ask)
 
-    def committed(self, name: str) -> Committed:
+    def committed(self, name: str) -> CommittedEnds:
         """Return what is committed now; see the port."""
 
-        def ask() -> Committed:
+        def ask() -> CommittedEnds:
             found = self._client.high_watermarks([name])[name]
             known = tuple(one for one in found.lineage_ids if one is not None)
             if len(known) < len(found.lineage_ids):
                 raise NotLeaderError(f"nobody knows yet under whom {name} is committed")
-            return Committed(found.stream_uuid, found.offsets, known)
+            return CommittedEnds(found.stream_uuid, found.offsets, known)
 
         return self._patiently(ask)
 

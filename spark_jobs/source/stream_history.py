@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from broker.errors import ForeignHistoryError
 from broker.model.offsets import OffsetRange
-from spark_jobs.source.lookup import Committed, Lookup, StreamPositions
+from spark_jobs.source.lookup import CommittedEnds, Lookup, StreamPositions
 from spark_jobs.source.stream_offsets import StreamOffsets
 
 
-def require_history(lookup: Lookup, name: str, read: StreamOffsets, now: Committed) -> None:
+def require_history(lookup: Lookup, name: str, read: StreamOffsets, now: CommittedEnds) -> None:
     """Check that what was read of a stream is of the history that it has now.
 
     Asks only where somebody else leads than when the end was noted. A stream that was created again
@@ -47,7 +47,7 @@ def require_history(lookup: Lookup, name: str, read: StreamOffsets, now: Committ
         ) from error
 
 
-def noted(read: StreamOffsets | None, batch: StreamOffsets, now: Committed) -> StreamOffsets:
+def noted(read: StreamOffsets | None, batch: StreamOffsets, now: CommittedEnds) -> StreamOffsets:
     """Return a batch's end with the leaderships under which it is committed.
 
     ``read`` is what was read before, checked against ``now``.
@@ -61,7 +61,7 @@ def noted(read: StreamOffsets | None, batch: StreamOffsets, now: Committed) -> S
     return StreamOffsets(batch.uuid, batch.ends, batch.starts, found)
 
 
-def committed_of(stream: StreamPositions, now: Committed) -> StreamPositions:
+def committed_of(stream: StreamPositions, now: CommittedEnds) -> StreamPositions:
     """Return a stream's positions as far as ``now``, looked at after them, vouches for them."""
     ranges = {
         number: OffsetRange(span.start, max(span.start, min(span.end, now.ends[number])))
@@ -71,5 +71,5 @@ def committed_of(stream: StreamPositions, now: Committed) -> StreamPositions:
     return StreamPositions(stream.name, stream.uuid, ranges)
 
 
-def _leads_still(now: Committed, number: int, lineage_id: str, end: int) -> bool:
+def _leads_still(now: CommittedEnds, number: int, lineage_id: str, end: int) -> bool:
     return now.lineage_ids[number] == lineage_id and end <= now.ends[number]

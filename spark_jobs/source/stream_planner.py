@@ -24,7 +24,7 @@ from spark_jobs.source.admission import admit
 from spark_jobs.source.lookup import (
     PATIENCE_S,
     Backoff,
-    Committed,
+    CommittedEnds,
     Lookup,
     StreamPositions,
     check_named,
@@ -76,7 +76,7 @@ class StreamPlanner:
         self._initial: QueryOffsets | None = None
         self._ceiling: Mapping[Key, Offset] | None = None
         self._seen: Mapping[str, StreamPositions] = {}
-        self._now: Mapping[str, Committed] = {}
+        self._now: Mapping[str, CommittedEnds] = {}
         self._turn = 0
 
     def initial(self) -> QueryOffsets:

@@ -33,7 +33,13 @@ from spark_jobs.tables.file_writer import Output, WrittenFile
 from spark_jobs.tables.model import Appended, Source, Target, Transform, Watermarks
 from spark_jobs.tables.own_history import OwnHistory
 from spark_jobs.tables.schema_match import Fit
-from spark_jobs.tables.slice_task import SliceDone, SliceWork, Work, run_here, run_on_executors
+from spark_jobs.tables.slice_task import (
+    AppendWork,
+    SliceDone,
+    SliceWork,
+    run_here,
+    run_on_executors,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +49,7 @@ RECORDS_PER_TASK_MAX: Final = 1_000_000
 RECORDS_PER_TASK_MIN: Final = 50_000  # below it a second task costs more than it saves
 RECORDS_HERE_MAX: Final = 5_000  # a Spark job costs more than to write so few here
 
-Run = Callable[[Work, Sequence[SliceWork]], list[SliceDone]]
+Run = Callable[[AppendWork, Sequence[SliceWork]], list[SliceDone]]
 
 _log = logging.getLogger("headwater.tables")
 
@@ -139,7 +145,7 @@ class Appender:
         plan.require_apart(main.ranges, others)
         rejects = self._planned_rejects(main)
         parts = self._parts(main, rejects)
-        work = Work(
+        work = AppendWork(
             source=self._source,
             positions=self._positions,
             transform=self._transform,
@@ -182,7 +188,7 @@ class Appender:
             counts=sum((Counter(each.counts) for each in done), Counter()),
         )
 
-    def _done(self, work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:
+    def _done(self, work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
         """Have the slices written; every offset accounted for."""
         if self._run is not None:
             done = self._run(work, parts)

@@ -28,7 +28,7 @@ from broker.model.offsets import OffsetRange
 from spark_jobs.tables import plan, schema_match
 from spark_jobs.tables.file_writer import WrittenFile
 from spark_jobs.tables.model import POSITIONS_DEFAULT, Source, Target
-from spark_jobs.tables.plan import Claim, Claims
+from spark_jobs.tables.plan import AppendClaim, AppendClaims
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.read.lake import storage_options_of
@@ -51,8 +51,8 @@ class State:
     """The table at one version, as one appender sees it."""
 
     snapshot: AppendSnapshot
-    claims: Claims
-    mine: Mapping[int, Claim]
+    claims: AppendClaims
+    mine: Mapping[int, AppendClaim]
 
 
 class CommittingTable:
@@ -345,7 +345,7 @@ class CommittingTable:
             found=now.version,
         )
 
-    def _prove(self, snapshot: AppendSnapshot, claims: Claims) -> None:
+    def _prove(self, snapshot: AppendSnapshot, claims: AppendClaims) -> None:
         """Count the table's rows, once per version that others made."""
         positions = self._target.positions
         if snapshot.version == self._proved or not self._target.verify or positions is None:

@@ -20,7 +20,7 @@ _TEXT_MAX: Final = 32
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class FileStats:
+class WrittenStats:
     """Counts and bounds of the rows that went into a file."""
 
     def __init__(self, columns: Sequence[str]) -> None:

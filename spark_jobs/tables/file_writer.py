@@ -21,7 +21,7 @@ import pyarrow.types as pt
 from broker.codec.checksum import crc32c
 from broker.errors import ObjectCorruptError, SchemaMismatchError
 from spark_jobs.tables.arrow_types import converted
-from spark_jobs.tables.file_stats import FileStats
+from spark_jobs.tables.file_stats import WrittenStats
 from spark_jobs.tables.schema_match import ColumnFit, Fit
 from tiering.ship.compression import codecs
 from tiering.store.location import StoreConfig
@@ -142,7 +142,7 @@ class FileWriter:
 
 class _OpenFile:
     def __init__(self, schema: pa.Schema, stats_columns: tuple[str, ...]) -> None:
-        self.stats = FileStats(stats_columns)
+        self.stats = WrittenStats(stats_columns)
         self.pending_bytes = 0
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0

@@ -18,7 +18,7 @@ from broker.errors import ForeignHistoryError, NotLeaderError, StreamRecreatedEr
 from broker.model.offsets import OffsetRange
 from spark_jobs.clients import client_of
 from spark_jobs.tables.model import Source
-from spark_jobs.tables.plan import Claim
+from spark_jobs.tables.plan import AppendClaim
 
 Positions = Mapping[int, tuple[str, int]]  # lineage id and exclusive end, by partition
 
@@ -30,7 +30,7 @@ class OwnHistory:
         """Bind; makes no request."""
         self._source = source
 
-    def require(self, claims: Mapping[int, Claim], *, uri: str) -> None:
+    def require(self, claims: Mapping[int, AppendClaim], *, uri: str) -> None:
         """Check that a table's ends are of the history that the stream has now.
 
         Raises:

@@ -21,7 +21,7 @@ _HALF: Final = 1 << 64  # a lineage id has 128 bits, and a transaction's version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class AppendClaim:
     """What one appender says of one partition of one stream: its range, and its rows in it."""
 
     start: Offset
@@ -31,12 +31,12 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
+class AppendClaims:
     """Every claim in a table version, by (app, stream uuid, partition)."""
 
-    of: Mapping[tuple[str, str, int], Claim] = field(default_factory=dict)
+    of: Mapping[tuple[str, str, int], AppendClaim] = field(default_factory=dict)
 
-    def mine(self, app: str, uuid: str) -> dict[int, Claim]:
+    def mine(self, app: str, uuid: str) -> dict[int, AppendClaim]:
         """Return the claims of one appender of one stream, by partition."""
         return {number: claim for (a, u, number), claim in self.of.items() if (a, u) == (app, uuid)}
 
@@ -70,7 +70,7 @@ def all_ids(app: str, uuid: str, partition: int) -> tuple[str, ...]:
     return (*app_ids(app, uuid, partition), *lineage_ids(app, uuid, partition))
 
 
-def claims_of(transactions: Mapping[str, int]) -> Claims:
+def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
     """Read the claims out of a version's transactions; others' are passed over.
 
     Raises:
@@ -90,13 +90,15 @@ def claims_of(transactions: Mapping[str, int]) -> Claims:
                 f"the transactions of {key} claim [{start}, {end}) with {rows} rows",
                 partition=key[2],
             )
-        claims[key] = Claim(
+        claims[key] = AppendClaim(
             start=Offset(start), end=Offset(end), rows_count=rows, lineage_id=_lineage_id(parts)
         )
-    return Claims(of=claims)
+    return AppendClaims(of=claims)
 
 
-def cut(ranges: Mapping[int, OffsetRange], claims: Mapping[int, Claim]) -> dict[int, OffsetRange]:
+def cut(
+    ranges: Mapping[int, OffsetRange], claims: Mapping[int, AppendClaim]
+) -> dict[int, OffsetRange]:
     """Return the part of each range that is not in the table yet; none for a partition: absent.
 
     The first append of a partition may begin anywhere.
@@ -146,7 +148,9 @@ def require_apart(
 
 
 def require_unmoved(
-    planned: Mapping[int, Claim], found: Mapping[int, Claim], partitions: Mapping[int, OffsetRange]
+    planned: Mapping[int, AppendClaim],
+    found: Mapping[int, AppendClaim],
+    partitions: Mapping[int, OffsetRange],
 ) -> None:
     """Check that the watermarks which files were written for still stand.
 
@@ -168,7 +172,7 @@ def require_unmoved(
 def moved(
     app: str,
     uuid: str,
-    claims: Mapping[int, Claim],
+    claims: Mapping[int, AppendClaim],
     ranges: Mapping[int, OffsetRange],
     rows: Mapping[int, int],
     *,
@@ -194,7 +198,9 @@ def moved(
     return transactions
 
 
-def recounted(claims: Claims, uuid: str, counts: Mapping[tuple[str, int], int]) -> dict[str, int]:
+def recounted(
+    claims: AppendClaims, uuid: str, counts: Mapping[tuple[str, int], int]
+) -> dict[str, int]:
     """Return the transactions that change how many rows (app, partition) have, by so many."""
     return {
         app_ids(app, uuid, number)[2]: claims.of[app, uuid, number].rows_count + change
@@ -259,5 +265,5 @@ def _lineage_id(parts: Mapping[str, int]) -> str | None:
     return f"{(high + _HALF // 2) * _HALF + low + _HALF // 2:032x}"
 
 
-def _at(claim: Claim | None) -> str:
+def _at(claim: AppendClaim | None) -> str:
     return "no watermark" if claim is None else f"{claim.end} after {claim.rows_count} rows"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.errors import TableMismatchError
-from spark_jobs.tables.plan import Claims
+from spark_jobs.tables.plan import AppendClaims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class FileRows:
     max_offset: int | None
 
 
-def check_rows(files: Sequence[FileRows], claims: Claims, *, uri: str) -> None:
+def check_rows(files: Sequence[FileRows], claims: AppendClaims, *, uri: str) -> None:
     """Compare the counted rows with the claimed ones, per partition where files tell it.
 
     Raises:

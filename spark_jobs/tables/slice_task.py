@@ -34,7 +34,7 @@ _FACTS: Final = "facts string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class AppendWork:
     """What every task of one append does. Picklable; holds no secret."""
 
     source: Source
@@ -69,7 +69,7 @@ class SliceDone:
 
 
 def run_slice(
-    work: Work,
+    work: AppendWork,
     part: SliceWork,
     number: int,
     *,
@@ -128,7 +128,7 @@ def columns_read(transform: Transform | None) -> tuple[str, ...]:
     return tuple(name for name in ROW_COLUMNS if name in wanted)
 
 
-def run_here(work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:
+def run_here(work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
     """Run every slice in this process, one after the other: quicker than a job for a small one."""
     return [
         run_slice(
@@ -144,7 +144,7 @@ def run_here(work: Work, parts: Sequence[SliceWork]) -> list[SliceDone]:
 
 
 def run_on_executors(
-    spark: SparkSession, work: Work, parts: Sequence[SliceWork]
+    spark: SparkSession, work: AppendWork, parts: Sequence[SliceWork]
 ) -> list[SliceDone]:
     """Run one task per slice in one Spark job; return them in order. Blocks until all are done.
 
@@ -171,7 +171,7 @@ def run_on_executors(
 class _Task:
     """The function that Spark carries to executors: slice numbers in, facts out."""
 
-    def __init__(self, work: Work, parts: list[SliceWork]) -> None:
+    def __init__(self, work: AppendWork, parts: list[SliceWork]) -> None:
         self._work = work
         self._parts = parts
 
@@ -206,7 +206,7 @@ def opened(config: StoreConfig) -> ErasableStore:
     return open_store(config)
 
 
-def _transformed(work: Work, batch: pa.RecordBatch) -> Transformed:
+def _transformed(work: AppendWork, batch: pa.RecordBatch) -> Transformed:
     """Apply the transform and hold it to its word: every row accounted for, position columns on."""
     if work.transform is None:
         if work.positions is not None and work.positions != ("partition", "offset"):
@@ -229,7 +229,7 @@ def _transformed(work: Work, batch: pa.RecordBatch) -> Transformed:
     return replace(done, rows=_positioned(work, batch, done))
 
 
-def _positioned(work: Work, batch: pa.RecordBatch, done: Transformed) -> pa.RecordBatch:
+def _positioned(work: AppendWork, batch: pa.RecordBatch, done: Transformed) -> pa.RecordBatch:
     rows = done.rows
     for name, source in zip(work.positions or (), ("partition", "offset"), strict=False):
         if rows.schema.get_field_index(name) >= 0:

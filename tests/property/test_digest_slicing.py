@@ -6,11 +6,14 @@ import itertools
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.codec.digest import RangeDigest, digest_of
 from broker.codec.schema import FILE_SCHEMA
+
+pytestmark = pytest.mark.slow
 
 _BYTES = st.none() | st.binary(max_size=4)
 _TEXT = st.none() | st.text(max_size=3)

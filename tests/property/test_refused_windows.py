@@ -1,6 +1,6 @@
 """A producer's window and a broker's group commit, refused in any way, in part or as a whole.
 
-The client's half is the product's ``Window``, the broker's is ``CommitGroup`` over a log that is a
+The client's half is the product's ``SendWindow``, the broker's ``CommitGroup`` over a log that is a
 list. Between them is a connection that breaks. Whatever is refused, the window goes again in order
 without a sequence gap ever ending the producer, and each batch is stored once.
 """
@@ -27,7 +27,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 from broker.runtime.partition.groups import Answer, BatchesWrite, CommitGroup
-from headwater.client.window import Window
+from headwater.client.window import SendWindow
 
 WINDOW: Final = 64
 BATCH: Final = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
@@ -95,7 +95,7 @@ def test_a_window_that_is_refused_goes_again_in_order(seed: int) -> None:
     """No answer of the broker ends the producer, and the log is what was sent, in its order."""
     rng = random.Random(seed)
     broker = Broker()
-    window = Window(
+    window = SendWindow(
         producer_id=ProducerId(7),
         sequence=0,
         batches_max=WINDOW,

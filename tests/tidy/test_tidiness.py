@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -368,6 +368,25 @@ def test_every_package_folder_introduces_itself() -> None:
         if lines_count not in README_LINES:
             offences.append(f"{package}/README.md has {lines_count} lines, not 10 to 25")
     assert offences == []
+
+
+def repeated_class_names(files: Iterable[SourceFile]) -> dict[str, list[str]]:
+    """Return the names of more than one public class, and the files in which they stand."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        for node in file.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(file.path)
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_class_name_is_one_thing() -> None:
+    """Two public classes of the product never share a name, for a reader would mix them up."""
+    product = [file for file in sources() if file.path.split("/")[0] in ROOMS]
+    assert len(product) > 400
+    assert repeated_class_names(product) == {}
+    twice = [SourceFile.of(path, "class Send:\n    pass\n") for path in ("a.py", "b.py")]
+    assert repeated_class_names(twice) == {"Send": ["a.py", "b.py"]}
 
 
 def test_no_file_names_a_package_registry_host() -> None:

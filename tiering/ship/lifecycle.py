@@ -163,7 +163,7 @@ class RepairLedger:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordColdEnd:
+class TellColdEnd:
     """Tell the broker's metadata; only after table and ledger have it. -> ColdEndRecorded."""
 
     cold_end: Offset
@@ -210,7 +210,7 @@ class Rest:
 
 
 Effect = (
-    LoadTable | ReadLedger | ProveHistory | RepairLedger | RecordColdEnd | ListLog | PackSegments
+    LoadTable | ReadLedger | ProveHistory | RepairLedger | TellColdEnd | ListLog | PackSegments
     | StoreObject | CheckObject | CommitObject | WriteLedger | Rest
 )  # fmt: skip
 
@@ -309,7 +309,7 @@ class PartitionTier:
 
     def _record_or_list(self) -> Effect:
         if self.cold_end > self.recorded:
-            return self._go(TierState.RECORDING, RecordColdEnd(self.cold_end))
+            return self._go(TierState.RECORDING, TellColdEnd(self.cold_end))
         return self._go(TierState.LISTING, ListLog())
 
     def _plan(self, segments: Sequence[SegmentInfo], high_watermark: Offset) -> Effect:

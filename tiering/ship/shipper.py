@@ -127,7 +127,7 @@ class PartitionShipper:
             case tier.RepairLedger(missing):
                 self._repair().run(missing)
                 return tier.LedgerRepaired()
-            case tier.RecordColdEnd(cold_end):
+            case tier.TellColdEnd(cold_end):
                 if cold_end > self.source.cold_end:  # another process may have been quicker
                     self.source.record_cold_end(cold_end)
                 return tier.ColdEndRecorded()

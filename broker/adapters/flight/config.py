@@ -11,7 +11,7 @@ MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlightConfig:
+class FlightServiceConfig:
     """Address, certificates (PEM bytes) and limits of the Flight service.
 
     With ``tls_cert`` and ``tls_key`` the service speaks TLS only; with ``tls_client_ca`` too, a

@@ -20,7 +20,7 @@ import pyarrow as pa
 import structlog
 from pyarrow import flight
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.operations import operate
 from broker.adapters.flight.reads import (
@@ -67,7 +67,7 @@ class FlightService:
         self,
         api: BrokerApi,
         clock: Clock,
-        config: FlightConfig,
+        config: FlightServiceConfig,
         *,
         operations: OperatorApi | None = None,
     ) -> None:
@@ -125,7 +125,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     """What pyarrow calls, one method per Flight call."""
 
     def __init__(
-        self, api: BrokerApi, clock: Clock, config: FlightConfig, operations: OperatorApi | None
+        self,
+        api: BrokerApi,
+        clock: Clock,
+        config: FlightServiceConfig,
+        operations: OperatorApi | None,
     ) -> None:
         tls = config.tls_cert is not None
         super().__init__(

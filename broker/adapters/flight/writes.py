@@ -21,7 +21,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.codec.flight.protocol import (
     decode_put_mark,
     encode_ack,
@@ -70,7 +70,7 @@ class PutStream:
         sink: AckSink,
         *,
         clock: Clock,
-        config: FlightConfig,
+        config: FlightServiceConfig,
         explain: Callable[[HeadwaterError], HeadwaterError] = lambda error: error,
         policy: AckPolicy = AckPolicy.ALL,
     ) -> None:

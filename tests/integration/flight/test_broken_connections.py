@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.errors import CommitTimeoutError, UnavailableError
 from broker.model.records import AppendResult
@@ -31,7 +31,7 @@ def broker() -> Iterator[MemoryBroker]:
 
 def serve(broker: MemoryBroker, port: int = 0) -> FlightService:
     """Start a service over the broker."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=port, idle_check_ms=20))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=port, idle_check_ms=20))
     service.start()
     return service
 

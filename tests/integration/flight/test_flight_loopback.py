@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.codec.flight.protocol import AtTime
 from broker.codec.schema import ROW_SCHEMA
@@ -51,7 +51,7 @@ def broker() -> Iterator[MemoryBroker]:
 @pytest.fixture
 def service(broker: MemoryBroker) -> Iterator[FlightService]:
     """Give a running service that allows few streams."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=0, idle_check_ms=20))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20))
     service.start()
     yield service
     assert service.close(timeout_ms=10_000)
@@ -387,7 +387,7 @@ def test_a_follower_of_a_deleted_stream_is_told(client: Client) -> None:
 
 def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
     """Each long call holds a thread, so their number is bounded."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=0, streams_max=1))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, streams_max=1))
     service.start()
     with Client(f"127.0.0.1:{service.port}") as client:
         client.create_stream("s")
@@ -402,7 +402,7 @@ def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
 
 def test_closing_ends_followers_and_producers(broker: MemoryBroker) -> None:
     """Nobody keeps a closing service alive, and everybody hears why."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=0, idle_check_ms=20))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20))
     service.start()
     with Client(f"127.0.0.1:{service.port}") as client:
         client.create_stream("s")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.codec.record_batch import decode_body
 from broker.errors import HeadwaterError, InvalidRequestError, from_wire
@@ -35,7 +35,7 @@ def broker() -> Iterator[MemoryBroker]:
 @pytest.fixture
 def service(broker: MemoryBroker) -> Iterator[FlightService]:
     """Give a running service with a stream."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=0))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0))
     service.start()
     with Client(f"127.0.0.1:{service.port}") as client:
         client.create_stream("s")

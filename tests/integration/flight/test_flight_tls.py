@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
 from headwater.client import Client
@@ -53,7 +53,7 @@ def broker() -> Iterator[MemoryBroker]:
 def serve(broker: MemoryBroker, files: Files, *, mutual: bool) -> FlightService:
     """Start a service with a certificate; ``mutual`` makes it ask for the client's."""
     pair = files.authority.issue("broker")
-    config = FlightConfig(
+    config = FlightServiceConfig(
         port=0,
         tls_cert=pair.cert,
         tls_key=pair.key,
@@ -129,16 +129,16 @@ def test_mutual_tls_refuses_who_shows_none_or_a_foreign_one(
 
 def test_a_certificate_that_is_none_is_refused_at_start(broker: MemoryBroker) -> None:
     """The operator hears of it at once, by a configuration error."""
-    config = FlightConfig(port=0, tls_cert=b"no certificate", tls_key=b"no key")
+    config = FlightServiceConfig(port=0, tls_cert=b"no certificate", tls_key=b"no key")
     with pytest.raises(InvalidConfigError):
         FlightService(broker, broker.clock, config).start()
 
 
 def test_an_address_in_use_is_refused_at_start(broker: MemoryBroker) -> None:
     """Two services do not share a port."""
-    service = FlightService(broker, broker.clock, FlightConfig(port=0))
+    service = FlightService(broker, broker.clock, FlightServiceConfig(port=0))
     service.start()
-    config = FlightConfig(port=service.port)
+    config = FlightServiceConfig(port=service.port)
     with pytest.raises(InvalidConfigError, match=str(service.port)):
         FlightService(broker, broker.clock, config).start()
     assert service.close()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from broker.adapters.clock import SystemClock
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.errors import ForeignHistoryError, InvalidCutError
 from broker.model.stream import StreamConfig
@@ -46,7 +46,7 @@ def _running(folder: Path) -> Iterator[tuple[Broker, Client]]:
         tiering = Tiering(lake, broker.catalog(), SystemClock())
         broker.attach_remote(tiering)
         tiering.start()
-        service = FlightService(broker, SystemClock(), FlightConfig(port=0))
+        service = FlightService(broker, SystemClock(), FlightServiceConfig(port=0))
         service.start()
         try:
             with Client(f"grpc://127.0.0.1:{service.port}") as client:

@@ -17,6 +17,7 @@ from bench.table import (
     quantity,
     render,
     render_beside,
+    render_headlines,
     replace_between,
     verdict,
 )
@@ -181,3 +182,30 @@ def test_no_path_of_the_first_table_is_named_twice() -> None:
     """Whoever looks for a figure finds one."""
     paths = [row.path for row in ROWS]
     assert len(set(paths)) == len(paths)
+
+
+def test_the_short_table_names_the_best_peer() -> None:
+    """Most of a rate, least of a time; a row that was not measured is absent."""
+    rows = (
+        Row(
+            path="p", unit="rec/s", ours=("a/flight",), default=("a/jetstream",),
+            kafka=("a/kafka",), headline="rate",
+        ),
+        Row(path="p", unit="ms", ours=("b/flight",), default=("b/jetstream",), headline="time"),
+        Row(path="p", unit="s", ours=("c/flight",), headline="alone"),
+        Row(path="p", unit="s", ours=("d/flight",), headline="not measured"),
+        Row(path="p", unit="rec/s", ours=("a/flight",), default=("a/jetstream",)),
+    )  # fmt: skip
+    found = {"a/flight": 3.0, "a/jetstream": 1.0, "a/kafka": 2.0, "b/flight": 4.0}
+    found |= {"b/jetstream": 1.0, "c/flight": 7.0}
+    lines = render_headlines(rows, {name: one(value) for name, value in found.items()})
+    assert lines.splitlines()[2:] == [
+        "| rate | 3.00 rec/s | 2.00 rec/s, Kafka | 1.50× |",
+        "| time | 4.00 ms | 1.00 ms, JetStream | 4.00× |",
+        "| alone | 7.00 s | – | – |",
+    ]
+
+
+def test_the_readme_s_table_has_eight_rows() -> None:
+    """What a stranger reads first; the rest is in docs/performance.md."""
+    assert sum(bool(row.headline) for row in ROWS) == 8

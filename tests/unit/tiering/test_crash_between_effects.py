@@ -22,6 +22,8 @@ from tiering.ship import lifecycle as tier
 from tiering.ship.shipper import PartitionShipper
 from tiering.table.ledger import Ledger, ledger_key
 
+pytestmark = pytest.mark.slow
+
 SEGMENTS = 3
 EFFECTS_MAX = 64
 

@@ -38,6 +38,8 @@ from tiering.ship.shipper import PartitionShipper
 from tiering.table.ledger import ledger_key
 from tiering.table.table import TableSnapshot
 
+pytestmark = pytest.mark.slow
+
 EACH = 40
 COUNT = 5
 END = EACH * COUNT

@@ -48,7 +48,7 @@ def test_a_first_shipment_takes_every_step_in_order() -> None:
         *COMMIT_CHAIN,
         (tier.ObjectChecked(), tier.CommitObject(OffsetRange(Offset(0), Offset(5)))),
         (tier.Committed(), tier.WriteLedger()),
-        (tier.LedgerWritten(), tier.RecordColdEnd(Offset(5))),
+        (tier.LedgerWritten(), tier.TellColdEnd(Offset(5))),
         (tier.ColdEndRecorded(), tier.ListLog()),
         (log, tier.Rest()),
         (tier.Woken(), tier.ListLog()),  # trusted now: the table is not asked again
@@ -74,7 +74,7 @@ def test_a_commit_without_ledger_is_repaired_before_anything_else() -> None:
     missing = OffsetRange(Offset(5), Offset(9))
     assert it.step(tier.LedgerRead(Offset(5))) == tier.ProveHistory()
     assert it.step(tier.HistoryProved()) == tier.RepairLedger(missing)
-    assert it.step(tier.LedgerRepaired()) == tier.RecordColdEnd(Offset(9))
+    assert it.step(tier.LedgerRepaired()) == tier.TellColdEnd(Offset(9))
     assert it.step(tier.ColdEndRecorded()) == tier.ListLog()
 
 
@@ -86,7 +86,7 @@ def test_a_ledger_ahead_of_the_table_asks_the_table_for_what_it_proves() -> None
     assert it.step(tier.LedgerRead(Offset(9))) == tier.LoadTable(Offset(9))
     it.step(tier.TableLoaded(Offset(9)))
     assert it.step(tier.LedgerRead(Offset(9))) == tier.ProveHistory()
-    assert it.step(tier.HistoryProved()) == tier.RecordColdEnd(Offset(9))
+    assert it.step(tier.HistoryProved()) == tier.TellColdEnd(Offset(9))
 
 
 def test_what_is_not_proved_is_not_recorded() -> None:

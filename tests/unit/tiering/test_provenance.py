@@ -36,7 +36,7 @@ from tiering.table.delta_log import commit_digest
 from tiering.table.table import transaction_id
 from tiering.tiering import Tiering
 
-pytestmark = pytest.mark.usefixtures("forgetful")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forgetful")]
 
 EACH = 40
 COUNT = 3

@@ -23,6 +23,8 @@ from tiering.ship import lifecycle as tier
 from tiering.ship.shipper import PartitionShipper
 from tiering.table.ledger import Ledger, ledger_key
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> TierLab:
@@ -120,7 +122,7 @@ def test_a_damaged_log_is_not_shipped(lab: TierLab) -> None:
 @pytest.mark.parametrize(
     "pause",
     [tier.PackSegments, tier.StoreObject, tier.CheckObject, tier.CommitObject, tier.WriteLedger,
-     tier.RecordColdEnd],
+     tier.TellColdEnd],
 )  # fmt: skip
 def test_a_paused_uploader_resumes_as_a_zombie(lab: TierLab, pause: type) -> None:
     """It stands still at each step while another ships everything; then it goes on, harmlessly."""

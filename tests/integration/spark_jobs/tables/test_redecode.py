@@ -10,7 +10,7 @@ import pytest
 from broker.errors import StaleWatermarkError
 from simkit.brokers.memory_broker import records
 from simkit.tier.append_rig import AppendRig, append_rig, opened, positions, ranges, table_rows
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.decode.transform import DecodeTransform
 from spark_jobs.tables import Appender, Target
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
 STRICT = DecodeTransform(
-    DecodeSpec(format="json", schema=SCHEMA, bounds=Bounds(record_bytes_max=9))
+    DecodeSpec(format="json", schema=SCHEMA, bounds=DecodeBounds(record_bytes_max=9))
 )
 PATIENT = DecodeTransform(DecodeSpec(format="json", schema=SCHEMA))
 TOO_LONG = [at for at in range(100) if at >= 50]

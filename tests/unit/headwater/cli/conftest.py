@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from headwater.cli.main import app
 from simkit.brokers.memory_broker import FakeClock, MemoryBroker
@@ -28,7 +28,7 @@ def broker() -> Iterator[MemoryBroker]:
 @pytest.fixture
 def address(broker: MemoryBroker) -> Iterator[str]:
     """Serve the broker by Flight on a free port; return its address."""
-    service = FlightService(broker, FakeClock(), FlightConfig(host="127.0.0.1", port=0))
+    service = FlightService(broker, FakeClock(), FlightServiceConfig(host="127.0.0.1", port=0))
     service.start()
     yield f"127.0.0.1:{service.port}"
     service.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.adapters.flight.config import FlightConfig
+from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import (
@@ -110,7 +110,7 @@ def run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         controllers=("a", "b", "c"), controller=lambda: "a",
     )  # fmt: skip
     memory = MemoryBroker()
-    config = FlightConfig(host="127.0.0.1", port=0)
+    config = FlightServiceConfig(host="127.0.0.1", port=0)
     service = FlightService(memory, FakeClock(), config, operations=operations)
     service.start()
     monkeypatch.chdir(tmp_path)

@@ -25,16 +25,16 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER, NO_SEQUENCE, ProducerId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
-from headwater.client.window import Entry, Window
+from headwater.client.window import SendWindow, WindowEntry
 
 SEEDS = range(300)
 OK = AppendResult(Offset(0), 1, LeaderEpoch(1))
 
 
-def window(*, batches_max: int = 8, bytes_max: int = 1_000) -> Window:
+def window(*, batches_max: int = 8, bytes_max: int = 1_000) -> SendWindow:
     """Return a window whose producer ids count from 100."""
     ids = itertools.count(101)
-    return Window(
+    return SendWindow(
         producer_id=ProducerId(100),
         sequence=0,
         batches_max=batches_max,
@@ -43,7 +43,7 @@ def window(*, batches_max: int = 8, bytes_max: int = 1_000) -> Window:
     )
 
 
-def send(pipe: Window, count: int, *, size_bytes: int = 10) -> list[Entry]:
+def send(pipe: SendWindow, count: int, *, size_bytes: int = 10) -> list[WindowEntry]:
     """Add and send ``count`` batches of one record."""
     entries = []
     for number in range(count):
@@ -54,7 +54,7 @@ def send(pipe: Window, count: int, *, size_bytes: int = 10) -> list[Entry]:
     return entries
 
 
-def confirmed_window() -> Window:
+def confirmed_window() -> SendWindow:
     """Return a connected window whose producer id the broker knows."""
     pipe = window()
     pipe.connected()
@@ -175,7 +175,7 @@ class ModelBroker:
     stored: list[int] = field(default_factory=list)
     table: ProducerTable = field(default_factory=ProducerTable)
 
-    def put(self, entry: Entry) -> AppendResult | HeadwaterError:
+    def put(self, entry: WindowEntry) -> AppendResult | HeadwaterError:
         """Judge one batch; a batch whose number divides by 7 is never acceptable."""
         if entry.batch % 7 == 3:
             return RecordTooLargeError("too large")
@@ -221,7 +221,7 @@ def test_every_batch_is_stored_once_and_in_order(seed: int) -> None:
 
 
 def run_connection(
-    pipe: Window,
+    pipe: SendWindow,
     broker: ModelBroker,
     numbers: Iterator[int],
     chance: random.Random,
@@ -230,7 +230,7 @@ def run_connection(
 ) -> bool:
     """Play one connection until it ends or breaks; return whether no number is left to send."""
     pipe.connected()
-    answers: list[tuple[Entry, AppendResult | HeadwaterError]] = []
+    answers: list[tuple[WindowEntry, AppendResult | HeadwaterError]] = []
     exhausted = False
     while True:
         entry = pipe.next_to_send()
@@ -287,9 +287,9 @@ def test_a_failed_disk_ends_a_producer_only_where_nobody_takes_over() -> None:
                 pipe.answered(LogFailedError("the log failed"))
 
 
-def unnumbered_window() -> Window:
+def unnumbered_window() -> SendWindow:
     """Return a connected window whose batches no broker knows again."""
-    pipe = Window(
+    pipe = SendWindow(
         producer_id=NO_PRODUCER,
         sequence=0,
         batches_max=8,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode.avro_decoder import AvroDecoder
-from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, TOO_LARGE, Bounds
+from spark_jobs.decode.bounds import MALFORMED, OTHER_SCHEMA, TOO_LARGE, DecodeBounds
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -62,7 +62,7 @@ def datum(value: Any = None) -> bytes:
 
 def decoder(schema: Any = None, **options: Any) -> AvroDecoder:
     """Return a decoder of orders, or of another schema."""
-    given_options = {"schema_id": None, "bounds": Bounds(), **options}
+    given_options = {"schema_id": None, "bounds": DecodeBounds(), **options}
     return AvroDecoder(json.dumps(schema or SCHEMA), **given_options)
 
 
@@ -77,7 +77,9 @@ def test_damage_is_rejected_alone() -> None:
     """Cut short, too long, too large, empty or noise: rejected, and the good ones stay."""
     good = datum()
     payloads = [good, good[:-1], good + b"x", b"", b"\xff" * 50, b"x" * 2000, good]
-    found = decoder(bounds=Bounds(record_bytes_max=1000)).decode(pa.array(payloads, pa.binary()))
+    found = decoder(bounds=DecodeBounds(record_bytes_max=1000)).decode(
+        pa.array(payloads, pa.binary())
+    )
     assert len(found.columns) == 2
     codes = {at: reason.code for at, reason in found.rejected.items()}
     assert codes == {1: MALFORMED, 2: MALFORMED, 3: MALFORMED, 4: MALFORMED, 5: TOO_LARGE}

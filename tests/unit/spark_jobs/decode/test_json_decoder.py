@@ -21,19 +21,19 @@ from spark_jobs.decode.bounds import (
     TOO_DEEP,
     TOO_LARGE,
     WRONG_TYPE,
-    Bounds,
+    DecodeBounds,
 )
 from spark_jobs.decode.json_decoder import JsonDecoder, check_json_schema
-from spark_jobs.decode.outcome import Outcome
+from spark_jobs.decode.outcome import DecodeOutcome
 
 SCHEMA = ddl.parse(
     "n bigint, s string, f double, l array<bigint>, st struct<x: int, y: array<struct<z: string>>>,"
     " t timestamp, d date, e decimal(9,2), b boolean, i int"
 )
-BOUNDS = Bounds(depth_max=20, record_bytes_max=10_000)
+BOUNDS = DecodeBounds(depth_max=20, record_bytes_max=10_000)
 
 
-def decode(*payloads: bytes) -> Outcome:
+def decode(*payloads: bytes) -> DecodeOutcome:
     """Decode payloads with the schema of this file."""
     return JsonDecoder(SCHEMA, BOUNDS).decode(pa.array(payloads, pa.binary()))
 

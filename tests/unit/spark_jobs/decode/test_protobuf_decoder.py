@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import InvalidRequestError
-from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, WRONG_TYPE, Bounds
+from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, WRONG_TYPE, DecodeBounds
 from spark_jobs.decode.protobuf_decoder import ProtobufDecoder
 
 F: Final = descriptor_pb2.FieldDescriptorProto
@@ -76,7 +76,7 @@ def order(**fields: Any) -> Any:
 
 def decoder(message: str = "demo.Order", **bounds: int) -> ProtobufDecoder:
     """Return a decoder of the descriptors above."""
-    return ProtobufDecoder(DESCRIPTORS, message, Bounds(**bounds))
+    return ProtobufDecoder(DESCRIPTORS, message, DecodeBounds(**bounds))
 
 
 def test_every_kind_of_field_has_its_value() -> None:
@@ -132,4 +132,4 @@ def test_messages_that_cannot_be_columns_are_refused(message: str, words: str) -
     with pytest.raises(InvalidRequestError, match=words):
         decoder(message)
     with pytest.raises(InvalidRequestError, match="descriptor set"):
-        ProtobufDecoder(b"junk", message, Bounds())
+        ProtobufDecoder(b"junk", message, DecodeBounds())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker.errors import InvalidRequestError
 from spark_jobs.decode import ddl, json_inference, types
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 
 DDL = (
     "id BIGINT NOT NULL COMMENT 'it''s', `odd name` string, d decimal(9, 2), n decimal, "
@@ -71,12 +71,12 @@ def test_what_is_no_schema_in_json_is_refused(text: str) -> None:
 def test_schemas_that_a_table_cannot_have_are_refused(text: str, words: str) -> None:
     """Inner names, twins and width are checked when the decoder is built."""
     with pytest.raises(InvalidRequestError, match=words):
-        types.check(ddl.parse(text), Bounds(columns_max=3))
+        types.check(ddl.parse(text), DecodeBounds(columns_max=3))
 
 
 def infer(*bodies: dict[str, object]) -> pa.Schema:
     """Guess columns from objects."""
-    return json_inference.infer(bodies, Bounds())
+    return json_inference.infer(bodies, DecodeBounds())
 
 
 def test_columns_are_guessed_from_a_sample() -> None:
@@ -98,9 +98,9 @@ def test_new_fields_stay_within_bounds() -> None:
     """Known fields and unusable names are passed over, and width has an end."""
     known = ddl.parse("a int, b int")
     body = {"a": 1, "c": 1, "": 1, "x\ny": 1, "d" * 300: 1, "e": None, "f": 1, "g": 1}
-    assert json_inference.new_fields([body], known, Bounds()).names == ["c", "f", "g"]
-    assert json_inference.new_fields([body], known, Bounds(columns_max=3)).names == ["c"]
-    assert json_inference.new_fields([body], known, Bounds(columns_max=2)).names == []
+    assert json_inference.new_fields([body], known, DecodeBounds()).names == ["c", "f", "g"]
+    assert json_inference.new_fields([body], known, DecodeBounds(columns_max=3)).names == ["c"]
+    assert json_inference.new_fields([body], known, DecodeBounds(columns_max=2)).names == []
 
 
 def test_only_objects_say_something_about_columns() -> None:

@@ -67,7 +67,9 @@ class Tables:
             error = next(self.errors, None) if transform._grow else None
             if error is not None:
                 raise error
-            claims = {n: plan.Claim(start=Offset(0), end=e, rows_count=0) for n, e in ends.items()}
+            claims = {
+                n: plan.AppendClaim(start=Offset(0), end=e, rows_count=0) for n, e in ends.items()
+            }
             new = plan.cut(ranges, claims)
             ends.update({number: offsets.end for number, offsets in new.items()})
             return Appended(version=1, ranges=new, rows_count=1)

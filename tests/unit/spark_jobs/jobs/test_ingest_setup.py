@@ -24,7 +24,7 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset
 from spark_jobs.decode import ddl, types
-from spark_jobs.decode.bounds import Bounds
+from spark_jobs.decode.bounds import DecodeBounds
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.spec import DecodeSpec
 from spark_jobs.jobs import ingest, ingest_setup
@@ -220,7 +220,7 @@ def test_schemas_come_from_files_too(settle: Settle, tmp_path: Path) -> None:
 
 def pin(**more: Any) -> Pin:
     """Return a pin to store."""
-    spec = DecodeSpec(format="raw", bounds=Bounds())
+    spec = DecodeSpec(format="raw", bounds=DecodeBounds())
     values: dict[str, Any] = {"stream": "s", "stream_uuid": UUID, "starts": {0: Offset(5)}}
     return Pin(**{**values, "spec": spec, **more})
 

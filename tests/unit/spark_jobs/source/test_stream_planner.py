@@ -21,7 +21,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset, OffsetRange
-from spark_jobs.source.lookup import Committed, StreamPositions
+from spark_jobs.source.lookup import CommittedEnds, StreamPositions
 from spark_jobs.source.options import parse_stream
 from spark_jobs.source.positions import AtMs
 from spark_jobs.source.selection import Selection
@@ -75,13 +75,13 @@ class World:
         """Return how large records are."""
         return self.record_bytes
 
-    def committed(self, name: str) -> Committed:
+    def committed(self, name: str) -> CommittedEnds:
         """Return what is committed, and under whom: all partitions have one lineage."""
         if name not in self.streams:
             raise UnknownStreamError(f"no stream {name}")
         uuid, ranges = self.streams[name]
         ends = tuple(Offset(ranges[n][1]) for n in sorted(ranges))
-        return Committed(uuid, ends, (self.lineage[-1][0],) * len(ends))
+        return CommittedEnds(uuid, ends, (self.lineage[-1][0],) * len(ends))
 
     def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
         """Refuse ends of other histories, as a broker does."""

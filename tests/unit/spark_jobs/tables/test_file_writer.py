@@ -16,7 +16,7 @@ from broker.codec.checksum import crc32c
 from broker.errors import ObjectCorruptError, SchemaMismatchError
 from simkit.tier.faulty_store import Fault, FaultyStore
 from spark_jobs.tables import file_writer, schema_match
-from spark_jobs.tables.file_stats import FileStats
+from spark_jobs.tables.file_stats import WrittenStats
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from tiering.store.location import Credentials, StoreConfig
 from tiering.store.object_store import ObjectStore, open_store
@@ -141,7 +141,7 @@ def test_statistics_are_never_tighter_than_the_values() -> None:
             ("l", pa.list_(pa.int32())), ("none", pa.int32()),
         ]
     )  # fmt: skip
-    stats = FileStats(schema.names)
+    stats = WrittenStats(schema.names)
     moment = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
     for number, text in ((7, "é" * 40), (-3, "a" * 40)):
         stats.add(

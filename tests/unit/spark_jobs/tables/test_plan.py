@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.errors import GapError, OverlapError, StaleWatermarkError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
 from spark_jobs.tables import plan
-from spark_jobs.tables.plan import Claim
+from spark_jobs.tables.plan import AppendClaim
 
 UUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 OTHER = "1f0e0d0c-0b0a-4908-8706-050403020100"
@@ -23,13 +23,13 @@ def span(start: int, end: int) -> OffsetRange:
     return OffsetRange(Offset(start), Offset(end))
 
 
-def claim(start: int, end: int, rows: int | None = None) -> Claim:
+def claim(start: int, end: int, rows: int | None = None) -> AppendClaim:
     """Return a claim, by default with a row per offset."""
     count = end - start if rows is None else rows
-    return Claim(start=Offset(start), end=Offset(end), rows_count=count)
+    return AppendClaim(start=Offset(start), end=Offset(end), rows_count=count)
 
 
-def held(start: int, end: int, rows: int) -> Claim:
+def held(start: int, end: int, rows: int) -> AppendClaim:
     """Return a claim of the leadership that ``LINEAGES`` has for every partition."""
     return replace(claim(start, end, rows), lineage_id=LINEAGES[0])
 

@@ -6,15 +6,15 @@ import pytest
 
 from broker.errors import TableMismatchError
 from broker.model.offsets import Offset
-from spark_jobs.tables.plan import Claim, Claims
+from spark_jobs.tables.plan import AppendClaim, AppendClaims
 from spark_jobs.tables.row_counts import FileRows, check_rows
 
 
-def claims(*items: tuple[str, str, int, int, int, int]) -> Claims:
+def claims(*items: tuple[str, str, int, int, int, int]) -> AppendClaims:
     """Return claims from (app, uuid, partition, start, end, rows)."""
-    return Claims(
+    return AppendClaims(
         of={
-            (app, uuid, number): Claim(start=Offset(start), end=Offset(end), rows_count=rows)
+            (app, uuid, number): AppendClaim(start=Offset(start), end=Offset(end), rows_count=rows)
             for app, uuid, number, start, end, rows in items
         }
     )
@@ -74,5 +74,5 @@ def test_two_streams_in_one_table_are_counted_together() -> None:
 def test_a_table_of_others_is_nobodys_claim() -> None:
     """Rows with offsets before any append of ours: another name for the columns is needed."""
     with pytest.raises(TableMismatchError):
-        check_rows([file(1)], Claims(), uri="x")
-    check_rows([file(0)], Claims(), uri="x")
+        check_rows([file(1)], AppendClaims(), uri="x")
+    check_rows([file(0)], AppendClaims(), uri="x")
