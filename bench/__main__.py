@@ -32,11 +32,12 @@ from bench.rows import ROWS
 from bench.servers import settings
 from bench.session import Session
 from bench.stats import Summary
-from bench.table import BEGIN, render, render_beside, replace_between
+from bench.table import BEGIN, render, render_beside, render_headlines, replace_between
 from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
-_README: Final = _ROOT / "README.md"
+_README: Final = _ROOT / "README.md"  # the short table
+_PAGE: Final = _ROOT / "docs" / "performance.md"  # the whole one
 # What the world may do to a measure; anything else is a bug of the benchmark and ends the run.
 EXPECTED: Final = (
     BenchError, HeadwaterError, AssertionError, OSError, ValueError, subprocess.SubprocessError,
@@ -49,6 +50,7 @@ MEASURES: Final = (
 # Three brokers each; only by name, as `make bench-cluster` does.
 CLUSTER_MEASURES: Final = (
     "cluster_publish", "cluster_latency", "cluster_failover", "cluster_cut", "cluster_partitions",
+    "cluster_raft",
 )  # fmt: skip
 
 
@@ -126,12 +128,13 @@ def _report(figures: dict[str, Summary], *, write: bool) -> None:
     print("\n\n".join([*shown, clusters]).strip())
     if not write:
         return
-    text = _README.read_text(encoding="utf-8") if _README.exists() else ""
-    if BEGIN not in text:
-        print(f"\n{_README.name} has no line {BEGIN!r}: table not written", file=sys.stderr)
-        return
-    _README.write_text(replace_between(text, table), encoding="utf-8")
-    print(f"\ntable written to {_README.name}")
+    for path, shown_there in ((_README, render_headlines(ROWS, figures)), (_PAGE, table)):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if BEGIN not in text:
+            print(f"\n{path.name} has no line {BEGIN!r}: table not written", file=sys.stderr)
+            continue
+        path.write_text(replace_between(text, shown_there), encoding="utf-8")
+        print(f"\ntable written to {path.name}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -148,7 +151,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     cache_help = "for built tools and the run's data; on the disk to measure"
     add("--cache", type=Path, default=_ROOT / "out" / "bench", help=cache_help)
     add("--report", type=Path, help="print the table of this result file, and end")
-    write_help = "write the table into README.md also after a partial run"
+    write_help = "write the tables into README.md and docs/performance.md after a partial run too"
     add("--write-readme", action="store_true", help=write_help)
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 100 or not 1 <= options.repeat <= 100:

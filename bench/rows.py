@@ -28,8 +28,10 @@ def _publish(size: str, publishers: int) -> Row:
         ours=(f"{case}/flight",),
         default=(f"{case}/jetstream",),
         synced=(f"{case}/jetstream_synced",),
+        kafka=(f"{case}/kafka",),
         bar=bar,
         bars=(bars,),
+        headline=f"durable publish, {_SIZES[size]}" if publishers == 1 else "",
     )
 
 
@@ -47,8 +49,10 @@ def _ingest(size: str) -> Row:
         ours=(f"ingest/{size}/nats",),
         default=(f"{peer}/jetstream",),
         synced=(f"{peer}/jetstream_synced",),
+        kafka=(f"{peer}/kafka",),
         bar=bar,
         bars=(bars,),
+        headline="plain NATS messages made durable, 100 B" if size == "100B" else "",
     )
 
 
@@ -69,6 +73,7 @@ def _puback(size: str) -> Row:
         ours=(f"puback/{size}/nats",),
         default=(f"publish/{size}/1p/jetstream_async",),
         synced=(f"publish/{size}/1p/jetstream_async_synced",),
+        headline="NATS publish with PubAck, 100 B" if size == "100B" else "",
     )
 
 
@@ -84,6 +89,7 @@ def _latency(side: str, name: str, p50_ms: float, p99_ms: float) -> Row:
         synced=pair("jetstream_synced"),
         bar=f"≤ {p50_ms} / {p99_ms} ms",
         bars=((AtMost(p50_ms),), (AtMost(p99_ms),)),
+        headline="one outstanding record by Flight, p50 to its ack" if side == "flight" else "",
     )
 
 
@@ -94,6 +100,8 @@ def _catch_up(size: str) -> Row:
         unit="rec/s",
         ours=(f"{case}/flight",),
         default=(f"{case}/jetstream",),
+        kafka=(f"{case}/kafka",),
+        headline="catch-up read, 100 B" if size == "100B" else "",
         bar="≥ 4× Kafka",
         bars=((Times(4.0, (f"{case}/kafka",)),),),
     )
@@ -130,6 +138,7 @@ def _full_read(tail_percent: int) -> Row:
         default=(native,),
         bar="≤ 1.10× native" if with_bar else "",
         bars=((Times(1.10, (native,), at_most=True),),) if with_bar else (),
+        headline="Spark reads the whole stream, 1 % of it in the log" if with_bar else "",
     )
 
 
@@ -190,6 +199,7 @@ ROWS: Final[tuple[Row, ...]] = (
         default=("spark/native/rows_per_s",),
         bar="≥ 3 M rows/s",
         bars=((AtLeast(3e6),),),
+        headline="Spark reads what is in the log alone",
     ),
     Row(
         path="… every column",

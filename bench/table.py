@@ -19,6 +19,7 @@ BEGIN: Final = "<!-- bench:begin -->"
 END: Final = "<!-- bench:end -->"
 _NOTHING: Final = "–"
 _HEAD_LINES: Final = 2
+_PEERS: Final = {"jetstream": "JetStream", "kafka": "Kafka", "native": "native Delta scan"}
 _NOT_SYNCED: Final = (
     "Neither JetStream R3 nor Kafka RF3 syncs a record before it acknowledges it: both run with "
     "their defaults, and at least two of three nodes have it in memory. Ours is acknowledged when "
@@ -86,6 +87,7 @@ class Row:
     kafka: tuple[str, ...] = ()  # the second peer, where a table has a column for it
     bar: str = ""
     bars: tuple[tuple[Bar, ...], ...] = ()
+    headline: str = ""  # how the README's short table calls it; its first figure stands there
 
     def measured(self, figures: Figures) -> bool:
         """Tell whether this run has all of our own figures."""
@@ -123,6 +125,36 @@ def render(rows: Sequence[Row], figures: Figures) -> str:
         lambda row: (_cell(row.synced, row.unit, figures), _ratio(row, figures)),
     )
     return "\n".join(lines)
+
+
+def render_headlines(rows: Sequence[Row], figures: Figures) -> str:
+    """Return the short table: what, ours, the best peer of the same run, and the ratio.
+
+    The best peer is whichever gives most of a rate, or least of anything else, with its defaults,
+    whether or not it syncs before it acknowledges.
+    """
+    lines = ["| what | ours | the best peer | ours ÷ peer |", "|---|---|---|---|"]
+    for row in rows:
+        if not row.headline or row.ours[0] not in figures:
+            continue
+        ours, peer, shown = figures[row.ours[0]].median, _best_peer(row, figures), _NOTHING
+        if peer is not None:
+            name, value = peer
+            shown = f"{quantity(value, row.unit)} {row.unit}, {_PEERS[name]}"
+        ratio = _NOTHING if peer is None else f"{ours / peer[1]:.2f}×"
+        cells = (row.headline, f"{quantity(ours, row.unit)} {row.unit}", shown, ratio)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _best_peer(row: Row, figures: Figures) -> tuple[str, float] | None:
+    """Return which peer comes nearest to ours, or leads, and its median."""
+    names = [side[0] for side in (row.default, row.kafka) if side and side[0] in figures]
+    if not names:
+        return None
+    better = max if row.unit.endswith("/s") else min
+    best = better(names, key=lambda name: figures[name].median)
+    return next(one for one in _PEERS if one in best), figures[best].median
 
 
 def render_beside(rows: Sequence[Row], figures: Figures) -> str:

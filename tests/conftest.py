@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
 
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
 
 # A deadline per example fails on a busy two-core machine, not on a slow function.
-settings.register_profile("headwater", deadline=None)
+# HEADWATER_TEST_EXAMPLES is for `make quick`; a property that sets its own number keeps it.
+EXAMPLES = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or settings().max_examples)
+settings.register_profile("headwater", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("headwater")
 
 with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a test does it

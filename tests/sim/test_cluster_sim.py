@@ -42,18 +42,21 @@ def _seeds(group: int, count: int) -> range:
     return range(group, count, GROUPS)
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost(group: int) -> None:
     """Under every mix of faults all invariants hold, and after healing everybody is equal."""
     assert all(run_seed(seed).seen for seed in _seeds(group, SEEDS))
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_the_same_holds_on_the_product_s_own_log(group: int) -> None:
     """The same lives with PartitionLog on a disk that loses, rots, fails and fills up."""
     assert all(run_seed(seed, real_log=True).seen for seed in _seeds(group, REAL_SEEDS))
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_late_copies_of_messages_change_nothing(group: int) -> None:
     """Every third message arrives once more, up to 300 ms later, across crashes and epochs."""
@@ -61,12 +64,14 @@ def test_late_copies_of_messages_change_nothing(group: int) -> None:
     assert all(one.seen for one in lives)
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_table_and_logs_that_start_above_0_lose_nothing(group: int) -> None:
     """Records are shipped and freed, operators elect who has not everything, logs begin anew."""
     assert all(run_seed(seed, tiered=True).seen for seed in _seeds(group, TIERED_SEEDS))
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_the_table_s_lives_on_the_product_s_own_log(group: int) -> None:
     """Segments that are really freed, logs that are really replaced."""
@@ -76,6 +81,7 @@ def test_the_table_s_lives_on_the_product_s_own_log(group: int) -> None:
     assert all(one.seen for one in lives)
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_streams_that_sync_now_and_then_lose_only_what_is_recorded(group: int) -> None:
     """A polite stop is believed once; after any other end an operator decides."""

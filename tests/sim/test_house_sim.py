@@ -35,6 +35,7 @@ def _seeds(group: int, count: int) -> range:
     return range(group, count, GROUPS)
 
 
+@pytest.mark.seeds
 @pytest.mark.timeout(3600)  # as many seeds as somebody asks for
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_acknowledged_is_lost(group: int) -> None:

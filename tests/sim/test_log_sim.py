@@ -83,6 +83,7 @@ def _seeds(group: int) -> range:
     return range(group, SEEDS, GROUPS)
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_promised_records_survive_or_are_named(group: int) -> None:
     """Whatever the disk does, promised records are there bit for bit or their damage is named."""
