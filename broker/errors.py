@@ -195,7 +195,10 @@ class DiskFullError(UnavailableError):
 
 
 class LogFailedError(UnavailableError):
-    """An fsync or write of the log failed; the log takes no more writes until it is reopened."""
+    """A write or fsync of the log failed; the log takes no more writes until it is reopened.
+
+    The outcome of the write that met it is unknown: the records may be found in the log later.
+    """
 
     retriable = False
 

@@ -42,8 +42,8 @@ _HINTS: Final = {
     "MinIO or a local directory.",
     "FencedError": "What this client knew is out of date. Run the command again.",
     "DiskFullError": "Free disk space; the broker takes writes again by itself.",
-    "LogFailedError": "A write to the log failed and it takes no more. See the broker's log and "
-    "the disk, then restart the broker.",
+    "LogFailedError": "A write to the log failed and it takes no more; what was being sent may "
+    "be stored. See the broker's log and the disk, then restart the broker.",
     "RemoteTierUnavailableError": "The object store does not answer. Nothing is lost: the broker "
     "goes on and ships later. Check endpoint, credentials and network.",
     "UnavailableError": "Is the server running? `headwater up` starts one; `--server` or "

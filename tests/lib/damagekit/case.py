@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from broker.model.cut import Cut
 from damagekit.catalogue import PROMISES, TWINS, WITH_PROMISES, Case
@@ -20,6 +20,10 @@ from damagekit.readers import placed
 from damagekit.site import Site, truths_of
 from damagekit.spawner import Spawner
 from damagekit.twins import tell
+
+# Between the batches of a producer whose broker is to notice, between two of them, that its file of
+# promises is another one: one batch in the log and not acknowledged.
+_PAUSE_S: Final = 0.5
 
 
 def run_case(worlds: Path, folder: Path, case: Case, say: Callable[[str], None]) -> list[Look]:
@@ -36,6 +40,7 @@ def run_case(worlds: Path, folder: Path, case: Case, say: Callable[[str], None])
         say,
         cuts_of(world.info(), folder / "lake"),
         unknown=Outcome.NAMED if case.is_no_disk else Outcome.SILENT,
+        pause_s=_PAUSE_S if case.state == "running" and case.entry.path == PROMISES else 0.0,
     )
     folder.mkdir(parents=True)
     for root in ("data", "lake"):

@@ -5,13 +5,14 @@ Whatever is asked of it is a look: exact, named, or one of the bad kinds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from broker.errors import CommitTimeoutError, HeadwaterError, leaves
+from broker.errors import HeadwaterError, InvalidRequestError, leaves
 from broker.model.cut import Cut
 from damagekit.golden import World
 from damagekit.outcomes import Look, Outcome
@@ -42,6 +43,7 @@ class Site:
     cuts: Mapping[str, Mapping[str, Cut]] = field(default_factory=dict)
     name: str = ""
     unknown: Outcome = Outcome.SILENT  # how to take it that nobody knows a stream
+    pause_s: float = 0.0  # before each batch: a broker looks at its promises once a second
     looks: list[Look] = field(default_factory=list)
     broker: Broker | None = None
     _writes: int = 0
@@ -139,12 +141,15 @@ class Site:
     def _send(self, client: Client, stream: str, number: int, truth: Truth) -> None:
         with client.producer(stream, number, retry_ms_max=_RETRY_MS) as producer:
             for batch in range(_BATCHES):
+                time.sleep(self.pause_s)
                 place = f"{self.name}/{self._writes}/{stream}/{number}/{batch}"
                 rows = [_record(f"{place}/{one}", one) for one in range(_BATCH_RECORDS)]
                 try:
                     sent = [_sendable(row) for row in rows]
                     result = producer.send(sent).result(timeout=_SEND_S)
-                except CommitTimeoutError:
+                except InvalidRequestError:
+                    raise  # the one kind of error that leaves nothing in the log
+                except HeadwaterError:
                     truth.unsure += [row["value"] for row in rows]
                     raise
                 truth.ack(int(result.base_offset), rows)

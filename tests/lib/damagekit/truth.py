@@ -17,7 +17,7 @@ class Truth:
 
     golden: pa.Table
     acked: dict[int, Row] = field(default_factory=dict)  # offset -> the fields that were sent
-    unsure: list[bytes] = field(default_factory=list)  # values sent, and not refused for certain
+    unsure: list[bytes] = field(default_factory=list)  # values of batches whose outcome is unknown
     seen: dict[int, Row] = field(default_factory=dict)  # offset -> all fields, as first read
     twice: list[str] = field(default_factory=list)  # acks of offsets that were given out before
 
