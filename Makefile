@@ -106,6 +106,24 @@ format: $(STAMP) ## let ruff repair what it can and format the rest
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# The site's tools have an environment of their own, made as the other two are. Once it is there,
+# the build needs no network: no font, script or inventory comes from elsewhere.
+DOCS_VENV := $(ROOT)/.docs-venv
+DOCS_STAMP := $(DOCS_VENV)/.installed
+
+$(DOCS_STAMP): $(ROOT)/docs/requirements.lock
+	@cd $(ROOT)
+	test -x $(DOCS_VENV)/bin/python || $(BASE_PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --require-hashes \
+		--requirement docs/requirements.lock
+	touch $@
+
+.PHONY: docs
+docs: $(STAMP) $(DOCS_STAMP) ## build the site of docs/ and the docstrings: build/site/index.html
+	@cd $(ROOT)
+	$(PYTHON) -m tools.command_page build/commands.md
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+
 .PHONY: bench
 bench: $(STAMP) ## run the benchmarks (BENCH_ARGS="...")
 	@cd $(ROOT)
@@ -191,7 +209,7 @@ protos: $(STAMP) ## generate the Python stubs of proto/ into broker/wire
 
 # The resolver has a throw-away environment: neither tests nor the product need it.
 .PHONY: lock
-lock: ## resolve the project's and Airflow's requirements again (needs a network)
+lock: ## resolve the project's, Airflow's and the site's requirements again (needs a network)
 	@cd $(ROOT)
 	test -x .lock-venv/bin/uv || $(BASE_PYTHON) -m venv .lock-venv
 	.lock-venv/bin/python -m pip install --quiet uv==0.13.8
@@ -202,10 +220,13 @@ lock: ## resolve the project's and Airflow's requirements again (needs a network
 		--generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) \
 		--output-file airflow_dags/requirements.lock
+	.lock-venv/bin/uv pip compile docs/requirements.in --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --quiet \
+		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file docs/requirements.lock
 
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)
-	rm -rf .venv .airflow-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .airflow-venv .docs-venv .lock-venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
