@@ -37,6 +37,8 @@ class _Wire:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Rebuild from :meth:`to_dict`; a field that a newer broker added is passed over.
 
+        A field with a default may be missing: an older broker does not know it.
+
         Raises:
             EnvelopeError: a field is missing, or is not what it should be.
         """
@@ -45,6 +47,7 @@ class _Wire:
             found = {
                 one.name: _built(hints[one.name], values[one.name])
                 for one in dataclasses.fields(cls)  # type: ignore[arg-type]
+                if one.name in values or one.default is dataclasses.MISSING
             }
         except (KeyError, TypeError, AttributeError, ValueError) as cause:
             raise EnvelopeError(f"not a {cls.__name__}: {cause!r}") from cause
@@ -103,6 +106,7 @@ class PartitionInfo(_Wire):
     last_known_leader: str | None
     cold_end: int
     losses: tuple[LossStatus, ...]
+    restarted: tuple[str, ...] = ()  # of ISR and eligible; their logs are yet to be compared
 
     @property
     def name(self) -> str:
@@ -146,11 +150,12 @@ class ClusterStatus(_Wire):
 
     @property
     def offline(self) -> list[PartitionInfo]:
-        """Partitions without a leader: offline, or in an election.
+        """Partitions that nobody leads and nobody can: a broker has to come back."""
+        return [one for one in self.partitions if one.offline]
 
-        ``cluster status --json`` counts them as ``offline_partitions``. The metric of that name
-        counts only what is Offline; ``cluster_leaderless_partitions`` counts both.
-        """
+    @property
+    def leaderless(self) -> list[PartitionInfo]:
+        """Partitions without a leader now: offline, or in an election."""
         return [one for one in self.partitions if one.status != "online"]
 
     @property
@@ -196,6 +201,7 @@ class ReplicaStatus(_Wire):
     synced_end: int
     failure: str | None
     followers: tuple[FollowerStatus, ...] = field(default=())
+    state: str = ""  # of ReplicaState; empty: an older broker told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

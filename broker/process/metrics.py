@@ -58,6 +58,7 @@ class PartitionSample:
     log_end_offset: int
     cold_end: int
     unshipped_bytes: int
+    state: str  # of ReplicaState
     failed: bool  # the log takes no writes
     appended_records_total: int
     appended_bytes_total: int
@@ -187,6 +188,7 @@ _HELP: Final = {
     "log_end_offset": "First offset that is not written.",
     "cold_end": "First offset that is not in the Delta table.",
     "unshipped_bytes": "Bytes on local disk that are not in the Delta table.",
+    "state": "1 for what this replica is doing.",
     "failed": "1 when the log takes no writes until it is reopened.",
     "appended_records_total": "Records written to the log.",
     "appended_bytes_total": "Bytes written to the log.",

@@ -85,6 +85,7 @@ class BrokerSamples:
                 log_end_offset=driver.log_end,
                 cold_end=driver.cold_end,
                 unshipped_bytes=driver.unshipped_bytes,
+                state=driver.state.value,
                 failed=driver.refusal is not None,
                 appended_records_total=driver.counters.appended_records,
                 appended_bytes_total=driver.counters.appended_bytes,

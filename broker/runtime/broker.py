@@ -378,6 +378,10 @@ class Broker:
         """Return every open replica, for metrics."""
         return self._hosted.all()
 
+    def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
+        """Return the replicas that belong here and could not be opened so far, and why."""
+        return self._hosted.unopened()
+
     def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
         """Return a partition's replica, if it is here, for other brokers' messages."""
         return self._hosted.find(partition_id)

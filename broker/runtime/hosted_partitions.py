@@ -140,6 +140,10 @@ class HostedPartitions:
         """Return why a replica that belongs here could not be opened so far, if so."""
         return self._refused.get(partition_id)
 
+    def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
+        """Return the replicas that belong here and could not be opened so far, and why."""
+        return dict(self._refused)
+
     @property
     def waits_for_room(self) -> bool:
         """Whether a replica could not be opened so far."""

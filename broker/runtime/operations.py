@@ -42,8 +42,9 @@ from broker.model.cluster_status import (
     ReplicaStatus,
 )
 from broker.model.epochs import PartitionEpoch
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.system import Clock
 from broker.runtime.cluster.summary import brokers_of, partitions_of
@@ -75,6 +76,9 @@ class OperatedBroker(Protocol):
 
     def drivers(self) -> list[PartitionDriver]:
         """Return every open replica."""
+
+    def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
+        """Return the replicas that belong here and could not be opened so far, and why."""
 
     def learn_cold_end(self, name: str, partition: int) -> None:
         """Record how far the table reaches, as the table itself says. Blocks.
@@ -135,6 +139,7 @@ class ClusterOperations:
     def replicas(self) -> list[ReplicaStatus]:
         """See ``OperatorApi.replicas``."""
         found = [self._replica(driver) for driver in self._broker.drivers()]
+        found += self._unopened()
         return sorted(found, key=lambda one: (one.stream, one.partition))
 
     def _replica(self, driver: PartitionDriver) -> ReplicaStatus:
@@ -154,7 +159,27 @@ class ClusterOperations:
             synced_end=synced_end,
             failure=None if driver.refusal is None else driver.refusal.message,
             followers=tuple(followers_of(driver, self._clock.monotonic_ms())),
+            state=driver.state.value,
         )
+
+    def _unopened(self) -> Iterator[ReplicaStatus]:
+        names = {one.uuid: name for name, one in self._metadata.state.streams.items()}
+        for partition_id, error in self._broker.unopened().items():
+            if partition_id.stream_uuid in names:
+                yield ReplicaStatus(
+                    broker=self._me,
+                    stream=names[partition_id.stream_uuid],
+                    partition=partition_id.number,
+                    role="none",
+                    leader_epoch=0,
+                    last_epoch=0,
+                    log_start=0,
+                    high_watermark=0,
+                    log_end=0,
+                    synced_end=0,
+                    failure=error.message,
+                    state=ReplicaState.OPENING.value,
+                )
 
     # ------------------------------------------------------------------ changing
 

@@ -12,6 +12,7 @@ from broker.model.cluster_status import (
     PartitionInfo,
     ReplicaStatus,
 )
+from broker.model.replica_state import ReplicaState
 
 BROKER_COLUMNS: Final = (
     "broker", "state", "voter", "controller", "epoch", "leads", "replicas", "flight", "http",
@@ -19,6 +20,8 @@ BROKER_COLUMNS: Final = (
 PARTITION_COLUMNS: Final = (
     "partition", "status", "leader", "epoch", "replicas", "ISR", "committed", "behind", "notes",
 )  # fmt: skip
+
+_USUAL: Final = (ReplicaState.LEADING, ReplicaState.FOLLOWING)
 
 
 class Replicas:
@@ -76,7 +79,7 @@ def health(status: ClusterStatus) -> str:
     count = len(status.partitions)
     if not count:
         return "There are no streams yet."
-    without, under = len(status.offline), len(status.under_replicated)
+    without, under = len(status.leaderless), len(status.under_replicated)
     below = sum(one.below_min_isr for one in status.partitions)
     if not (without or under or below):
         return f"Every partition ({count}) is Online and fully replicated."
@@ -147,7 +150,7 @@ def partition_row(one: PartitionInfo, replicas: Replicas) -> tuple[Any, ...]:
         " ".join(one.isr),
         replicas.high_watermark(one),
         behind or (None if one.leader is None or not lags else "0"),
-        ", ".join(notes(one)),
+        ", ".join([*notes(one), *_unusual(one, replicas)]),
     )
 
 
@@ -161,12 +164,21 @@ def notes(one: PartitionInfo) -> Iterator[str]:
         yield "under-replicated"
     if one.eligible:
         yield f"eligible {' '.join(one.eligible)}"
+    if one.restarted:
+        yield f"restarted, to be compared: {' '.join(one.restarted)}"
     if one.target:
         yield f"moving to {' '.join(one.target)}"
     if one.leader is not None and one.leader != one.preferred:
         yield f"preferred leader {one.preferred}"
     if one.losses:
         yield f"{len(one.losses)} unclean election(s)"
+
+
+def _unusual(one: PartitionInfo, replicas: Replicas) -> Iterator[str]:
+    """Yield the replicas that do something else than leading or following."""
+    for replica in replicas.of(one):
+        if replica.state and replica.state not in _USUAL:
+            yield f"{replica.broker} {replica.state}"
 
 
 def partition_json(one: PartitionInfo, replicas: Replicas) -> dict[str, Any]:
@@ -178,6 +190,7 @@ def partition_json(one: PartitionInfo, replicas: Replicas) -> dict[str, Any]:
         "offline": one.offline,
         "high_watermark": replicas.high_watermark(one),
         "lag_records": replicas.lags(one),
+        "replica_states": {replica.broker: replica.state for replica in replicas.of(one)},
     }
 
 
@@ -187,6 +200,7 @@ def status_json(status: ClusterStatus, replicas: Replicas) -> dict[str, Any]:
     values["partitions"] = [partition_json(one, replicas) for one in status.partitions]
     values["brokers"] = brokers_json(status)
     values["offline_partitions"] = len(status.offline)
+    values["leaderless_partitions"] = len(status.leaderless)
     values["under_replicated_partitions"] = len(status.under_replicated)
     return values
 
@@ -201,7 +215,7 @@ def what_would_be_lost(one: PartitionInfo, broker: str, replicas: Replicas) -> l
             "lost. What they hold beyond the new leader's log is cut off when they return."
         )
     mine = replicas.on(one, broker)
-    if mine is None:
+    if mine is None or (mine.state == ReplicaState.OPENING and mine.failure):
         lines.append(f"{broker} does not say how far its log reaches.")
         return lines
     end = mine.log_end

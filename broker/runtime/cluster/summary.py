@@ -54,6 +54,7 @@ def _partition(stream: Stream, number: int, one: PartitionState) -> PartitionInf
         replicas=one.replicas,
         isr=one.isr,
         eligible=one.eligible,
+        restarted=one.restarted,
         min_isr=one.min_isr,
         target=one.target,
         last_known_leader=one.last_known_leader,

@@ -22,10 +22,8 @@ from broker.model.stream import StreamConfig
 from broker.ports.system import Clock
 from broker.runtime.partition.counters import OnCommit, PartitionCounters
 from broker.runtime.partition.groups import Answer, CommitGroup, Write
+from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaShell
-from broker.runtime.partition.retry_tables import RetryTables
-from broker.runtime.partition.tier_view import TierView
-from broker.storage.log.partition_log import PartitionLog
 
 
 class Commits:
@@ -36,8 +34,7 @@ class Commits:
         *,
         config: StreamConfig,
         counters: PartitionCounters,
-        retries: RetryTables,
-        tier: TierView,
+        local: LocalLog,
         clock: Clock,
         fail: Callable[[HeadwaterError], None],
         on_commit: OnCommit,
@@ -50,8 +47,7 @@ class Commits:
         self._is_held = is_held
         self._config = config
         self._counters = counters
-        self._retries = retries
-        self._tier = tier
+        self._local = local
         self._clock = clock
         self._fail = fail
         self._on_commit = on_commit
@@ -68,23 +64,22 @@ class Commits:
     def write(
         self,
         writes: Sequence[Write],
-        log: PartitionLog,
         shell: ReplicaShell,
         leader_epoch: LeaderEpoch,
     ) -> bool:
         """Write a group and answer whom it can; tell whether the log has grown."""
         started_s = time.perf_counter()
         group = CommitGroup(
-            producers=self._retries.producers,
-            window=self._retries.window,
-            start=log.log_end,
+            producers=self._local.retries.producers,
+            window=self._local.retries.window,
+            start=self._local.log.log_end,
             leader_epoch=leader_epoch,
             now_us=self._clock.now_us(),
             encode=self.encode,
         )
         for write in writes:
             group.add(write)
-        failure = self._append(log, shell, group) if group.batches else None
+        failure = self._append(shell, group) if group.batches else None
         self._counters.duplicate_records += group.duplicates_count
         if failure is not None:
             self._counters.refused_writes += len(writes)
@@ -99,9 +94,8 @@ class Commits:
             self._on_commit(time.perf_counter() - started_s, group.end - group.start)
         return grown
 
-    def _append(
-        self, log: PartitionLog, shell: ReplicaShell, group: CommitGroup
-    ) -> HeadwaterError | None:
+    def _append(self, shell: ReplicaShell, group: CommitGroup) -> HeadwaterError | None:
+        log = self._local.log
         try:
             log.append(group.batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
             assert log.log_end == group.end, "the log placed a batch where it was not planned"
@@ -118,7 +112,7 @@ class Commits:
         size = sum(batch.size for batch in group.batches)
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
-        self._tier.unshipped_bytes += size
+        self._local.tier.unshipped_bytes += size
         self._counters.syncs = shell.sync_count
         return None
 

@@ -8,15 +8,16 @@ replication decides, and whether this broker leads, is the ``ReplicaShell``'s.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 import pyarrow as pa
 import structlog
 
 from broker.codec.record_batch import PreparedBatch
 from broker.core.leader import PartitionLeader
-from broker.core.replication.view import PartitionView
+from broker.core.replication.view import PartitionView, Role
 from broker.errors import (
     CorruptDataError,
     HeadwaterError,
@@ -25,13 +26,13 @@ from broker.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from broker.model.replica_messages import LogPrefix, ReplicaMessage, size_of
+from broker.model.replica_messages import ReplicaMessage, size_of
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.partition import RecordsOutcome, SegmentInfo, StoredBatch
 from broker.ports.system import Clock
@@ -41,6 +42,7 @@ from broker.runtime.partition.counters import OnCommit, PartitionCounters, ignor
 from broker.runtime.partition.groups import BatchesWrite, RecordsWrite, Write, refuse_too_large
 from broker.runtime.partition.leadership_gate import Claims, Gatekeeper
 from broker.runtime.partition.local_frees import LocalFrees
+from broker.runtime.partition.local_log import BeginLog, LocalLog
 from broker.runtime.partition.queue import CALL_S_MAX, Deferred, Newest, OwnerCall, TurnQueue, Work
 from broker.runtime.partition.replica_shell import (
     ReplicaIdentity,
@@ -48,13 +50,17 @@ from broker.runtime.partition.replica_shell import (
     ReplicaShell,
     not_leader,
 )
-from broker.runtime.partition.retry_tables import RetryTables
-from broker.runtime.partition.tier_view import TierView
 from broker.storage.log.partition_log import PartitionLog
 
 _log = structlog.get_logger(__name__)
 
-BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
+_STATES: Final[Mapping[Role, ReplicaState]] = {
+    "leader": ReplicaState.LEADING,
+    "candidate": ReplicaState.CANDIDATE,
+    "follower": ReplicaState.FOLLOWING,
+    "waiting": ReplicaState.WAITING,
+    "none": ReplicaState.CLOSING,  # moved to other brokers: the log is about to be removed
+}
 
 
 class PartitionDriver:
@@ -82,18 +88,24 @@ class PartitionDriver:
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         self.subject = stream.config.partition_subject(number)
         self.counters = PartitionCounters()
-        self._tier = TierView(self.partition_id, stream.config, cold_end, record_cold_end)
+        self._local = LocalLog(
+            log,
+            partition_id=self.partition_id,
+            config=stream.config,
+            cold_end=cold_end,
+            record_cold_end=record_cold_end,
+            begin_log=begin_log,
+            clock=clock,
+            counters=self.counters,
+        )
         self._me, self._alone = identity.me, False
-        self._log, self._clock, self._links = log, clock, links
-        self._begin_log, self._on_sealed = begin_log, on_sealed
-        self._retries = RetryTables(stream.config)
+        self._clock, self._links, self._on_sealed = clock, links, on_sealed
         self.failure: HeadwaterError | None = None
         self._gate = Gatekeeper(self, clock, claims)
         self._commits = Commits(
             config=stream.config,
             counters=self.counters,
-            retries=self._retries,
-            tier=self._tier,
+            local=self._local,
             clock=clock,
             fail=self.fail,
             on_commit=on_commit,
@@ -102,13 +114,11 @@ class PartitionDriver:
         self.lost_end = log.recovery.lost_end_error  # why nobody can say where the log ended
         self._queue = TurnQueue(self, scheduler, str(self.partition_id))
         self._closed = threading.Event()
-        self.frees = LocalFrees(self, self._queue)
+        self.frees = LocalFrees(self, self._local, self._queue)
         self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
         self._views = Newest(self._queue, self._take_view)
         self._postponed = Deferred()
         self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
-        # What was freed or is in the table was committed; the rest is for the leader to say.
-        committed = min(max(cold_end, log.log_start), log.log_end)
         self._shell: ReplicaShell | None = None
         if log.recovery.damaged:
             self.failure = log.recovery.damaged[0]
@@ -116,43 +126,41 @@ class PartitionDriver:
             self._shell = ReplicaShell(
                 owner=self,
                 name=self._path,
-                log=log,
+                local=self._local,
                 config=stream.config,
                 identity=identity,
                 links=links,
                 clock=clock,
-                known_high_watermark=committed,
             )
             try:
-                self._retries.follow_log(log)
+                self._local.retries.follow_log(log)
             except CorruptDataError as error:  # below what opening the log looks at
                 self.failure, self._shell = error, None
-        self._watch_segments()
 
     # ------------------------------------------------------------------ what readers ask
 
     @property
     def log_start(self) -> Offset:
         """First offset still on local disk."""
-        return self._log.log_start
+        return self._local.log.log_start
 
     @property
     def high_watermark(self) -> Offset:
         """First offset not known to be committed; of a failed log alone, its end."""
         if self._shell is None or (self._alone and self.failure is not None):
-            return self._log.synced_end
+            return self._local.log.synced_end
         return self._shell.high_watermark
 
     @property
     def log_end(self) -> Offset:
         """First offset not written."""
-        return self._log.log_end
+        return self._local.log.log_end
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
         """The newest epoch that is known here."""
         view = self.view
-        return self._log.epochs.latest if view is None else view.leader_epoch
+        return self._local.log.epochs.latest if view is None else view.leader_epoch
 
     @property
     def lineage(self) -> Lineage:
@@ -185,6 +193,22 @@ class PartitionDriver:
         return None if self._shell is None else self._shell.leader
 
     @property
+    def state(self) -> ReplicaState:
+        """What this replica is doing now, for operators."""
+        if self._queue.closing:
+            return ReplicaState.CLOSING
+        if self._shell is None:
+            return ReplicaState.DAMAGED
+        if self.failure is not None:
+            return ReplicaState.FAILED
+        if self._gate.refusal is not None:
+            return ReplicaState.REPLACED
+        if self._shell.view is None:
+            return ReplicaState.OPENING
+        claiming = self._shell.role == "leader" and self._gate.due_ms is not None
+        return ReplicaState.CLAIMING if claiming else _STATES[self._shell.role]
+
+    @property
     def is_damaged(self) -> bool:
         """Whether the log was found damaged when it was opened."""
         return self._shell is None
@@ -201,14 +225,14 @@ class PartitionDriver:
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:
         """How far this log reaches, for an election: its last record's epoch, what it told of."""
         always = self.stream.config.flush == "always"
-        end = self._log.synced_end if always else self._log.log_end
-        epochs = self._log.epochs
+        end = self._local.log.synced_end if always else self._local.log.log_end
+        epochs = self._local.log.epochs
         return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
         """See ``PartitionReader.read``. Rot that it finds takes this replica out of the ISR."""
         try:
-            return self._log.read(start, end, bytes_max=bytes_max)
+            return self._local.log.read(start, end, bytes_max=bytes_max)
         except CorruptDataError as error:
             found = error
             self._queue.post(lambda: self.fail(found))
@@ -216,17 +240,17 @@ class PartitionDriver:
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
-        return self._log.offset_at(timestamp_us)
+        return self._local.log.offset_at(timestamp_us)
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
         if self.failure is not None and not self._alone:
             raise self.failure  # others have copies: the reader is to ask one of them
-        if self.lost_end is not None and above >= self._log.synced_end:
+        if self.lost_end is not None and above >= self._local.log.synced_end:
             raise self.lost_end  # there was more, and it does not come
         if self._shell is None:
             self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
-            return self._log.synced_end
+            return self._local.log.synced_end
         return self._shell.wait_committed(above, timeout_ms)
 
     # ------------------------------------------------------------------ what writers ask
@@ -273,7 +297,7 @@ class PartitionDriver:
             raise ShuttingDownError(f"{self._path} is closing")
         if not self.leads:
             raise not_leader(self._path, self.view)
-        overload = self._tier.overload()
+        overload = self._local.tier.overload()
         if overload is not None:
             self.counters.refused_writes += 1
             raise overload
@@ -337,35 +361,33 @@ class PartitionDriver:
     @property
     def cold_end(self) -> Offset:
         """See ``TierSource.cold_end``."""
-        return self._tier.cold_end
+        return self._local.tier.cold_end
 
     @property
     def unshipped_bytes(self) -> int:
         """Bytes on local disk that are not in the table."""
-        return self._tier.unshipped_bytes
+        return self._local.tier.unshipped_bytes
 
     def segments(self) -> list[SegmentInfo]:
         """See ``TierSource.segments``."""
-        return self._log.segments()
+        return self._local.log.segments()
 
     def seal_active(self) -> None:
         """See ``TierSource.seal_active``. Blocks until done."""
-        self._queue.call(lambda: self._log.seal_active(self._clock.now_us()))
+        self._queue.call(lambda: self._local.log.seal_active(self._clock.now_us()))
 
     def record_cold_end(self, cold_end: Offset) -> None:
         """See ``TierSource.record_cold_end``. Blocks until the metadata log has it."""
-        self._tier.record(cold_end)
-        self._watch_segments()
+        self._local.record_cold_end(cold_end)
 
     def learn_cold_end(self, cold_end: Offset) -> None:
         """Take over what the metadata says is in the table. Only ever forward."""
-        if self._tier.learn(cold_end):
-            self._watch_segments()
+        self._local.learn_cold_end(cold_end)
 
     def refuse_if_replaced(self) -> None:
         """Take no writes if the log ends below what is in its table: nobody else could have it."""
         if self.failure is None:
-            self.failure = self._tier.replacement(self._log.log_end)
+            self.failure = self._local.replacement()
 
     def admit(self, lineage_id: str) -> None:
         """See ``TierSource.admit``."""
@@ -384,20 +406,10 @@ class PartitionDriver:
             _log.error("leadership_lost", partition=self._path, reason=error.message)
             self._commits.abandon(error)
 
-    def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
+    @property
+    def may_free(self) -> bool:
         """See ``FreesOwner``."""
-        if self._queue.closing or self.refusal is not None:
-            return ()
-        return self._tier.plan_frees(self._log.segments, lease_floor, self._clock.now_us())
-
-    def free_planned(self, plan: Sequence[SegmentInfo]) -> int:
-        """See ``FreesOwner``: message ids keep their segments, a restart reads them there."""
-        bases = self._retries.free_of_ids(plan, self._clock.now_us(), leads=self.leads)
-        if bases:
-            self._log.free(bases)
-            self.counters.freed_segments += len(bases)
-            self._watch_segments()
-        return len(bases)
+        return not self._queue.closing and self.refusal is None
 
     # ------------------------------------------------------------------ the owner's turns
 
@@ -431,7 +443,7 @@ class PartitionDriver:
         except LogFailedError:
             if not self._queue.poisoned:
                 raise
-            self._log.close()  # the files alone: no turn will be taken any more
+            self._local.log.close()  # the files alone: no turn will be taken any more
 
     def run_turn(self) -> None:
         """Take one turn; called by the scheduler, on one thread at a time."""
@@ -458,7 +470,7 @@ class PartitionDriver:
         any more. Writes get no answer, which is what is known of them: the process ends.
         """
         self.failure = LogFailedError(f"a bug ended the work of {self._path}; the broker stops")
-        self._log.poison(self.failure.message)
+        self._local.log.poison(self.failure.message)
         self._queue.poison(work, self.failure)
         self._closed.set()
         if self._shell is not None:
@@ -480,8 +492,8 @@ class PartitionDriver:
         leader = None if shell is None else shell.leader
         if shell is None or leader is None or not taken:
             return
-        if self._commits.write(taken, self._log, shell, leader.leader_epoch):
-            self._watch_segments_if_rolled()
+        if self._commits.write(taken, shell, leader.leader_epoch):
+            self._notice_roll()
 
     def _refuses(self, write: Write) -> bool:
         """Answer a write that cannot be taken now; nothing of it is stored."""
@@ -506,40 +518,31 @@ class PartitionDriver:
     def _maintain(self) -> None:
         self._maintenance_queued = False
         now_us = self._clock.now_us()
-        self._retries.window.expire(now_us)
+        self._local.retries.window.expire(now_us)
         shell = self._shell
         if shell is None or self.failure is not None:
             return
         waited_ms = self._clock.monotonic_ms() - shell.synced_ms
         interval_ms = self.stream.config.flush_interval_ms
-        if self._log.synced_end < self._log.log_end and waited_ms >= interval_ms:
+        if self._local.log.synced_end < self._local.log.log_end and waited_ms >= interval_ms:
             shell.sync()
             self.counters.syncs = shell.sync_count
-        self._log.roll_if_due(now_us)
-        self._watch_segments_if_rolled()
+        self._local.log.roll_if_due(now_us)
+        self._notice_roll()
 
     def _close_log(self) -> None:
         self._commits.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
         if self.failure is None:
-            self._log.write_producer_state(self._retries.producers.to_state())
-        self._log.close()
+            self._local.save_producers()
+        self._local.log.close()
 
     def begin_leading(self) -> None:
-        """See ``ReplicaOwner``: the retry tables follow the log."""
-        self._retries.begin_leading(self._log, self._clock.now_us())
+        """See ``ReplicaOwner``."""
+        self._local.begin_leading()
 
     def end_leading(self) -> None:
         """See ``ReplicaOwner``: whoever waits has to ask the next leader, with the same ids."""
         self._commits.abandon(NotLeaderError(f"{self._path} lost its leader before the commit"))
-
-    def copied(self, batches: Sequence[StoredBatch]) -> None:
-        """See ``ReplicaOwner``: producers are remembered on every replica."""
-        self._tier.unshipped_bytes += self._retries.copied(batches)
-
-    def shrunk(self) -> None:
-        """See ``ReplicaOwner``."""
-        self._retries.follow_log(self._log)
-        self._watch_segments()
 
     def fail(self, error: HeadwaterError) -> None:
         """See ``ReplicaOwner``: take no more writes, leave the ISR, tell readers to look again."""
@@ -549,23 +552,11 @@ class PartitionDriver:
         _log.error("partition_failed", partition=self._path, reason=error.message)
         if isinstance(error, CorruptDataError):
             with suppress(HeadwaterError):  # a disk that refuses this, too, is failed all the same
-                self._log.mark_suspect()  # the next start finds it, and fetches the log anew
+                self._local.log.mark_suspect()  # the next start finds it, and fetches the log anew
         self._links.withdraw(error)
         if self._shell is not None:
             self._shell.wake_readers(closing=False)
         self._commits.abandon(error)
-
-    def producers_before(self, start: Offset) -> bytes:
-        """See ``ReplicaOwner``."""
-        return self._retries.before(start)
-
-    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
-        """See ``ReplicaOwner``: readers of the old log find it closed, and look again."""
-        self._log.close()
-        self._log = self._begin_log(start, EpochHistory.of(prefix.epochs))
-        self._retries.begin_at(self._log, prefix.producers)
-        self._watch_segments()
-        return self._log
 
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
         """See ``ReplicaOwner``."""
@@ -584,17 +575,13 @@ class PartitionDriver:
             elif call.finished is None:
                 _log.warning("turn_refused", partition=self._path, reason=error.message)
         call.finish()
-        self._watch_segments_if_rolled()
+        self._notice_roll()
 
-    def _watch_segments_if_rolled(self) -> None:
-        if self._tier.rolled(self._log.sealed_count):
-            self._watch_segments()
+    def _notice_roll(self) -> None:
+        if self._local.has_rolled():
             if self.failure is None:
                 try:
-                    self._log.write_producer_state(self._retries.producers.to_state())
+                    self._local.save_producers()
                 except LogFailedError as error:  # what was answered is durable; no more is taken
                     self.fail(error)
             self._on_sealed(self.stream)
-
-    def _watch_segments(self) -> None:
-        self._tier.watch(self._log.segments())

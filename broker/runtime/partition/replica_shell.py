@@ -34,8 +34,8 @@ from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, 
 from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
 from broker.ports.system import Clock
+from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.tier_view import below_table
-from broker.storage.log.partition_log import PartitionLog
 
 _log = structlog.get_logger(__name__)
 
@@ -103,25 +103,13 @@ class ReplicaOwner(Protocol):
     """The driver, as the shell sees it. Every call is on the owner's thread."""
 
     def begin_leading(self) -> None:
-        """Rebuild the retry tables; from now on publishes are taken."""
+        """Take publishes from now on."""
 
     def end_leading(self) -> None:
         """Answer whoever waits: the outcome is not known here any more."""
 
-    def copied(self, batches: Sequence[StoredBatch]) -> None:
-        """Take notice of batches that a leader wrote, and that are now in this log."""
-
-    def shrunk(self) -> None:
-        """Forget what was derived from records that the log has lost."""
-
     def fail(self, error: HeadwaterError) -> None:
         """Take no more writes."""
-
-    def producers_before(self, start: Offset) -> bytes:
-        """Return the producers of records below ``start``."""
-
-    def replace_log(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
-        """Put an empty log at ``start`` in the place of the present one; return it."""
 
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
         """Call ``function`` in a turn that is not sooner than this."""
@@ -150,16 +138,15 @@ class ReplicaShell:
         *,
         owner: ReplicaOwner,
         name: str,
-        log: PartitionLog,
+        local: LocalLog,
         config: StreamConfig,
         identity: ReplicaIdentity,
         links: ReplicaLinks,
         clock: Clock,
-        known_high_watermark: Offset,
     ) -> None:
         """Stand by; a role comes with the first view."""
         self._owner = owner
-        self._log = log
+        self._local = local
         self._interval = config.flush == "interval"
         self._links = links
         self._clock = clock
@@ -171,10 +158,10 @@ class ReplicaShell:
             lease_until_ms=links.lease_until_ms(),
             limits=identity.limits,
             timing=identity.timing,
-            known_high_watermark=log.log_start,
+            known_high_watermark=local.log.log_start,
         )
         self._lease_until_ms = links.lease_until_ms()
-        self.high_watermark = known_high_watermark  # as readers see it
+        self.high_watermark = local.committed_for_certain()  # as readers see it
         self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
         self._committed = threading.Condition()
         self._closing = False
@@ -247,7 +234,7 @@ class ReplicaShell:
 
     def appended(self) -> None:
         """Publishes are written, not yet synced: followers may fetch them already."""
-        self._do(self._replica.appended(self._log.log_end))
+        self._do(self._replica.appended(self._local.log.log_end))
 
     def sync(self) -> None:
         """Make the log durable and tell the machine.
@@ -265,7 +252,7 @@ class ReplicaShell:
     # ------------------------------------------------------------------ effects
 
     def _facts(self) -> does.LogFacts:
-        log = self._log
+        log = self._local.log
         return does.LogFacts(
             log_start=log.log_start,
             log_end=log.log_end,
@@ -277,7 +264,7 @@ class ReplicaShell:
         return self._clock.monotonic_ms()
 
     def _sync(self) -> None:
-        self._log.sync()
+        self._local.log.sync()
         self.sync_count += 1
         self.synced_ms = self._now_ms()
 
@@ -311,7 +298,7 @@ class ReplicaShell:
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):
                 self._sync()
-                self._links.confirm_leader(leader_epoch, self._log.synced_end)
+                self._links.confirm_leader(leader_epoch, self._local.log.synced_end)
             case does.ReportLeader(_, leader_epoch):
                 self._links.report_leader(leader_epoch)
             case does.StartLeading(leader_epoch):
@@ -326,7 +313,7 @@ class ReplicaShell:
 
     def _send_records(self, effect: does.SendRecords) -> None:
         request = effect.request
-        log_end = self._log.log_end
+        log_end = self._local.log.log_end
         try:
             batches = self._records_from(request.fetch_from, log_end)
         except OffsetOutOfRangeError:
@@ -350,13 +337,13 @@ class ReplicaShell:
         if start >= log_end:
             return []
         if self._shared is None or self._shared[:2] != (start, log_end):
-            batches = self._log.read(start, log_end, bytes_max=FETCH_BYTES_MAX)
+            batches = self._local.log.read(start, log_end, bytes_max=FETCH_BYTES_MAX)
             self._shared = (start, log_end, batches)
         return self._shared[2]
 
     def _below_start(self, request: FetchRequest) -> FetchAnswer:
         """Tell a follower to begin where this log does: what it lacks is in the table."""
-        log = self._log
+        log = self._local.log
         start = log.log_start
         epochs = log.epochs.truncated(start).starts
         return FetchAnswer(
@@ -368,7 +355,7 @@ class ReplicaShell:
             refusal="below_start",
             prefix=LogPrefix(
                 epochs=tuple((one.leader_epoch, one.start_offset) for one in epochs),
-                producers=self._owner.producers_before(start),
+                producers=self._local.producers_before(start),
             ),
         )
 
@@ -378,10 +365,10 @@ class ReplicaShell:
         if follower is None or follower.phase != "truncating":
             return
         _log.warning(
-            "log_begins_anew", partition=self._name, log_end=self._log.log_end, start=start
+            "log_begins_anew", partition=self._name, log_end=self._local.log.log_end, start=start
         )
         try:
-            self._log = self._owner.replace_log(start, prefix)
+            self._local.replace(start, prefix)
         except DiskFullError as error:
             _log.warning("new_log_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
@@ -390,27 +377,27 @@ class ReplicaShell:
 
     def _begin_at(self, start: Offset) -> None:
         """Begin anew at the cold end, after an unclean election."""
-        log = self._log
+        log = self._local.log
         _log.warning(
             "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
         )
-        prefix = LogPrefix(epochs=(), producers=self._owner.producers_before(log.log_end))
-        self._log = self._owner.replace_log(start, prefix)
+        prefix = LogPrefix(epochs=(), producers=self._local.producers_before(log.log_end))
+        self._local.replace(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
         """Write what was fetched, in runs that recovery can tell from rot; then sync."""
         first = 0
         try:
-            for run in append_runs([one.header for one in batches], self._log.synced_end):
+            for run in append_runs([one.header for one in batches], self._local.log.synced_end):
                 if first:
                     self._sync()
                 part = batches[first : first + len(run)]
-                self._log.append_stored(part, now_us=self._clock.now_us())
-                self._owner.copied(part)
+                self._local.log.append_stored(part, now_us=self._clock.now_us())
+                self._local.copied(part)
                 first += len(run)
         except DiskFullError as error:
             _log.warning("follower_disk_full", partition=self._name, reason=error.message)
-            self._owner.shrunk()
+            self._local.shrunk()
             self._do(self._replica.failed_append(self._now_ms()))
             return
         self.sync()
@@ -420,17 +407,18 @@ class ReplicaShell:
         follower = self._replica.follower
         if follower is None or follower.phase != "truncating":
             return  # somebody else is followed by now, and has aligned from scratch
-        log_end = self._log.log_end
-        end = max(end, self._log.log_start)  # some was freed while this waited; aligned once more
+        log_end = self._local.log.log_end
+        # Segments may have been freed while this waited for room.
+        end = max(end, self._local.log.log_start)
         try:
-            self._log.truncate(end)
+            self._local.log.truncate(end)
         except DiskFullError as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._truncate(end))
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)
-        self._owner.shrunk()
+        self._local.shrunk()
         self._do(self._replica.truncated(self._now_ms()))
 
     def _propose_isr(self, wanted: does.ProposeIsr) -> None:

@@ -26,13 +26,13 @@ def ack_unwritten() -> None:
     original = Commits.write
     count = itertools.count(1)
 
-    def write(self: Any, writes: Any, log: Any, shell: Any, leader_epoch: Any) -> bool:
+    def write(self: Any, writes: Any, shell: Any, leader_epoch: Any) -> bool:
         if next(count) % 50:
-            return bool(original(self, writes, log, shell, leader_epoch))
+            return bool(original(self, writes, shell, leader_epoch))
         group = CommitGroup(
-            producers=self._retries.producers,
-            window=self._retries.window,
-            start=log.log_end,
+            producers=self._local.retries.producers,
+            window=self._local.retries.window,
+            start=self._local.log.log_end,
             leader_epoch=leader_epoch,
             now_us=self._clock.now_us(),
             encode=self.encode,

@@ -85,9 +85,9 @@ def whole_files_are_durable(folder: Path) -> None:
         rig = DriverRig(files)
         rig.put(b"x", producer=7, sequence=0)
         rig.turns.run()
-        rig.driver._log.write_producer_state(b"{}")
+        rig.driver._local.log.write_producer_state(b"{}")
         calls.require(*KEPT, "producers")
-        rig.driver._log.checkpoint()
+        rig.driver._local.log.checkpoint()
         calls.require("recovery")
         rig.close()
         calls.require(*KEPT, "producers")
@@ -132,7 +132,7 @@ def leases_hold_local_segments(folder: Path) -> None:
 
     def meanwhile() -> Offset:
         # A shipment and a lease that begins above it, between the two looks.
-        rig.driver._tier.cold_end = sealed[3].end_offset
+        rig.driver._local.tier.cold_end = sealed[3].end_offset
         return sealed[3].end_offset
 
     rig.driver.frees.now(meanwhile)
@@ -269,7 +269,7 @@ def retries_are_known_after_a_crash(_folder: Path) -> None:
     rig = DriverRig(disk.files())
     rig.put(b"a", producer=7, sequence=0)
     rig.turns.run()
-    rig.driver._log.write_producer_state(rig.driver._retries.producers.to_state())
+    rig.driver._local.log.write_producer_state(rig.driver._local.retries.producers.to_state())
     rig.put(b"b", producer=7, sequence=1)
     rig.turns.run()
     disk.kill()
@@ -311,7 +311,7 @@ def a_crash_persists_nothing(_folder: Path) -> None:
     rig = DriverRig(disk.files())
     rig.put(b"a", producer=7, sequence=0)
     rig.turns.run()
-    log: Any = rig.driver._log
+    log: Any = rig.driver._local.log
     original = log.append
 
     def bug(*_: Any, **__: Any) -> None:

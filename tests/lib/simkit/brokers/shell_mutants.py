@@ -81,7 +81,7 @@ def ack_before_sync() -> Any:
     """The sync is for the followers, the ack does not wait for it."""
 
     def sync(self: ReplicaShell) -> None:
-        self._log._synced_end = self._log.log_end
+        self._local.log._synced_end = self._local.log.log_end
         self._do(self._replica.synced(self._now_ms()))
 
     return replaced(ReplicaShell, "sync", sync)
@@ -92,7 +92,7 @@ def intervals_never_end() -> Any:
 
     def maintain(self: PartitionDriver) -> None:
         self._maintenance_queued = False
-        self._log.roll_if_due(self._clock.now_us())
+        self._local.log.roll_if_due(self._clock.now_us())
 
     return replaced(PartitionDriver, "_maintain", maintain)
 
@@ -166,7 +166,9 @@ def duplicates_are_acked_at_once() -> Any:
 
 def readers_see_the_log_end() -> Any:
     """What is written is shown."""
-    return replaced(PartitionDriver, "high_watermark", property(lambda self: self._log.log_end))
+    return replaced(
+        PartitionDriver, "high_watermark", property(lambda self: self._local.log.log_end)
+    )
 
 
 def tail_is_not_read() -> Any:

@@ -104,6 +104,7 @@ def _partition(stream: str, partition: int, log_end: int) -> PartitionSample:
         log_end_offset=log_end,
         cold_end=2,
         unshipped_bytes=123,
+        state="leading",
         failed=False,
         appended_records_total=log_end,
         appended_bytes_total=1000,

@@ -85,7 +85,7 @@ def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
         live.partition.record_cold_end(sealed[1].end_offset)  # a metadata command on a full disk
         assert live.partition.cold_end == sealed[1].end_offset
         live.partition._queue.call(
-            lambda: live.partition._log.free([one.base_offset for one in sealed[:2]])
+            lambda: live.partition._local.log.free([one.base_offset for one in sealed[:2]])
         )
         assert live.partition.log_start == sealed[1].end_offset
         disk.files.full = False

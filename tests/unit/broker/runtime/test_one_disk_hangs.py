@@ -140,7 +140,7 @@ def test_nothing_that_a_tick_wants_of_a_slow_partition_is_waited_for(scene: Scen
     slow = scene.stream("slow", segment_bytes_max=4096, local_retention_bytes=0)
     for number in range(6):
         assert offset(send(slow, bytes(1500))) == number
-    slow._retries.window.expire(2**62)
+    slow._local.retries.window.expire(2**62)
     other = scene.stream("other", segment_age_ms_max=100)
     pending = scene.hang(slow)
     slow.record_cold_end(Offset(4))
@@ -189,7 +189,7 @@ def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.Mon
     scene.hang(slow)
     assert offset(send(other, b"a")) == 0
     scene.broker.stop()
-    assert other._log._active is None, "its log is closed"
+    assert other._local.log._active is None, "its log is closed"
 
 
 def test_views_that_wait_are_one(scene: Scene) -> None:

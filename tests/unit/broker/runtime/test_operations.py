@@ -23,6 +23,9 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
 from broker.errors import (
+    DiskFullError,
+    EnvelopeError,
+    HeadwaterError,
     IneligibleReplicaError,
     InvalidAssignmentError,
     InvalidRequestError,
@@ -32,9 +35,11 @@ from broker.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.cluster_status import ReplicaStatus
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
 from simkit.brokers.memory_broker import FakeClock
@@ -123,6 +128,7 @@ class Driver:
         self.log_start = Offset(0)
         self.leader_epoch = LeaderEpoch(1)
         self.failure = self.refusal = self.leader = self.view = None
+        self.state = ReplicaState.WAITING
 
 
 class Broker:
@@ -130,6 +136,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.found: list[Any] = []
+        self.not_open: dict[PartitionId, HeadwaterError] = {}
         self.asked: list[tuple[str, int]] = []
 
     def learn_cold_end(self, name: str, partition: int) -> None:
@@ -139,6 +146,10 @@ class Broker:
     def drivers(self) -> list[Any]:
         """Return them."""
         return self.found
+
+    def unopened(self) -> dict[PartitionId, HeadwaterError]:
+        """Return what could not be opened."""
+        return self.not_open
 
 
 @pytest.fixture
@@ -357,3 +368,29 @@ def test_replicas_are_told_by_their_broker(metadata: Metadata) -> None:
     assert (one.broker, one.stream, one.partition, one.log_end, one.last_epoch) == (
         "c", "s", 0, 7, 1
     )  # fmt: skip
+
+
+def test_a_replica_that_could_not_be_opened_is_told_with_its_reason(metadata: Metadata) -> None:
+    """It belongs here, so it is in the list; of a stream that is gone nothing is told."""
+    broker = Broker()
+    gone = StreamUuid("00000000-0000-4000-8000-0000000000ff")
+    for uuid in (UUID, gone):
+        broker.not_open[PartitionId(uuid, PartitionNumber(0))] = DiskFullError("no room for a log")
+    operations = ClusterOperations(
+        cluster="hw", me=A, metadata=metadata, broker=broker, clock=FakeClock()
+    )
+    (one,) = operations.replicas()
+    assert (one.stream, one.partition, one.state) == ("s", 0, "opening")
+    assert one.failure == "no room for a log"
+    assert ReplicaStatus.from_dict(one.to_dict()) == one
+
+
+def test_what_an_older_broker_tells_is_understood(metadata: Metadata) -> None:
+    """Fields that it does not know have their defaults; a field without one may not be missing."""
+    (one,) = _operations(metadata).replicas()
+    told = one.to_dict()
+    del told["state"]
+    assert ReplicaStatus.from_dict(told).state == ""
+    del told["log_end"]
+    with pytest.raises(EnvelopeError, match="log_end"):
+        ReplicaStatus.from_dict(told)

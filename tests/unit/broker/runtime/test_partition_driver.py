@@ -211,7 +211,7 @@ def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> 
     node.broker.tier_listeners.on_sealed(lambda stream: sealed.put(stream.name))
     partition = _open(node)
     _put(partition, b"a")
-    partition._log.seal_active(1)  # the moment between a roll and the look at it
+    partition._local.log.seal_active(1)  # the moment between a roll and the look at it
     partition.record_cold_end(Offset(1))
     _put(partition, b"b")
     assert sealed.get(timeout=30) == "s"

@@ -26,9 +26,11 @@ from broker.core.metadata.commands import (
     encode,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.errors import HeadwaterError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
 from headwater.cli.main import app
@@ -84,6 +86,10 @@ class Cluster:
         """The partition, once there is one."""
         rows = self.state.partitions.get(UUID)
         return None if rows is None else rows[0]
+
+    def unopened(self) -> dict[PartitionId, HeadwaterError]:
+        """Every replica is open."""
+        return {}
 
     def lose(self, broker: BrokerId) -> None:
         """Fence a broker."""
@@ -192,7 +198,7 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
     cluster.replicas = [
         SimpleNamespace(
             stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)),
-            failure=None, refusal=None,
+            failure=None, refusal=None, state=ReplicaState.WAITING,
             synced_position=(LeaderEpoch(1), Offset(5)), log_start=Offset(0), log_end=Offset(5),
             high_watermark=Offset(4), leader_epoch=LeaderEpoch(1), view=None, leader=None,
         )

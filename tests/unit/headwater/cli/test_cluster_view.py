@@ -179,3 +179,29 @@ def test_who_votes_is_shown() -> None:
     assert [row[column] for row in rows] == ["yes", "yes", "yes", "no"]
     assert [one["voter"] for one in view.brokers_json(follows)] == [True, True, True, False]
     assert {row[column] for row in view.broker_rows(_status(alone=True))} == {"yes"}
+
+
+def test_a_replica_that_neither_leads_nor_follows_is_noted() -> None:
+    """What it does instead stands in the row and in the JSON; the usual needs no words."""
+    told = [
+        replace(_replica("a", 20), state="leading"),
+        replace(_replica("b", 20), state="following"),
+        replace(_replica("c", 0), state="damaged"),
+    ]
+    one = replace(PARTITION, replicas=("a", "b", "c"), restarted=("b",))
+    replicas = view.Replicas(told)
+    notes = view.partition_row(one, replicas)[view.PARTITION_COLUMNS.index("notes")]
+    assert notes.split(", ")[-1] == "c damaged"
+    assert "restarted, to be compared: b" in notes
+    states = view.partition_json(one, replicas)["replica_states"]
+    assert states == {"a": "leading", "b": "following", "c": "damaged"}
+
+
+def test_offline_and_leaderless_are_counted_apart() -> None:
+    """As the metrics of these names do."""
+    rows = (
+        replace(PARTITION, status="offline"),
+        replace(PARTITION, status="election", partition=1),
+    )
+    found = view.status_json(_status(*rows), view.Replicas())
+    assert (found["offline_partitions"], found["leaderless_partitions"]) == (1, 2)

@@ -1,0 +1,152 @@
+"""What a replica is doing has one name at any moment, and the driver says it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.adapters.disk.files import DiskFiles
+from broker.core.replication.effects import ProposeIsr
+from broker.errors import HeadwaterError, HistoryClaimedError
+from broker.model.cluster_status import PartitionStatus
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId
+from broker.model.lineage import Leadership
+from broker.model.offsets import Offset
+from broker.model.replica_messages import ReplicaMessage
+from broker.model.replica_state import ReplicaState
+from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims
+from simkit.brokers.driver_rig import FOLDER, ME, DriverRig, alone_view
+from simkit.disk.disk import SimDisk
+
+OTHER = BrokerId("other")
+LINEAGE = "1" * 32
+
+
+class QuietLinks:
+    """Links to others who do not answer."""
+
+    def send(self, to: BrokerId, message: ReplicaMessage) -> None:
+        """Nobody hears it."""
+
+    def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
+        """Nobody answers."""
+
+    def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """Nobody hears it."""
+
+    def report_leader(self, leader_epoch: LeaderEpoch) -> None:
+        """Nobody hears it."""
+
+    def lease_until_ms(self) -> int:
+        """It has a lease for a long time."""
+        return 1 << 40
+
+    def withdraw(self, reason: HeadwaterError) -> None:
+        """Nobody hears it."""
+
+    def lead_changed(self) -> None:
+        """Nobody listens."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[DiskFiles]:
+    """Give a folder."""
+    found = DiskFiles(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_replica_without_a_view_is_opening(files: DiskFiles) -> None:
+    """The log is open, and nobody has said yet what to do with it."""
+    rig = DriverRig(files, links=QuietLinks())
+    assert rig.driver.state is ReplicaState.OPENING
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("leader", "candidate", "status", "state"),
+    [
+        (ME, None, "online", ReplicaState.LEADING),
+        (OTHER, None, "online", ReplicaState.FOLLOWING),
+        (None, ME, "candidate_found", ReplicaState.CANDIDATE),
+        (None, OTHER, "candidate_found", ReplicaState.WAITING),
+        (None, None, "offline", ReplicaState.WAITING),
+    ],
+)
+def test_the_metadata_says_who_does_what(
+    files: DiskFiles,
+    leader: BrokerId | None,
+    candidate: BrokerId | None,
+    status: PartitionStatus,
+    state: ReplicaState,
+) -> None:
+    """One name for each place in a view."""
+    rig = DriverRig(files, links=QuietLinks())
+    both = {ME: BrokerEpoch(1), OTHER: BrokerEpoch(2)}
+    rig.view(
+        replace(
+            alone_view(),
+            status=status,
+            leader=leader,
+            candidate=candidate,
+            replicas=(ME, OTHER),
+            isr=frozenset(both),
+            broker_epochs=both,
+            joinable=frozenset(both),
+        )
+    )
+    assert rig.driver.state is state
+    assert state.takes_writes == (state is ReplicaState.LEADING)
+    assert state.is_well
+    rig.close()
+    assert rig.driver.state is ReplicaState.CLOSING
+
+
+def test_a_leader_claims_before_it_leads_and_may_be_replaced(files: DiskFiles) -> None:
+    """Writes wait for the claim; a claim that another process has is the end of writes."""
+    rig = DriverRig(files, claims=Claims(lambda _stream, _source: True))
+    begun = Leadership(leader_epoch=LeaderEpoch(1), lineage_id=LINEAGE, start=Offset(0))
+    rig.view(replace(alone_view(), lineage=(begun,)))
+    seen = [rig.driver.state]
+    rig.clock.advance(us=SETTLE_MS * 1000)
+    assert not rig.put(b"asks the gate for the time")
+    rig.turns.run()
+    seen.append(rig.driver.state)
+    rig.driver.refuse_writes(LINEAGE, HistoryClaimedError("another process leads a copy"))
+    rig.turns.run()
+    seen.append(rig.driver.state)
+    assert seen == [ReplicaState.CLAIMING, ReplicaState.LEADING, ReplicaState.REPLACED]
+    assert [one.is_well for one in seen] == [True, True, False]
+    rig.close()
+
+
+def test_a_disk_that_refuses_a_sync_fails_the_replica() -> None:
+    """It stays failed: what the disk has is not known."""
+    disk = SimDisk(random.Random(1))
+    rig = DriverRig(disk.files())
+    disk.datasync_failures = 1
+    answers = rig.put(b"v")
+    rig.turns.run()
+    assert isinstance(answers[0], HeadwaterError)
+    assert rig.driver.state is ReplicaState.FAILED
+    assert not rig.driver.state.is_well
+
+
+def test_a_log_that_is_cut_is_damaged_from_its_opening_on(files: DiskFiles, tmp_path: Path) -> None:
+    """Nothing is removed, and the state says why nothing is served."""
+    rig = DriverRig(files)
+    for value in (b"one", b"two"):
+        rig.put(value)
+        rig.turns.run()
+    rig.close()
+    (segment,) = (tmp_path / FOLDER).glob("*.log")
+    half = segment.read_bytes()[: segment.stat().st_size // 2]
+    segment.write_bytes(half)
+    again = DriverRig(files)
+    assert again.driver.state is ReplicaState.DAMAGED
+    assert segment.read_bytes() == half
