@@ -105,29 +105,9 @@ def test_every_flight_action_is_named() -> None:
     assert set(re.findall(r"[a-z_]+", listed)) >= ACTIONS.keys()
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
-def test_files_that_are_named_are_there(page: str) -> None:
-    """A file that moved is followed; so is a test, which stands in one of the files named."""
-    names = re.findall(r"`([^`\n]+)`", _page(page))
-    files = [name for name in names if re.fullmatch(r"[\w./-]+/[\w.-]+\.(py|md)", name)]
-    assert [name for name in files if not (ROOT / name).is_file()] == []
-    text = "".join(map(_page, files))
-    tests = [name for name in names if re.fullmatch(r"test_\w+", name)]
-    assert [name for name in tests if f"def {name}(" not in text] == []
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "ARCHITECTURE.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        ".github/PULL_REQUEST_TEMPLATE.md",
-        *(f"docs/{one.name}" for one in sorted((ROOT / "docs").glob("*.md"))),
-    ],
-)
-def test_links_lead_somewhere(page: str) -> None:
-    """A relative link names a file that is there."""
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", _page(page)):
-        assert ((ROOT / page).parent / target).exists(), target
+def test_every_decision_is_in_the_index() -> None:
+    """docs/decisions/README.md names each page by its number and its own title."""
+    index = _page("docs/decisions/README.md")
+    for page in sorted((ROOT / "docs/decisions").glob("0*.md")):
+        title = re.sub(r"^# \d+(?::| ·|\.) ", "", page.read_text("utf-8").splitlines()[0])
+        assert f"| [{page.name[:4]}]({page.name}) | {title} |" in index

@@ -35,10 +35,3 @@ def test_each_defect_has_its_test() -> None:
         named = re.findall(r"`(\w+)`", tests)
         assert set(named) <= present, row
         assert row == "pickle" or all(one.startswith(f"test_{row.lower()}_") for one in named)
-
-
-def test_the_files_that_the_page_names_exist() -> None:
-    """A path in the page leads somewhere."""
-    page = (ROOT / "docs/raft.md").read_text("utf-8")
-    for path in re.findall(r"`((?:tests|broker)/[\w/.]+)`", page):
-        assert (ROOT / path).exists(), path
