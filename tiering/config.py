@@ -1,4 +1,4 @@
-"""What the daemon may choose about tiering; where the lake is stands in store/location.py."""
+"""Settings of tiering that the daemon chooses. The lake's location is in store/location.py."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from broker.errors import InvalidConfigError
 
 _MIB = 1024 * 1024
 
-Observer = Callable[[str, Mapping[str, object]], None]  # hears what happens, as events
+Observer = Callable[[str, Mapping[str, object]], None]  # gets each event: its name and its facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieringConfig:
-    """How eagerly segments are shipped, and how failures are waited out."""
+    """How often segments are shipped, and how long a failed attempt waits for the next one."""
 
-    check_interval_ms: int = 1_000  # how often every partition is looked at, besides being woken
-    upload_timeout_ms: int = 120_000  # whole upload or table operation, all attempts
+    check_interval_ms: int = 1_000  # how often every partition is checked, beside the wake-ups
+    upload_timeout_ms: int = 120_000  # one upload or table operation, with all its attempts
     object_bytes_max: int = (
         128 * _MIB
-    )  # log bytes joined into one object; one segment may exceed it
+    )  # log bytes joined into one object; a single larger segment becomes a larger object
     workers_count: int = 1  # partitions shipped at the same time; each holds an object in memory
-    backoff_ms_min: int = 500  # after a failure; doubled each time, with jitter
+    backoff_ms_min: int = 500  # wait after the first failure; doubled each time, with jitter
     backoff_ms_max: int = 30_000
-    checkpoint_interval_commits: int = 20  # a Delta checkpoint after so many versions
-    stop_timeout_ms: int = 10_000  # how long stopping waits for what is under way
-    broker: str = ""  # who claims, for people to read
+    checkpoint_interval_commits: int = 20  # table versions between two Delta checkpoints
+    stop_timeout_ms: int = 10_000  # how long a stop waits for the work in progress
+    broker: str = ""  # this broker's name in its claims, for people to read
 
     def __post_init__(self) -> None:
         positive = (

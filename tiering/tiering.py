@@ -1,7 +1,7 @@
-"""Tiering as the broker sees it: the RemoteLog port over one lake and the broker's own streams.
+"""Tiering as the broker sees it: implements the RemoteLog port over one lake.
 
-The daemon makes one, starts it after the logs are open and stops it before they close. Everything
-here may be called from any thread.
+The daemon creates one ``Tiering``, starts it after the logs are open and stops it before the logs
+close. Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class TierStats:
     shipped_bytes_total: int
     failures_total: int
     conflicts_total: int
-    last_shipped_us: int  # 0: nothing yet
+    last_shipped_us: int  # 0: nothing shipped yet
 
 
 def ignore_events(event: str, facts: Mapping[str, object]) -> None:
-    """Hear of an event and do nothing; the daemon plugs its log in instead."""
+    """Ignore an event; the daemon passes an observer that logs it."""
 
 
 class Tiering:
@@ -62,15 +62,15 @@ class Tiering:
         *,
         observer: Observer = ignore_events,
     ) -> None:
-        """Bind lake and broker; makes no request. ``observer`` hears what happens, as events."""
+        """Connect the lake with the broker; makes no request. ``observer`` gets every event."""
         self._config = config if config is not None else TieringConfig()
         self._lake = lake.with_deadline(self._config.upload_timeout_ms / 1000)
         self._catalog = catalog
         self._clock = clock
         self._lock = threading.Lock()
         self._tables: dict[str, DeltaStreamTable] = {}
-        self._proved = ProvedEnds()  # against the local log, by shippers
-        self._judged = ProvedEnds()  # by the metadata's lineage, for readers
+        self._proved = ProvedEnds()  # shippers compared these ends with the local log
+        self._judged = ProvedEnds()  # these were compared with the metadata's lineage, for readers
         self._claimant = Claimant(
             self._table,
             cluster=lake.cluster,
@@ -90,13 +90,13 @@ class Tiering:
         )
 
     def start(self) -> None:
-        """Begin shipping by itself."""
+        """Start the threads that ship."""
         self._uploader.start()
 
     def stop(self) -> None:
-        """Stop shipping; blocks until the workers are done, or their time is up.
+        """Stop shipping; blocks until the workers are done, or ``stop_timeout_ms`` is over.
 
-        What was under way is continued, or done again, at the next start.
+        The next start continues the interrupted work, or does it again.
         """
         self._uploader.stop()
         self._claimant.stop()
@@ -104,7 +104,10 @@ class Tiering:
             self._tables.clear()
 
     def await_claims(self, timeout_ms: int) -> None:
-        """Wait until what this broker leads is claimed, or lost, at most so long. Blocks."""
+        """Wait until each partition that this broker leads is claimed, or its claim lost. Blocks.
+
+        Waits ``timeout_ms`` at most.
+        """
         self._claimant.wait_settled(timeout_ms)
 
     def stats(self) -> list[TierStats]:
@@ -166,7 +169,7 @@ class Tiering:
         snapshot = table.find()
         if snapshot is None:
             raise OffsetOutOfRangeError(
-                f"nothing of {stream.name!r} is in its table yet",
+                f"stream {stream.name!r} has no records in its table yet",
                 offset=int(start),
                 start=0,
                 end=0,
@@ -178,12 +181,12 @@ class Tiering:
         return read_rows(snapshot, table.store, partition, wanted, schema)
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
-        """Ship every record committed now; return when it is in the table; see the port."""
+        """Ship every committed record and wait until it is in the table; see the port."""
         self._uploader.flush(stream, timeout_ms=timeout_ms)
         return self.status(stream)
 
     def status(self, stream: Stream) -> list[TierStatus]:
-        """Return how far each partition is, from memory."""
+        """Return how far each partition is shipped; answers from memory."""
         return [self._status(source) for source in self._catalog.sources(stream)]
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
@@ -199,10 +202,11 @@ class Tiering:
         snapshot: TableSnapshot,
         partitions: Iterable[int],
     ) -> None:
-        """Refuse a table of another history; what was proved once costs nothing.
+        """Refuse a table of another history; a cold end that was proved before costs nothing.
 
-        What this broker did not ship itself is judged by the metadata's lineage. That may be
-        behind: a new leader's first commit can be seen before its leadership is.
+        Ranges that this broker did not ship itself are compared with the metadata's lineage. The
+        local lineage may be old: a new leader's first commit may be visible before this broker
+        knows of its leadership. So a failed comparison is tried once more with a fresh lineage.
         """
         for number in partitions:
             partition = PartitionId(stream.uuid, PartitionNumber(number))
@@ -243,7 +247,7 @@ class Tiering:
         )
 
     def _is_replaced(self, partition: PartitionId, lineage_id: str) -> bool:
-        """Tell whether the metadata, asked anew, has a leadership after this one."""
+        """Ask for fresh metadata; tell whether it has a later leadership than this one."""
         lineage, _ = self._catalog.history(partition, refreshed=True)
         return any(one.lineage_id == lineage_id for one in lineage[:-1])
 

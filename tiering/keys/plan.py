@@ -1,10 +1,10 @@
 """What an advance of a key snapshot has to rewrite. Pure.
 
 The rows of a partition are spread over buckets by a hash of the key, one file per bucket. An
-advance reads the history after the old cut and rewrites the files of the buckets that its keys fall
-into; all other files stay. A partition is rewritten whole when its files are no longer ours (some
-OPTIMIZE joined them) or have outgrown their buckets, and built anew from history when there is no
-old cut to start from.
+advance reads the history after the old cut. It rewrites the files of the buckets that hold the keys
+of that history; all other files stay. All files of a partition are rewritten when they are no
+longer ours (an OPTIMIZE joined them) or when their buckets have become too large. A partition is
+built anew from its whole history when there is no old cut to start from.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from broker.errors import StreamRecreatedError, TableRolledBackError
 from broker.model.offsets import OffsetRange
 from tiering.table.table import DataFile, TableSnapshot
 
-BUCKET_BYTES: Final = 64 * 1024 * 1024  # about what a bucket's file should have
+BUCKET_BYTES: Final = 64 * 1024 * 1024  # the wanted size of a bucket's file, roughly
 BUCKETS_MAX: Final = 4096
-_OUTGROWN: Final = 2  # times the wanted size, on the average of a partition
+_OUTGROWN: Final = 2  # times BUCKET_BYTES, as the average of a partition's files
 _NAME: Final = re.compile(r"partition=(\d+)/(\d{4})-of-(\d{4})-\d{20}-[0-9a-f]{16}\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlan:
-    """How one partition goes from the history ``old`` to the history ``new``."""
+    """How the rows of one partition go from the history range ``old`` to the range ``new``."""
 
     partition: int
     old: OffsetRange
@@ -36,15 +36,15 @@ class PartitionPlan:
     buckets_count: int
     rebuild: bool  # no old row is used
     whole: bool  # every file is replaced
-    files: tuple[DataFile, ...]  # the partition's files now
+    files: tuple[DataFile, ...]  # the partition's present files
 
     @property
     def to_read(self) -> OffsetRange:
-        """The history that is read."""
+        """The range of the history that the job reads."""
         return self.new if self.rebuild else OffsetRange(self.old.end, self.new.end)
 
     def removed(self, touched: Collection[int]) -> tuple[DataFile, ...]:
-        """Return the files that the commit removes, given the buckets that new keys fall into."""
+        """Return the files that the commit removes; ``touched`` are the buckets with new keys."""
         if self.whole:
             return self.files
         return tuple(file for file in self.files if place_of(file).bucket in touched)
@@ -52,7 +52,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlace:
-    """Which bucket a file is, of how many; what its name says."""
+    """The bucket of a file and the number of buckets, both read from the file's name."""
 
     bucket: int
     count: int
@@ -65,18 +65,19 @@ def plan(
     *,
     distrusted: Collection[int] = (),
 ) -> list[PartitionPlan]:
-    """Return what each partition needs, without those that are up to date.
+    """Return the plans of the partitions that are not up to date.
 
-    ``sizes`` estimates, per partition, the bytes of the newest rows among those to be read.
-    Partitions that are ``distrusted`` are built anew from history.
+    ``sizes`` estimates, per partition, the bytes of the newest rows per key in the range to be
+    read. Partitions that are ``distrusted`` are built anew from history.
 
     Raises:
-        StreamRecreatedError: they are of two incarnations of the stream.
+        StreamRecreatedError: the two tables belong to two incarnations of the stream.
         TableRolledBackError: the key snapshot covers offsets that the history does not have.
     """
     if latest.stream_uuid != history.stream_uuid:
         raise StreamRecreatedError(
-            f"{latest.uri} is of stream {latest.stream_uuid}, {history.uri} of another",
+            f"the key snapshot {latest.uri} belongs to stream {latest.stream_uuid}, but the "
+            f"history {history.uri} belongs to stream {history.stream_uuid}",
             expected=latest.stream_uuid,
             found=history.stream_uuid,
         )
@@ -85,8 +86,8 @@ def plan(
         old = latest.ranges[number]
         if old.end > new.end:
             raise TableRolledBackError(
-                f"{latest.uri} covers partition {number} up to {old.end}, but {history.uri} ends "
-                f"at {new.end}",
+                f"the key snapshot {latest.uri} covers partition {number} up to {old.end}, "
+                f"but the history {history.uri} ends at {new.end}",
                 uri=history.uri,
                 partition=number,
                 expected=int(old.end),
@@ -103,12 +104,15 @@ def plan(
 
 
 def ranges_to_read(latest: TableSnapshot, history: TableSnapshot) -> dict[int, OffsetRange]:
-    """Return the history that an advance reads, by partition; errors as in :func:`plan`."""
+    """Return, by partition, the range of the history that an advance reads.
+
+    Raises as :func:`plan`.
+    """
     return {one.partition: one.to_read for one in plan(latest, history, {}) if one.to_read}
 
 
 def buckets_for(bytes_count: int) -> int:
-    """Return how many buckets so many bytes deserve: a power of two."""
+    """Return the number of buckets for a partition of this size: a power of two."""
     wanted = -(-bytes_count // BUCKET_BYTES)
     return min(BUCKETS_MAX, 1 << max(0, wanted - 1).bit_length())
 
@@ -119,21 +123,21 @@ def bucket_of(key: bytes, count: int) -> int:
 
 
 def bucket_path(partition: int, bucket: int, count: int, end: int) -> str:
-    """Return a fresh path, below the table, for the file of one bucket as of ``end``."""
+    """Return an unused path below the table for one bucket's file; ``end`` is the cut's end."""
     return (
         f"partition={partition}/{bucket:04}-of-{count:04}-{end:020}-{secrets.token_hex(8)}.parquet"
     )
 
 
 def place_of(file: DataFile) -> BucketPlace:
-    """Return what a file's name says; asserts that the name is ours, see :func:`layout`."""
+    """Read the bucket from a file's name; the name must be ours, which :func:`layout` checks."""
     match = _NAME.match(file.path)
     assert match is not None, f"{file.path} is not the file of a bucket"
     return BucketPlace(int(match[2]), int(match[3]))
 
 
 def layout(files: Sequence[DataFile]) -> int | None:
-    """Return into how many buckets a partition's files are cut; None when they are not ours."""
+    """Return how many buckets a partition's files are split into; None if they are not ours."""
     counts, seen = set(), set()
     for file in files:
         match = _NAME.match(file.path)
@@ -157,7 +161,8 @@ def _plan_partition(  # two histories of one partition
     distrusted: bool,
 ) -> PartitionPlan:
     files = tuple(file for file in latest.files if file.partition == number)
-    # A row below what retention left is the newest of its key no more: such a row is in no history.
+    # Retention moved the start: a row below the new start is in no history, so it must go, and
+    # only a build from history finds out which row of its key is now the newest.
     rebuild = distrusted or not old or old.start != new.start
     kept = layout(files) if not rebuild else None
     total = fresh_bytes + (0 if rebuild else sum(file.size_bytes for file in files))

@@ -1,9 +1,10 @@
 """The key snapshot: a Delta table with the newest record of every key, at an exact cut.
 
-It lies beside the stream's own table as ``<table>__latest``, with the same columns and one row per
-partition and key. For each partition an application transaction says which history it is exactly
-of: ``[start, end)``, always offsets that the stream's table held when it was built. It never covers
-the tail: records that a lost broker could take with it must not be in a table that outlives it.
+The table is ``<table>__latest``, beside the stream's own table. It has the same columns, and one
+row per partition and key. Application transactions say exactly which offsets ``[start, end)`` of
+each partition the key snapshot covers. The stream's table held all of them when the key snapshot
+was built. The tail is never covered: only brokers have its records, and a table must not keep
+records that the stream itself may lose with a broker.
 A key whose newest record is a tombstone is absent; records without a key are in no key snapshot.
 
 This module finds and opens the table; keys/plan.py decides what an advance rewrites and
@@ -43,15 +44,16 @@ SUFFIX: Final = "__latest"
 class LatestTable:
     """One version of a key snapshot: exactly the newest rows per key of these ranges.
 
-    It is as our own commits made it. ``distrusted`` partitions were rewritten by somebody else who
-    says that no row changed, which only building them anew would prove: do not read those.
+    Every commit of the table was checked: each is ours or claims to change no row. ``distrusted``
+    partitions have files of a foreign writer that claims so. Only a new build from history could
+    prove that claim, so do not read these partitions.
     """
 
     uri: str
     version: int
     stream_uuid: StreamUuid
-    ends: Mapping[int, Offset]  # per partition: first offset that it does not cover
-    starts: Mapping[int, Offset]  # first offset that it covers: what remote retention had left
+    ends: Mapping[int, Offset]  # per partition: the first offset that is not covered
+    starts: Mapping[int, Offset]  # the first covered offset: where the table began at the build
     files: tuple[DataFile, ...]
     distrusted: frozenset[int] = frozenset()
 
@@ -67,15 +69,16 @@ def open_latest(
 ) -> LatestTable | None:
     """Open the key snapshot of a stream; None when there is none. Blocks.
 
-    Give ``stream_uuid``: a name that was given away and taken again has a table per incarnation,
-    and without it the table of the first one is opened. ``table_name`` is the stream's own table
-    folder where it is known (the last piece of a cut's ``table_uri``).
+    Give ``stream_uuid`` if possible. A stream that was deleted and created again under the same
+    name has one table per incarnation; without a uuid the first incarnation's table is opened.
+    ``table_name`` is the folder of the stream's own table, if known (the last piece of a cut's
+    ``table_uri``).
 
     Raises:
-        TableMismatchError: somebody else changed it (facts: version, operation, author).
-        ForeignHistoryError: it is made of another history than the stream's table beside it.
-        ObjectMissingError, ObjectCorruptError: a part of the table is gone or damaged, or it has
-            no such ``version``.
+        TableMismatchError: a foreign writer changed it (facts: version, operation, author).
+        ForeignHistoryError: it was built from another history than the stream's table beside it.
+        ObjectMissingError, ObjectCorruptError: a part of the table is gone or damaged, or the table
+            has no such ``version``.
         RemoteTierUnavailableError: the store does not answer.
     """
     names = [table_name] if table_name is not None else [stream_name]
@@ -87,7 +90,7 @@ def open_latest(
             try:
                 newest = table.find()
             except TableMismatchError:
-                continue  # a stream's history, or somebody's table: not a key snapshot
+                continue  # the history of a stream, or a foreign table: not a key snapshot
             if newest is None or (stream_uuid is not None and newest.stream_uuid != stream_uuid):
                 continue
             found = newest if version is None else table.snapshot(version)
@@ -100,8 +103,8 @@ def open_latest(
 def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
     """Return a stream's key snapshot for reading and writing, whether it exists or not.
 
-    The folder is ``<table>__latest``; where that holds something else (the history of a stream of
-    that very name), ``<table>__latest-<uuid8>``.
+    The folder is ``<table>__latest``. If that folder holds something else (the history of a stream
+    with exactly that name), the folder is ``<table>__latest-<uuid8>``.
     """
     first, second = _folders(stream.table_name, stream.uuid)
     table = _table_in(lake, stream.namespace, first, stream)
@@ -114,10 +117,10 @@ def latest_table(lake: Lake, stream: Stream) -> DeltaStreamTable:
 
 
 def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
-    """Prove whose commits made a key snapshot, and its objects; return what is distrusted.
+    """Prove the commits and the objects of a key snapshot; return the distrusted partitions.
 
     Raises:
-        TableMismatchError: somebody else changed it (facts: version, operation, author).
+        TableMismatchError: a foreign writer changed it (facts: version, operation, author).
         ObjectMissingError, ObjectCorruptError: an object is not the one that was committed.
         RemoteTierUnavailableError: the store does not answer.
     """
@@ -130,20 +133,20 @@ def prove_latest(snapshot: TableSnapshot, store: ObjectStore) -> frozenset[int]:
 
 
 def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: ObjectStore) -> None:
-    """Refuse a key snapshot whose newest advance was made of a commit that the history has not.
+    """Refuse a key snapshot that was built from a commit that the stream's table does not have.
 
-    A stream's table that was put back to an older copy goes on under the same versions and offsets
-    with other records; a key snapshot that was left behind would put the lost ones before them.
-    Advances of builds that noted no commit are passed over.
+    An operator may replace the stream's table by an older copy. The table then gets other records
+    under the same versions and offsets. A key snapshot from before that still shows the lost
+    records, and hides newer ones. An advance by an old build that noted no commit is not checked.
 
     Raises:
-        ForeignHistoryError: the history's log has another commit under that version, or none.
+        ForeignHistoryError: the stream's table has another commit under that version, or none.
         ObjectMissingError, RemoteTierUnavailableError.
     """
     for version in range(snapshot.version, 0, -1):
         info = info_of(list(actions_in(store.get(log_key(version)), version, snapshot.uri)))
         if MADE_OF not in info:
-            continue  # somebody's OPTIMIZE, a property: the rows are those of the advance below
+            continue  # an OPTIMIZE or a property: the rows are those of an earlier advance
         told = object_in(info[MADE_OF])
         made_at, expected = told.get("version"), told.get("commit")
         if type(made_at) is not int or not isinstance(expected, str):
@@ -154,10 +157,10 @@ def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: O
             found = None
         if found != expected:
             raise ForeignHistoryError(
-                f"version {version} of {snapshot.uri} is made of another history: of version "
-                f"{made_at} of the stream's table, which is not the commit that is there now. The "
-                "stream's table was put back to an older copy, and its key snapshot was not. Move "
-                "its folder away: 'headwater job snapshot' makes a new one from the history",
+                f"version {version} of the key snapshot {snapshot.uri} was built from version "
+                f"{made_at} of the stream's table, and that version is now another commit: the "
+                "stream's table was replaced by an older copy, and the key snapshot was not. Move "
+                "the key snapshot's folder away: 'headwater job snapshot' builds a new one",
                 uri=snapshot.uri,
                 version=version,
                 expected=expected,
@@ -167,10 +170,10 @@ def refuse_other_history(snapshot: TableSnapshot, store: ObjectStore, history: O
 
 
 def made_of(history: TableSnapshot, commit: str | None = None) -> str:
-    """Return what a commit says of the history that a key snapshot is made of.
+    """Return the text by which a key snapshot's commit names the history that it was built from.
 
-    ``commit`` is the SHA-256 of the history's commit file of that version: a table that was put
-    back and went on has the same versions.
+    ``commit`` is the SHA-256 of the commit file of the history's version. The version number alone
+    is not enough: a table that was replaced by an older copy uses the same numbers again.
     """
     ranges = {str(n): [int(held.start), int(held.end)] for n, held in history.ranges.items()}
     told = {"table_id": history.table_id, "version": history.version, "ranges": ranges}
@@ -178,7 +181,7 @@ def made_of(history: TableSnapshot, commit: str | None = None) -> str:
 
 
 def ranges_of(snapshot: TableSnapshot) -> Mapping[int, OffsetRange]:
-    """Return the history that each partition of a key snapshot is of."""
+    """Return, by partition, the offsets that a key snapshot covers."""
     return snapshot.ranges
 
 

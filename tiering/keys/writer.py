@@ -1,6 +1,6 @@
 """The files of a key snapshot: sorted rows in, the newest row of each key out, as Parquet.
 
-Rows come sorted by partition, bucket, key and falling offset, so the first row of a key is its
+Rows arrive sorted by partition, bucket, key and descending offset, so the first row of a key is its
 newest, whatever the timestamps say. Memory holds one file's compressed bytes and one row group.
 """
 
@@ -39,7 +39,7 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFile:
-    """One written file, not yet in the table."""
+    """A file that is written and not yet committed to the table."""
 
     path: str
     partition: int
@@ -48,10 +48,10 @@ class BucketFile:
     records_count: int
     stats_json: str
     crc32c: int
-    digest: str  # of the rows in the order of the file: by key
+    digest: str  # of the rows, in the file's order: by key
 
     def new_file(self, *, modified_us: int) -> NewFile:
-        """Return what a commit says of the file."""
+        """Return the file's description for the commit."""
         return NewFile(
             path=self.path,
             size_bytes=self.size_bytes,
@@ -70,16 +70,16 @@ def write_buckets(
     buckets: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> Iterator[BucketFile]:
-    """Write one file per bucket that keeps a row, and say what each is.
+    """Write one file per bucket that has rows left; yield the description of each file.
 
     Args:
-        rows: batches with the columns of SORTED_COLUMNS, sorted as the module says.
-        store: the key snapshot's own.
+        rows: batches with the columns of SORTED_COLUMNS, sorted as the module docstring says.
+        store: the object store of the key snapshot's folder.
         buckets: how many buckets each partition has.
-        ends: per partition, the end of the cut; only part of the names.
+        ends: per partition, the end of the cut; used in file names only.
 
     Raises:
-        ObjectCorruptError: what the store gives back is not what was written.
+        ObjectCorruptError: a file that was read back has other bytes than were written.
         RemoteTierUnavailableError: the store does not answer.
     """
     file: _OpenFile | None = None
@@ -94,7 +94,7 @@ def write_buckets(
 
 
 def newest_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield the newest row of each key that is no tombstone, by (partition, bucket), in order."""
+    """Yield each key's newest row, unless that is a tombstone, by (partition, bucket), in order."""
     previous: tuple[int, int, bytes] | None = None
     for batch in rows:
         if batch.num_rows == 0:
@@ -120,7 +120,7 @@ def newest_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.R
 
 
 class _OpenFile:
-    """A bucket's file while its rows come in."""
+    """A bucket's file that still receives rows."""
 
     def __init__(self, partition: int, bucket: int) -> None:
         self.partition = partition
@@ -134,7 +134,7 @@ class _OpenFile:
         self._digest = RangeDigest()
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take the next rows."""
+        """Add the next rows."""
         for low in range(0, rows.num_rows, ROW_GROUP_ROWS_MAX):
             piece = rows.slice(low, ROW_GROUP_ROWS_MAX)
             if (
@@ -152,7 +152,7 @@ class _OpenFile:
         self._stamps = _widened(self._stamps, stamps)
 
     def stored(self, store: ObjectStore, buckets_count: int, end: int) -> BucketFile:
-        """Finish the file, create it in the store, read it back, and say what it is."""
+        """Finish the file, store it, read it back and return its description."""
         assert self._offsets is not None, "a file has rows"
         assert self._stamps is not None, "a file has rows"
         self._flush()
@@ -161,9 +161,11 @@ class _OpenFile:
         path = bucket_path(self.partition, self.bucket, buckets_count, end)
         checksum = crc32c(body)
         if not store.put_if_absent(path, body, crc32c=checksum):
-            raise RemoteTierUnavailableError(f"{path} is taken by another object", key=path)
+            raise RemoteTierUnavailableError(f"{path} exists already as another object", key=path)
         if crc32c(store.get(path)) != checksum:
-            raise ObjectCorruptError(f"{path} is not what was stored", key=path)
+            raise ObjectCorruptError(
+                f"{path}: the object that was read back is not the one that was written", key=path
+            )
         return BucketFile(
             path=path,
             partition=self.partition,
@@ -185,7 +187,7 @@ class _OpenFile:
 
 
 def _file_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of a file, in the exact types."""
+    """Return the columns of the file, cast to the types of FILE_SCHEMA."""
     columns = [
         column if column.type == field.type else column.cast(field.type)
         for field in FILE_SCHEMA

@@ -1,8 +1,8 @@
-"""Does a table version hold exactly ``[start, cold end)``? What statistics can and cannot prove.
+"""Checks whether a table version holds exactly ``[start, cold end)``, as far as statistics tell.
 
-Pure. A file whose statistics span as many offsets as it has rows, and that no other file overlaps,
-is proven by them (offsets within one file of ours are distinct). OPTIMIZE may leave files whose
-ranges interleave; such groups are returned, for their offsets have to be read.
+Pure. Statistics prove a file if their bounds span as many offsets as the file has rows, and if no
+other file overlaps it (the offsets in one file of ours are distinct). OPTIMIZE may leave files with
+interleaved ranges. Such groups of files are returned to the caller, which has to read the offsets.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tiering.table.table import DataFile
 def unproven_groups(
     files: Sequence[DataFile], cold: OffsetRange, *, partition: int
 ) -> list[list[DataFile]]:
-    """Check one partition's files against its range; return groups to be checked by reading.
+    """Check one partition's files against its range; return the groups that have to be read.
 
-    ``files`` are those of the partition, all with statistics. Each group's span ``[min, max]`` is
-    contiguous with its neighbours'; what lies inside is for :func:`require_contiguous`.
+    ``files`` are the partition's files, all with statistics. The span ``[min, max]`` of each group
+    is contiguous with the neighbouring spans; :func:`require_contiguous` checks the offsets inside.
 
     Raises:
         TableMismatchError: a file has rows outside the range: the broker never committed them.
@@ -38,8 +38,8 @@ def unproven_groups(
             if _bounds(file)[0] < cold.start or _bounds(file)[1] >= cold.end:
                 raise TableMismatchError(
                     f"{file.path} has offsets {_bounds(file)[0]} to {_bounds(file)[1]}, but the "
-                    f"transactions of partition {partition} cover {cold}: rows the broker never "
-                    "committed",
+                    f"transactions of partition {partition} cover {cold}: the broker never "
+                    "committed these rows",
                     path=file.path,
                     partition=partition,
                 )
@@ -54,11 +54,11 @@ def unproven_groups(
 
 
 def require_contiguous(offsets: Offsets, *, partition: int) -> None:
-    """Check that these offsets, in any order, are each number between their bounds once.
+    """Check that these offsets, in any order, contain each number between their bounds once.
 
     Raises:
         OverlapError: an offset occurs twice.
-        GapError: an offset between is missing.
+        GapError: an offset between the bounds is missing.
     """
     ordered = np.sort(offsets)
     steps = np.diff(ordered)

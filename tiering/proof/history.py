@@ -1,10 +1,11 @@
-"""Whether the rows of a table are of the history that is here: one check for all who use them.
+"""Checks whether the rows of a table belong to the local history: one check for every caller.
 
-Offsets are no identity. A copy of a data folder, a restored backup, or a process that slept
-through its replacement counts on from the same offsets and may feed the same table. So each range
-says which start of leadership shipped it (broker/model/lineage.py), and a table is ours only if the
-position ``(lineage id, cold end)`` of its newest range belongs to our history, and its rows are the
-local log's where the log still has them. Everything below was there before that position was.
+The same offsets may belong to two histories. A copy of a data folder, a restored backup, or a
+process that slept while another broker replaced it goes on from the same offsets, and may write
+into the same table. So each range names the leadership that shipped it (broker/model/lineage.py).
+A table is ours only if two things hold: the position ``(lineage id, cold end)`` of its newest range
+belongs to our history, and that range's rows equal the local log's, where the log still has them.
+The older ranges need no check, because the newest range was shipped on top of them.
 """
 
 from __future__ import annotations
@@ -28,30 +29,33 @@ from tiering.table.table import Table, TableSnapshot
 
 
 class ProvedEnds:
-    """Up to where each partition's table was proved to be ours, in this process. Any thread."""
+    """Per partition, the offset up to which this process proved the table ours. Any thread."""
 
     def __init__(self) -> None:
-        """Nothing is proved yet."""
+        """Start with nothing proved."""
         self._ends: dict[PartitionId, Offset] = {}
         self._lock = threading.Lock()
 
     def covers(self, partition: PartitionId, cold_end: Offset) -> bool:
-        """Tell whether a table that ends here is ours; the cold end moves only forward."""
+        """Tell whether a table with this cold end is proved; the cold end moves only forward."""
         return cold_end <= self._ends.get(partition, 0)
 
     def prove(self, partition: PartitionId, cold_end: Offset) -> None:
-        """Note that the table is ours up to here."""
+        """Note that the table is ours up to this cold end."""
         with self._lock:
             self._ends[partition] = Offset(max(cold_end, self._ends.get(partition, 0)))
 
 
 def newest_range(table: Table, snapshot: TableSnapshot, number: int) -> LedgerEntry | None:
-    """Return what ledger or log say of the range that ends at the cold end; None: neither does."""
+    """Return the entry of the range that ends at the cold end, from the ledger or the Delta log.
+
+    None if neither has it.
+    """
     cold_end = snapshot.cold_end(number)
     ledger = Ledger(table.store)
     for file in snapshot.files:
         if file.partition == number and file.end_offset == cold_end and file.min_offset is not None:
-            try:  # as long as nobody has rewritten our file
+            try:  # works as long as no OPTIMIZE has rewritten our file
                 entry = ledger.get(number, file.min_offset)
             except ObjectMissingError:
                 continue
@@ -78,10 +82,11 @@ def require_ours(
     lineage: Lineage,
     recorded: Offset,
 ) -> None:
-    """Refuse a table whose newest range of a partition is not of a history.
+    """Refuse a table whose newest range of a partition does not belong to this history.
 
-    ``recorded`` is the cold end that this history has recorded. Ranges from before there were
-    lineages, and those of leaderships that the lineage has forgotten, are ours below it.
+    ``recorded`` is the cold end that this history has recorded. Up to it, two kinds of ranges count
+    as ours: ranges without a lineage id, which old builds shipped, and ranges of leaderships that
+    are so old that the lineage no longer lists them.
 
     Raises:
         ForeignHistoryError: the table is of another history.
@@ -90,7 +95,7 @@ def require_ours(
     if newest is None or not newest.lineage_id:
         if cold_end <= recorded or not lineage:
             return
-        whose = "nobody knows who shipped"
+        whose = "no leadership is noted that shipped"
     else:
         if holds(lineage, newest.lineage_id, newest.end):
             return
@@ -107,9 +112,10 @@ def require_ours(
 def foreign(snapshot: TableSnapshot, number: int, reason: str) -> ForeignHistoryError:
     """Return the error that names table, partition and reason."""
     return ForeignHistoryError(
-        f"{snapshot.uri} version {snapshot.version} is of another history: {reason} of partition "
-        f"{number}, and the log that is here does not hold it. A copy of this data feeds the "
-        "table, or this is an older copy than the table; nothing is shipped, served or freed",
+        f"{snapshot.uri} version {snapshot.version} belongs to another history: {reason} of "
+        f"partition {number}, and the local log does not hold these records. Either a copy of "
+        "this broker's data writes into the table, or the local data is an older copy. Nothing "
+        "is shipped, served or freed until one of the two is removed",
         uri=snapshot.uri,
         partition=number,
         version=snapshot.version,
@@ -123,17 +129,17 @@ def require_rows_of_log(
     newest: LedgerEntry | None,
     place: SegmentPlace,
 ) -> bool:
-    """Compare the newest range with the local log where the log has it; tell whether it has.
+    """Compare the newest range with the local log; return False if the log no longer has it.
 
     Raises:
-        ForeignHistoryError: the rows are not the log's.
+        ForeignHistoryError: the rows of table and log differ.
         BatchCorruptError, SegmentCorruptError: the log cannot be read.
     """
     number = int(source.partition_id.number)
     start = snapshot.ranges[number].start if newest is None else newest.start
     end = snapshot.cold_end(number)
     if end > source.log_end:
-        reason = f"the table ends at {end} and the log at {source.log_end}, of what is more"
+        reason = f"the table ends at {end} but the local log at {source.log_end}"
         raise foreign(snapshot, number, reason)
     if end <= source.log_start:
         return False
@@ -144,7 +150,8 @@ def require_rows_of_log(
     else:
         cold = _digest(read_rows(snapshot, table.store, number, held, FILE_SCHEMA))
     if local != cold:
-        raise foreign(snapshot, number, f"rows {held} have digest {cold}, not the log's {local},")
+        reason = f"rows {held} have digest {cold} in the table and {local} in the local log"
+        raise foreign(snapshot, number, reason)
     return True
 
 

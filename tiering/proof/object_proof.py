@@ -1,13 +1,13 @@
-"""Are the objects of a proved version the ones that were committed? Each is asked once.
+"""Checks that the objects of a proved version are the ones that were committed, each object once.
 
-- Where the store names bytes (S3's ETag), the name in the listing is compared with the one noted in
-  the commit: no request and no byte more. A name may change without the bytes (a copy by parts, a
-  bucket that was restored): then they are read once per process.
-- A folder names nothing, and anybody can write into it. There the bytes are read once per process
-  and compared with the CRC-32C of the commit; again only when the file was written again.
-- A file that somebody else's OPTIMIZE wrote has no account of ours. Its rows are compared once with
-  the ledger's digests, and its statistics with its rows; what is then known of its bytes is kept
-  with the proof.
+- S3 gives each object an ETag. The ETag in the listing is compared with the one noted in the
+  commit, which costs no further request. An ETag may change without the bytes (a copy by parts, a
+  restored bucket). Then the object's bytes are read, once per process.
+- A local folder has no ETags, and any process can write into it. So the bytes are read once per
+  process and compared with the CRC-32C of the commit, and again when the file was written again.
+- A file that a foreign OPTIMIZE wrote has no CRC-32C or ETag in a commit of ours. Its rows are
+  compared once with the ledger's digests, and its statistics with its rows. The checksum and ETag
+  that this check finds are then kept with the proof.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tiering.table.table import DataFile, TableSnapshot
 _OBJECTS_MAX: Final = 1_000_000
 _THREADS: Final = max(2, min(8, os.cpu_count() or 2))
 
-_Seen = tuple[str, str, int, object]  # table, path, size, and what changes with the bytes
+_Seen = tuple[str, str, int, object]  # table, path, size, and a stamp that changes with the bytes
 
 
 class _Objects:
-    """Objects whose bytes were compared, by this process. Any thread."""
+    """The objects that this process has checked. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,16 +71,17 @@ def require_objects(
     listed: Mapping[str, ObjectInfo] | None = None,
     cache: ProofCache = CACHE,
 ) -> None:
-    """Prove the objects that hold rows of these ranges, by partition. Blocks.
+    """Prove the objects that hold rows of these ranges. Blocks.
 
-    ``proof`` is the snapshot's (:func:`tiering.proof.proofs.prove`). Without ``listed``, a listing
-    of the table, the store is asked about each object.
+    ``proof`` is the proof of the snapshot (:func:`tiering.proof.proofs.prove`). ``within`` has the
+    range of each partition. ``listed`` is a listing of the table; without it the store is asked
+    about each object.
 
     Raises:
-        ObjectMissingError, ObjectCorruptError: an object is gone, or not the one that was
-            committed; by its key.
-        TableMismatchError: statistics that somebody else gave are not those of the rows.
-        GapError, OverlapError: rows that somebody else rewrote are missing, or are there twice.
+        ObjectMissingError, ObjectCorruptError: an object is gone, or is not the one that was
+            committed; names its key.
+        TableMismatchError: the statistics that a foreign writer gave do not match the rows.
+        GapError, OverlapError: rows that a foreign writer rewrote are missing or doubled.
         RemoteTierUnavailableError: the store does not answer.
     """
     wanted = [
@@ -113,16 +114,16 @@ def _holds(file: DataFile, wanted: OffsetRange | None, *, ours: bool) -> bool:
     if wanted is None or not wanted:
         return False
     if file.records_count == 0:
-        return not ours  # somebody says that it is empty
+        return not ours  # only a foreign writer claims that the file is empty
     if file.min_offset is None or file.max_offset is None:
         return True
     return file.min_offset < wanted.end and file.max_offset >= wanted.start
 
 
 def _require_named(known: ProvedFile, info: ObjectInfo) -> bool:
-    """Compare what the store says of an object with what was noted when it was committed.
+    """Compare the store's facts of an object with the facts that were noted at its commit.
 
-    Returns False where it has another name and only its bytes can tell.
+    Returns False if the ETag differs, so that only the bytes can show whether they changed.
     """
     pairs = (
         ("size", known.file.size_bytes, info.size_bytes),
@@ -138,7 +139,7 @@ def _require_named(known: ProvedFile, info: ObjectInfo) -> bool:
 
 
 def _require_bytes(unread: Iterable[tuple[ProvedFile, _Seen]], store: ObjectStore) -> None:
-    """Read objects whole and compare their CRC-32C; the largest first, in some threads."""
+    """Read objects whole and compare their CRC-32C; the largest first, in several threads."""
     ordered = sorted(unread, key=lambda one: -one[0].file.size_bytes)
 
     def check(one: tuple[ProvedFile, _Seen]) -> None:
@@ -164,7 +165,7 @@ def _prove_rows(
     foreign: Sequence[tuple[ProvedFile, ObjectInfo, _Seen]],
     cache: ProofCache,
 ) -> None:
-    """Compare the rows of files that somebody else rewrote with the ledger; keep what is learnt."""
+    """Compare the rows of files of a foreign writer with the ledger; keep the proof's new facts."""
     proved: dict[str, ProvedFile] = {}
     ranges: dict[int, list[OffsetRange]] = {}
     seen = []
@@ -210,7 +211,7 @@ def _span(file: DataFile, snapshot: TableSnapshot) -> OffsetRange:
 
 
 def _joined(spans: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Return ranges that overlap or touch as one."""
+    """Join the ranges that overlap or touch."""
     joined: list[OffsetRange] = []
     for span in sorted(spans, key=lambda one: one.start):
         if joined and span.start <= joined[-1].end:

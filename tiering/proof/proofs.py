@@ -1,10 +1,11 @@
-"""The proof of a table's provenance, kept: in this process, and now and then beside the table.
+"""Keeps proofs of a table's provenance in this process, and sometimes in the table's folder.
 
-A proof of version P makes a proof of a later one cost only the commits in between. Before it is
-built upon, the commit file of P is compared with the one that was proved: a log that was rewritten
-below P is not gone on with. The stored form, ``_headwater/proof/<version>.json.gz``, is written by
-who may write anyhow (tiering, jobs), never changed, and only ever a short cut: one that cannot be
-read is passed over, and the walk begins further back, at the last at version 0.
+With a proof of version P, the proof of a later version has to check only the commits in between.
+Before a proof is used, the present commit file of P is compared with the proved one. If they
+differ, the log was rewritten, and the proof fails. The stored form is
+``_headwater/proof/<version>.json.gz``. The processes that write to the table anyhow (tiering, jobs)
+write it, and nothing ever changes it. A stored proof only saves work: one that cannot be read is
+ignored, and the check begins at an earlier version, in the worst case at version 0.
 """
 
 from __future__ import annotations
@@ -41,32 +42,32 @@ _BYTES_MAX: Final = 512 * 1024 * 1024  # of a stored proof: some millions of fil
 _KEY: Final = re.compile(rf"{PROOF_PREFIX}/(\d{{20}})(-contents)?\.json\.gz\Z")
 _CONTENTS: Final = "-contents"
 _TABLES_MAX: Final = 64
-_VERSIONS_MAX: Final = 4  # proved versions that are kept of a table: the newest and old cuts
+_VERSIONS_MAX: Final = 4  # proved versions kept per table: the newest and those of old cuts
 _THREADS: Final = 16
 _PARALLEL_MIN: Final = 4
-_STORED_NEARER: Final = 50  # commits to walk from which a stored proof is worth a listing
+_STORED_NEARER: Final = 50  # with more commits to check, a stored proof is worth a listing
 _STORE_EVERY_MIN: Final = 20  # versions between stored proofs; more for a table of many files
 _FILES_PER_VERSION: Final = 20
 
-_Key = tuple[str, str]  # where a table is, and its id
+_Key = tuple[str, str]  # a table's URI and its id
 
 
 class ProofCache:
-    """Proved versions of the tables that this process looked at. Any thread."""
+    """Proved versions of the tables that this process has used. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: OrderedDict[_Key, dict[int, Provenance]] = OrderedDict()
 
     def nearest(self, key: _Key, version: int) -> Provenance | None:
-        """Return the newest proof of a table up to a version."""
+        """Return a table's newest proof of this version or an older one."""
         with self._lock:
             known = self._tables.get(key, {})
             found = max((one for one in known if one <= version), default=None)
             return None if found is None else known[found]
 
     def put(self, key: _Key, proof: Provenance) -> None:
-        """Keep a proof; the oldest go when there are too many."""
+        """Keep a proof; the oldest proofs are dropped when there are too many."""
         with self._lock:
             known = self._tables.setdefault(key, {})
             self._tables.move_to_end(key)
@@ -88,8 +89,9 @@ CACHE: Final = ProofCache()
 def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE) -> Provenance:
     """Prove that every commit up to a version is ours or changes no data, and return the proof.
 
-    ``snapshot`` is a whole version, as it was read; ``store`` is the table's own. Costs one request
-    and one per version that is newer than the last one proved. The proof is not to be changed.
+    ``snapshot`` is a whole version, as the Delta library read it; ``store`` holds the table. The
+    cost is one request, plus one per version after the last proved one. Callers must not change
+    the proof that is returned.
 
     Raises:
         TableMismatchError: a foreign change (facts: version, operation, author), or a log that was
@@ -100,7 +102,7 @@ def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CA
     key = (snapshot.uri, snapshot.table_id)
     known = cache.nearest(key, snapshot.version)
     base = Provenance() if known is None else known
-    # Also for a short log: it may have been rewritten below a stored proof.
+    # A short log too asks for a stored proof: the proof shows if the log was rewritten.
     if known is None or snapshot.version - base.version > _STORED_NEARER:
         stored = _stored(snapshot, store, above=base.version)
         base = base if stored is None else stored
@@ -119,7 +121,7 @@ def prove(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CA
 def refuse_foreign(store: ObjectStore, uri: str, *, above: int, up_to: int) -> None:
     """Refuse to commit on top of commits in ``(above, up_to]`` that change data and are not ours.
 
-    What else they are is for :func:`prove`; this is for a writer who has lost a race.
+    For a writer that lost a race for a version. This check is quick; :func:`prove` checks the rest.
 
     Raises:
         TableMismatchError: with the facts version, operation, author.
@@ -130,7 +132,7 @@ def refuse_foreign(store: ObjectStore, uri: str, *, above: int, up_to: int) -> N
 
 
 def note_proof(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache = CACHE) -> None:
-    """Store the proof of a version beside the table, if the last stored one is old enough.
+    """Store the proof of a version in the table's folder, if the last stored one is old enough.
 
     Raises as :func:`prove`.
     """
@@ -139,11 +141,11 @@ def note_proof(snapshot: TableSnapshot, store: ObjectStore, *, cache: ProofCache
     due = max(_STORE_EVERY_MIN, len(proof.files) // _FILES_PER_VERSION)
     if listed and snapshot.version - listed[-1] < due:
         return
-    _store(proof, store, "")  # who was quicker has proved the same
+    _store(proof, store, "")  # another process may have stored it first: it proved the same
 
 
 def note_contents(proof: Provenance, store: ObjectStore) -> None:
-    """Store a proof that knows the bytes of files that somebody else wrote; see object_proof.py."""
+    """Store a proof with the checksums of files of a foreign writer; see object_proof.py."""
     _store(proof, store, _CONTENTS)
 
 
@@ -171,7 +173,7 @@ def encode(proof: Provenance) -> bytes:
 
 
 def decode(body: bytes, key: str) -> Provenance:
-    """Parse the stored form; raises ObjectCorruptError for anything else."""
+    """Parse the stored form; raises ObjectCorruptError if the bytes are not a stored proof."""
     try:
         inflater = zlib.decompressobj(wbits=31)
         plain = inflater.decompress(body, _BYTES_MAX)
@@ -180,7 +182,9 @@ def decode(body: bytes, key: str) -> Provenance:
             raise ObjectCorruptError(f"{key} is damaged", key=key)
         values = json.loads(text)
         if values["v"] != _FORMAT:
-            raise ObjectCorruptError(f"{key} has format {values['v']!r}", key=key)
+            raise ObjectCorruptError(
+                f"{key} has the unknown format {values['v']!r}; this build reads {_FORMAT}", key=key
+            )
         files = [_file_of(row) for row in values["files"]]
         return Provenance(
             version=values["version"],
@@ -201,12 +205,12 @@ def decode(body: bytes, key: str) -> Provenance:
 def _require_anchor(base: Provenance, snapshot: TableSnapshot, store: ObjectStore) -> None:
     if base.version < 0:
         return
-    # A commit that a clean-up took away has nothing to compare; the file list still has.
+    # If a clean-up deleted the commit file, only the list of files is left to be compared.
     with suppress(ObjectMissingError):
         if anchor_of(store.get(log_key(base.version))) != base.anchor:
             raise TableMismatchError(
-                f"{snapshot.uri}: commit {base.version} is not the one that was proved: the log "
-                "was rewritten, or put back from another copy of the table",
+                f"{snapshot.uri}: commit {base.version} is not the commit that was proved before: "
+                "the log was rewritten, or the table was replaced by another copy of it",
                 uri=snapshot.uri,
                 version=base.version,
                 operation="a rewritten log",
@@ -215,7 +219,7 @@ def _require_anchor(base: Provenance, snapshot: TableSnapshot, store: ObjectStor
 
 
 def _commits(store: ObjectStore, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """Yield commit files in order, many at a time: a store takes as long for one as for sixteen."""
+    """Yield commit files in order; fetched in parallel, since a store's latency dominates."""
     versions = range(first, last + 1)
     if len(versions) < _PARALLEL_MIN:
         for version in versions:
@@ -228,7 +232,7 @@ def _commits(store: ObjectStore, first: int, last: int) -> Iterator[tuple[int, b
 
 
 def _stored(snapshot: TableSnapshot, store: ObjectStore, *, above: int) -> Provenance | None:
-    """Return the newest stored proof of this very table in ``(above, version]``."""
+    """Return the newest stored proof with this table's id and a version in ``(above, version]``."""
     for version, key in reversed(_listed(store)):
         if not above < version <= snapshot.version:
             continue
@@ -240,7 +244,7 @@ def _stored(snapshot: TableSnapshot, store: ObjectStore, *, above: int) -> Prove
 
 
 def _listed(store: ObjectStore) -> list[tuple[int, str]]:
-    """Return the stored proofs, oldest first; of two of one version the better one last."""
+    """Return the stored proofs, oldest first; of one version, the proof with contents last."""
     found = store.list(f"{PROOF_PREFIX}/")
     return sorted(
         ((int(match[1]), info.key) for info in found if (match := _KEY.match(info.key))),

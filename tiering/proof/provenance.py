@@ -1,18 +1,19 @@
-"""Whose commits made a table version: every one is ours, or changes no data. Pure.
+"""Proves that every commit of a table version is ours or changes no data. Pure.
 
-Counts cannot see a changed value. So the commits of the table's log are folded one after another,
-and each has to be
+Counts of rows do not show a changed value. So the commits of the table's log are applied one after
+another, and each has to be one of these:
 
-- ours: it has our commit id, moves our transactions from where they are, and adds exactly the
-  files that it accounts for, with the statistics that the account gives; or
-- no change of data: ``dataChange`` is false on every action, and per partition the rows and the
-  bounds of their offsets stay (somebody's OPTIMIZE, and compactions of ours); or
+- a commit of ours: it has our commit id, its transactions follow on the present ones, and it adds
+  exactly the files of its *account*, with the same statistics. The account is the description of
+  ranges and files that our writers put into the commit information;
+- a commit that changes no data: ``dataChange`` is false on every action, and per partition the
+  number of rows and the bounds of their offsets stay (a foreign OPTIMIZE, compactions of ours);
 - housekeeping that changes neither our properties nor the columns.
 
-What comes out is the list of files that this version must have, to be compared with the one that
-the Delta library reads (checkpoints included). A foreign change is forgotten only when a later
-commit brings back exactly the files that were there before it, as RESTORE does. Nothing here reads
-a data file; object_proof.py does. See docs/decisions/0017-every-version-is-ours.md.
+The result is the list of files that this version must have. It is compared with the list that the
+Delta library reads (checkpoints included). A foreign change stays an error until a later commit
+brings back exactly the files before it, as RESTORE does. Nothing here reads a data file;
+object_proof.py does. See docs/decisions/0017-every-version-is-ours.md.
 """
 
 from __future__ import annotations
@@ -62,23 +63,23 @@ _KNOWN: Final = frozenset(
 )
 _ROUNDING_MS: Final = 1  # an engine rounds a file's last timestamp down, we round it up
 
-_Bytes = tuple[int | None, str | None]  # CRC-32C and ETag, as far as they were told
+_Bytes = tuple[int | None, str | None]  # CRC-32C and ETag of an object; None if not noted
 
 
 @dataclass(frozen=True, slots=True)
 class ProvedFile:
-    """A file that a version must have, and what was said of its bytes when it was committed."""
+    """A file that a version must have, with the checksums that were noted at its commit."""
 
     file: DataFile
     crc32c: int | None = None
     etag: str | None = None
-    ours: bool = True  # else its rows or statistics are somebody else's, still to be compared
-    claims: str | None = None  # statistics that are none of ours, see commit_files.claims_in
+    ours: bool = True  # False: a foreign writer's rows or statistics, not compared yet
+    claims: str | None = None  # further statistics by a foreign writer, see commit_files.claims_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignChange:
-    """A commit that changed data and is none of ours."""
+    """A commit of a foreign writer that changed data."""
 
     version: int
     operation: str
@@ -88,18 +89,18 @@ class ForeignChange:
 
 @dataclass(slots=True, kw_only=True)
 class Provenance:
-    """A table version as our own commits made it. Owned by one caller while it is folded."""
+    """The state of a table version as its proved commits made it. Owned by one caller."""
 
     version: int = -1
     anchor: str = ""  # SHA-256 of the version's commit file
     table_id: str = ""
-    properties: dict[str, str] = field(default_factory=dict)  # ours alone
+    properties: dict[str, str] = field(default_factory=dict)  # only those with our prefix
     columns: str = ""
     ranges: dict[int, OffsetRange] = field(default_factory=dict)
     files: dict[str, ProvedFile] = field(default_factory=dict)
 
     def copy(self) -> Provenance:
-        """Return the same state, to be folded further."""
+        """Return a copy of the state, to which further commits can be applied."""
         return replace(
             self,
             properties=dict(self.properties),
@@ -109,25 +110,25 @@ class Provenance:
 
 
 def anchor_of(body: bytes) -> str:
-    """Return what a commit file is recognised by."""
+    """Return the SHA-256 of a commit file, which identifies the commit."""
     return hashlib.sha256(body).hexdigest()
 
 
 class Walk:
-    """Folds commits, oldest first, onto a proved state."""
+    """Checks commits and applies them, oldest first, to a proved state."""
 
     def __init__(self, base: Provenance, uri: str) -> None:
-        """Begin at a proved version, of which the state is copied."""
+        """Begin at a proved version; its state is copied."""
         self._uri = uri
         self._now = base.copy()
         self._foreign: tuple[ForeignChange, Provenance] | None = None
         self._ids = _transactions_of(self._now)
 
     def step(self, version: int, body: bytes) -> None:
-        """Take the next commit file.
+        """Check and apply the next commit file.
 
         Raises:
-            TableMismatchError: a part of it is not a Delta commit.
+            TableMismatchError: a part of the file is not a Delta commit.
         """
         assert version == self._now.version + 1, "commits come one after another"
         actions = list(actions_in(body, version, self._uri))
@@ -137,13 +138,13 @@ class Walk:
         else:
             try:
                 self._prove(actions, version)
-            except NotOursError as reason:  # nothing of the commit was folded yet
+            except NotOursError as reason:  # nothing of the commit was applied yet
                 self._foreign = _foreign(version, actions, reason), self._now
                 self._now = _applied(self._now.copy(), actions)
         self._now.version, self._now.anchor = version, anchor_of(body)
 
     def end(self) -> Provenance:
-        """Return the state that was reached.
+        """Return the state after the last commit.
 
         Raises:
             TableMismatchError: with the facts version, operation, author of the foreign change.
@@ -160,14 +161,14 @@ class Walk:
             path: one.file for path, one in good.files.items()
         }
         if same and _shape(self._now) == _shape(good) and self._now.ranges == good.ranges:
-            self._now.files = dict(good.files)  # with what is known of their bytes
+            self._now.files = dict(good.files)  # these have the checksums too
             self._foreign = None
 
     def _prove(self, actions: Sequence[Action], version: int) -> None:
-        """Check a commit whole, then fold it."""
+        """Check the whole commit, then apply it."""
         unknown = {name for one in actions for name in one} - _KNOWN
         if unknown:
-            raise NotOursError(f"it has actions that are not known here: {sorted(unknown)}")
+            raise NotOursError(f"it has actions that this build does not know: {sorted(unknown)}")
         for one in actions:
             if "metaData" in one:
                 self._housekeeping(one["metaData"])
@@ -178,7 +179,7 @@ class Walk:
         both = {path_of(one) for one in adds} & {path_of(one) for one in removes}
         if both:
             raise NotOursError(
-                f"it adds and removes {min(both)} at once, of which each engine makes what it likes"
+                f"it adds and removes {min(both)} at once, which engines interpret differently"
             )
         if COMMIT_ID in info:
             accounts = _require_ours(self._now, info, adds, removes, moved, version)
@@ -203,7 +204,7 @@ class Walk:
             raise NotOursError("it changes the table's id, columns or our properties")
 
     def _moved(self, actions: Sequence[Action]) -> dict[tuple[int, str], int]:
-        """Return where a commit moves our transactions, by partition and which end."""
+        """Return the new versions of our transactions, by partition and "start" or "end"."""
         moved = {}
         for one in actions:
             txn = one.get("txn")
@@ -215,7 +216,7 @@ class Walk:
 
 
 def refuse_change(version: int, body: bytes, uri: str) -> None:
-    """Raise TableMismatchError for a commit that changes data and does not claim to be ours."""
+    """Raise TableMismatchError for a commit that changes data and lacks a commit id of ours."""
     actions = list(actions_in(body, version, uri))
     changed = [
         one[kind]
@@ -229,24 +230,24 @@ def refuse_change(version: int, body: bytes, uri: str) -> None:
 
 
 def require_listed(state: Provenance, snapshot: TableSnapshot) -> None:
-    """Compare a version as it was read with what our commits made it.
+    """Compare a version, as the Delta library read it, with the state that the commits prove.
 
     Raises:
-        TableMismatchError: a file more or less, or one with other statistics (exchanged in a commit
-            or checkpoint, say); names it.
+        TableMismatchError: a file too many or too few, or a file with other statistics (because a
+            commit or checkpoint was edited, for example); names the file.
     """
     ours = {name: v for name, v in snapshot.properties.items() if name.startswith(PROPERTY_PREFIX)}
     if ours != state.properties:
-        raise _differs(snapshot, "has other properties than it was created with", "")
+        raise _differs(snapshot, "has other properties than at its creation", "")
     if dict(snapshot.ranges) != state.ranges:
         raise _differs(snapshot, f"has the ranges {snapshot.ranges}, not {state.ranges}", "")
     for file in snapshot.files:
         known = state.files.get(file.path)
         if known is None:
-            raise _differs(snapshot, f"lists {file.path}, which no commit added", file.path)
+            raise _differs(snapshot, f"lists {file.path}, which no proved commit added", file.path)
         if known.file != file and facts_of(known.file) != facts_of(file):
             raise _differs(
-                snapshot, f"says {facts_of(file)} of a file that was committed as "
+                snapshot, f"describes a file as {facts_of(file)} that was committed as "
                 f"{facts_of(known.file)}", file.path,
             )  # fmt: skip
     if len(snapshot.files) != len(state.files):
@@ -266,7 +267,7 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
     moved: Mapping[tuple[int, str], int],
     version: int,
 ) -> Mapping[str, _Bytes]:
-    """Prove a commit with our id against its own account; return what it says of the bytes."""
+    """Prove a commit with our id against its account; return the checksums of its files."""
     try:
         entries = decode_ranges(text_of(info.get(RANGES), "[]"), version=version)
         etags = object_in(info.get(ETAGS))
@@ -274,7 +275,7 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
     except (CorruptDataError, ValueError, RecursionError) as cause:
         raise NotOursError(f"its account cannot be read: {cause}") from cause
     if (RANGES in info or FILES in info) and any(claims_in(one) is not None for one in adds):
-        raise NotOursError("it says more of a file than its account does")
+        raise NotOursError("it has statistics of a file that its account does not have")
     if entries:
         _require_shipped(state, entries, adds, removes, moved)
         return {entry.path: (entry.crc32c, etags.get(entry.path)) for entry in entries}
@@ -285,7 +286,7 @@ def _require_ours(  # noqa: PLR0917  # the parts of one commit
 def _moved_ranges(
     state: Provenance, moved: Mapping[tuple[int, str], int]
 ) -> dict[int, OffsetRange]:
-    """Return the ranges that a commit's transactions leave, of the partitions that they move."""
+    """Return the new ranges of the partitions whose transactions a commit moves."""
     bounds = {
         number: [int(state.ranges[number].start), int(state.ranges[number].end)]
         for number, _ in moved
@@ -305,24 +306,24 @@ def _require_shipped(
     removes: Sequence[Action],
     moved: Mapping[tuple[int, str], int],
 ) -> None:
-    """Prove a commit of the uploader: it adds the ranges that follow, and nothing else."""
+    """Prove a commit of the uploader: it adds the next ranges, and nothing else."""
     if removes:
         raise NotOursError("it ships ranges and removes files")
     ends = {number: int(held.end) for number, held in state.ranges.items()}
     due = {}
     for entry in sorted(entries, key=lambda one: (one.partition, one.start)):
         if ends.get(entry.partition) != entry.start:
-            raise NotOursError(f"its range {entry.range} does not follow on what was there")
+            raise NotOursError(f"its range {entry.range} does not begin at the cold end before it")
         ends[entry.partition] = due[entry.partition, "end"] = int(entry.end)
     if due != dict(moved):
-        raise NotOursError(f"its transactions say {dict(moved)}, its ranges {due}")
+        raise NotOursError(f"its transactions give the ends {dict(moved)}, its ranges {due}")
     found = {path_of(one): one for one in adds}
     if set(found) != {entry.path for entry in entries} or len(found) != len(adds):
         raise NotOursError("it adds other files than its ranges name")
     for entry in entries:
         told, wanted = facts_of(file_in(found[entry.path])), facts_of(file_of(entry))
         if found[entry.path].get("dataChange") is not True or told != wanted:
-            raise NotOursError(f"it says {told} of a file that its ranges give as {wanted}")
+            raise NotOursError(f"it describes a file as {told} and its ranges give {wanted}")
 
 
 def _require_replaced(
@@ -332,24 +333,24 @@ def _require_replaced(
     removes: Sequence[Action],
     moved: Mapping[tuple[int, str], int],
 ) -> None:
-    """Prove a commit of ours that replaces files: a compaction, an advance, an expiry."""
+    """Prove a commit of ours that replaces files: a compaction, an advance or an expiry."""
     if account is not None:
         told = {path: one.get("file") for path, one in account.items()}
         found = {path_of(one): list(facts_of(file_in(one))) for one in adds}
         if told != found or len(found) != len(adds):
-            raise NotOursError("it adds other files, or other statistics, than it accounts for")
+            raise NotOursError("it adds other files or statistics than its account has")
     if not any(one.get("dataChange") is not False for one in (*adds, *removes)):
         _require_same_rows(state, adds, removes)
         return
     if KIND_PROPERTY in state.properties:
-        return  # a key snapshot is advanced: its rows are what the job made
+        return  # an advance of a key snapshot: the rows are the job's result, not a copy of rows
     starts = {number: bound for (number, which), bound in moved.items() if which == "start"}
     for one in removes:
         gone = state.files.get(path_of(one))
         if gone is None or (gone.file.end_offset or 0) > starts.get(gone.file.partition, 0):
-            raise NotOursError("it removes rows that no retention has left behind")
+            raise NotOursError("it removes rows that are not below the start of the partition")
     if adds:
-        raise NotOursError("it adds rows and does not account for them")
+        raise NotOursError("it adds rows and has no account of them")
 
 
 # ------------------------------------------------------------------------------ changes of no data
@@ -358,7 +359,7 @@ def _require_replaced(
 def _require_same_rows(
     state: Provenance, adds: Sequence[Action], removes: Sequence[Action]
 ) -> None:
-    """Prove that a commit keeps each partition's rows in number, and their bounds."""
+    """Prove that a commit keeps the number of rows and the offset bounds of each partition."""
     for one in (*adds, *removes):
         if one.get("dataChange") is not False:
             raise NotOursError("it changes data and has no commit id of ours")
@@ -374,21 +375,21 @@ def _require_same_rows(
         file = file_in(one)
         known = state.files.get(file.path)
         if known is not None and file.path not in removed:
-            _require_restated(known.file, file)  # statistics computed again: nothing comes or goes
+            _require_restated(known.file, file)  # only its statistics were computed again
         else:
             come.append(file)
     before, after = _totals(gone), _totals(come)
     if not _conserved(before, after):
         raise NotOursError(
-            f"it says that no data changes, but turns {before} into {after} (rows, first and last "
-            "offset by partition)"
+            f"it claims to change no data, but it turns {before} into {after} (rows, first and "
+            "last offset by partition)"
         )
 
 
 def _totals(files: Sequence[DataFile]) -> dict[int, tuple[int, int, int] | None]:
     """Return rows, first and last offset by partition; None where a file has no statistics.
 
-    Nobody can account for such a file by its commit; its rows are compared before it is served.
+    The commit alone cannot prove such a file; its rows are compared before the file is served.
     """
     totals: dict[int, tuple[int, int, int] | None] = {}
     for file in files:
@@ -409,7 +410,7 @@ def _conserved(
     before: Mapping[int, tuple[int, int, int] | None],
     after: Mapping[int, tuple[int, int, int] | None],
 ) -> bool:
-    """Tell whether nothing comes or goes, as far as statistics tell."""
+    """Tell whether rows and bounds stay the same, as far as statistics tell."""
     return before.keys() == after.keys() and all(
         after[number] in (found, None) or found is None for number, found in before.items()
     )
@@ -421,7 +422,7 @@ def _require_restated(known: DataFile, file: DataFile) -> None:
 
 
 def _restates(known: DataFile, file: DataFile) -> bool:
-    """Tell whether a file is said to be the same, but for how its times are rounded."""
+    """Tell whether two descriptions of a file are equal, apart from the rounding of times."""
     if known == file:
         return True
     times = (
@@ -435,7 +436,7 @@ def _restates(known: DataFile, file: DataFile) -> bool:
     return facts_of(known)[:5] == facts_of(file)[:5] and close
 
 
-# ----------------------------------------------------------------------------------- plain folding
+# ------------------------------------------------------------------------ applying without checks
 
 
 def _replace(
@@ -446,11 +447,11 @@ def _replace(
     *,
     ours: bool = True,
 ) -> None:
-    """Fold proved files into the state; whatever may raise does so before the first change."""
+    """Apply proved files to the state; every error is raised before the first change."""
     files = [(file_in(one), claims_in(one)) for one in adds]
     for file, _ in files:
         if file.partition not in state.ranges:
-            raise NotOursError(f"{file.path} is of no partition of the stream")
+            raise NotOursError(f"{file.path} belongs to no partition of the stream")
     old = {path: state.files.pop(path, None) for path in map(path_of, removes)}
     for file, claims in files:
         again = state.files.get(file.path) or old.get(file.path)
@@ -465,7 +466,7 @@ def _replace(
 
 
 def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
-    """Fold a commit without asking whose it is: only to see whether a change is undone."""
+    """Apply a commit without checks; needed only to see whether a foreign change is undone."""
     ids = _transactions_of(state)
     for one in actions:
         txn = one.get("txn")
@@ -483,7 +484,7 @@ def _applied(state: Provenance, actions: Sequence[Action]) -> Provenance:
             try:
                 file = file_in(one["add"])
             except NotOursError:
-                file = DataFile(  # of no form that could be brought back
+                file = DataFile(  # unreadable, so it never equals a file of the proved state
                     path=path_of(one["add"]), size_bytes=-1, partition=-1,
                     records_count=None, min_offset=None, max_offset=None,
                 )  # fmt: skip
@@ -512,7 +513,7 @@ def _shape(state: Provenance) -> tuple[str, str, dict[str, str]]:
 
 
 def _transactions_of(state: Provenance) -> dict[str, tuple[int, str]]:
-    """Return our application ids: whose end or start each of them is."""
+    """Return our application ids, each with its partition and "start" or "end"."""
     if not state.properties:
         return {}
     try:
@@ -540,12 +541,12 @@ def _foreign(version: int, actions: Sequence[Action], reason: NotOursError) -> F
 def _foreign_error(uri: str, found: ForeignChange, *, history: bool) -> TableMismatchError:
     way_out = "read a cut of an earlier version"
     if not history:
-        way_out = "move its folder away: 'headwater job snapshot' makes a new one from the history"
+        way_out = "move its folder away: 'headwater job snapshot' builds a new one from the history"
     return TableMismatchError(
-        f"version {found.version} of {uri} is no commit of Headwater's: {found.operation} by "
-        f"{found.author}; {found.reason}. No version from there on is read, built upon or shipped "
-        f"to. RESTORE the table to version {found.version - 1}, "
-        f"which brings back exactly the files that were there, or {way_out}",
+        f"version {found.version} of {uri} is not a commit of Headwater: {found.operation} by "
+        f"{found.author}; {found.reason}. From this version on, Headwater does not read the table "
+        f"and does not write to it. RESTORE the table to version {found.version - 1}, "
+        f"which brings back exactly the files of that version, or {way_out}",
         uri=uri,
         version=found.version,
         operation=found.operation,
@@ -556,8 +557,8 @@ def _foreign_error(uri: str, found: ForeignChange, *, history: bool) -> TableMis
 
 def _differs(snapshot: TableSnapshot, what: str, path: str) -> TableMismatchError:
     return TableMismatchError(
-        f"version {snapshot.version} of {snapshot.uri} {what}: its log or a checkpoint of it was "
-        "changed after it had been written",
+        f"version {snapshot.version} of {snapshot.uri} {what}: the table's Delta log or one of "
+        "its checkpoints was changed after it was written",
         uri=snapshot.uri,
         version=snapshot.version,
         operation="a rewritten log",

@@ -1,7 +1,7 @@
-"""Rows read again and compared, range by range, with what the ledger says of them.
+"""Reads rows again and compares them, range by range, with the digests in the ledger.
 
-Independent of how files look today: after OPTIMIZE by others the rows of each committed range must
-still give the digest that was noted when it was committed.
+The check does not depend on the present files: after a foreign OPTIMIZE, the rows of each committed
+range must still have the digest that was noted at the range's commit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CHUNK_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeProof:
-    """A range whose rows were read again; ``proved`` if the ledger says the same digest."""
+    """A range whose rows were read again; ``proved`` if the ledger has the same digest."""
 
     partition: int
     start: Offset
     end: Offset
     digest: str
-    proved: bool  # false: a part of a ledger entry, which alone proves nothing
+    proved: bool  # False: only a part of a ledger entry, which has no digest to compare with
 
 
 def verify_entries(
@@ -45,11 +45,11 @@ def verify_entries(
     *,
     hear: Callable[[pa.RecordBatch], None] = lambda _: None,
 ) -> Iterator[RangeProof]:
-    """Read a range again and compare it, entry by entry, with the ledger; yield what is proved.
+    """Read a range again and compare it, entry by entry, with the ledger; yield each result.
 
-    ``entries`` cover ``within``; at its ends they may reach beyond it: retention has left a part of
-    the first, an older version has a part of the last. ``hear`` gets every row, in order. Errors as
-    for :func:`tiering.read.verify.verify_table`.
+    ``entries`` cover ``within``. The first and the last entry may reach beyond it: retention left
+    only a part of the first entry, and an older version has only a part of the last. ``hear`` gets
+    every row, in order. Errors as for :func:`tiering.read.verify.verify_table`.
     """
     for found in _read_again(snapshot, store, partition, within, entries):
         if isinstance(found, RangeProof):
@@ -65,10 +65,10 @@ def proved_rows(
     within: OffsetRange,
     entries: Sequence[LedgerEntry],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range; the end comes only if the ledger's digests were all right.
+    """Yield the rows of a range; the iterator ends normally only if all digests match the ledger.
 
-    Rows of an entry are handed out before it is proved, so nothing may be made of them before the
-    end. Arguments and errors as for :func:`verify_entries`.
+    Rows of an entry are handed out before the entry is proved. So the caller must not use or keep
+    a result before the end. Arguments and errors as for :func:`verify_entries`.
     """
     for found in _read_again(snapshot, store, partition, within, entries):
         if not isinstance(found, RangeProof):
@@ -112,14 +112,14 @@ def checksum_of(store: ObjectStore, path: str, size_bytes: int) -> int:
 
 
 class _Pieces:
-    """A stream of rows in offset order, handed out up to chosen offsets."""
+    """Cuts a stream of rows, in offset order, at chosen offsets."""
 
     def __init__(self, rows: Iterator[pa.RecordBatch]) -> None:
         self._rows = rows
         self._rest: pa.RecordBatch | None = None
 
     def up_to(self, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the next rows below ``end``, without gaps as the reader guarantees."""
+        """Yield the next rows below ``end``; the reader guarantees that there are no gaps."""
         while True:
             batch = self._rest if self._rest is not None else next(self._rows, None)
             self._rest = None
@@ -136,11 +136,11 @@ class _Pieces:
 
 
 def _require_bytes(entry: LedgerEntry, store: ObjectStore) -> None:
-    """Compare an object that is still as we wrote it, before any of it is parsed."""
+    """Check the CRC-32C of an object that we wrote, before any of it is parsed."""
     found = checksum_of(store, entry.path, entry.size_bytes)
     if found != entry.crc32c:
         raise ObjectCorruptError(
-            f"{entry.path}: crc32c is {found}, the ledger says {entry.crc32c}",
+            f"{entry.path}: crc32c is {found}, but the ledger has {entry.crc32c}",
             key=entry.path,
             expected=entry.crc32c,
             found=found,
@@ -150,8 +150,8 @@ def _require_bytes(entry: LedgerEntry, store: ObjectStore) -> None:
 def _require_equal(entry: LedgerEntry, found: str) -> None:
     if found != entry.digest:
         raise ObjectCorruptError(
-            f"the rows {entry.range} of partition {entry.partition} have digest {found}; the "
-            f"ledger says {entry.digest}",
+            f"the rows {entry.range} of partition {entry.partition} have digest {found}, but the "
+            f"ledger has {entry.digest}",
             key=ledger_key(entry.partition, entry.start),
             partition=entry.partition,
             expected=entry.digest,

@@ -1,8 +1,8 @@
-"""Are the statistics that somebody else gave of a file those of its rows?
+"""Checks that the statistics of a foreign writer's file match the file's rows.
 
-Readers skip files by them: a look-up of a time here, any filter in Spark. An engine that writes
-times of its own zone without saying so, or that counts nulls wrongly, loses rows without a word.
-Asked once, when the file's rows are compared with the ledger.
+Readers skip files by their statistics: our look-up of a time does, and any filter in Spark. Wrong
+statistics (times in a local zone without a mark, a wrong count of nulls) hide rows from readers,
+without an error. The check runs once, when the file's rows are compared with the ledger.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OURS: Final = ("offset", "timestamp")
 
 
 class _Column:
-    """What the rows of a file say of one column."""
+    """Bounds and nulls of one column, counted from the rows of a file."""
 
     def __init__(self) -> None:
         self.nulls = 0
@@ -32,11 +32,11 @@ class _Column:
         self.greatest: Any = None
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Take the next rows."""
+        """Count the next rows."""
         self.nulls += values.null_count
         plain = values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
         if not (pa.types.is_integer(plain.type) or pa.types.is_string(plain.type)):
-            return  # engines give no bounds of bytes and lists that anybody skips by
+            return  # no reader skips files by the bounds of bytes or lists
         bounds = pc.min_max(plain)
         for bound in (bounds["min"].as_py(), bounds["max"].as_py()):
             if bound is not None:
@@ -45,10 +45,10 @@ class _Column:
 
 
 def require_true_statistics(known: ProvedFile, snapshot: TableSnapshot, store: ObjectStore) -> None:
-    """Compare what a commit of somebody else says of a file with its rows. Blocks.
+    """Compare the statistics in a foreign commit with the rows of the file. Blocks.
 
     Raises:
-        TableMismatchError: a count or bound is not that of the rows.
+        TableMismatchError: a count or bound differs from the rows.
         ObjectMissingError, ObjectCorruptError, RemoteTierUnavailableError.
     """
     claims = {} if known.claims is None else json.loads(known.claims)
@@ -63,10 +63,11 @@ def require_true_statistics(known: ProvedFile, snapshot: TableSnapshot, store: O
             column.add(table.column(name))
     for what, said, true in _differences(known, claims, columns, rows):
         raise TableMismatchError(
-            f"version {snapshot.version} of {snapshot.uri} says of {known.file.path} that its "
-            f"{what} is {said}, but its rows have {true}: whoever rewrote the file gave false "
-            "statistics, and readers would skip rows by them. Have another engine rewrite it all "
-            "(OPTIMIZE … ZORDER BY offset), or read a cut of an earlier version",
+            f"version {snapshot.version} of {snapshot.uri} has false statistics of "
+            f"{known.file.path}: {what} is {said}, but the rows have {true}. The engine that "
+            "rewrote the file wrote them, and readers would skip rows because of them. Rewrite "
+            "the table with another engine (OPTIMIZE … ZORDER BY offset), or read a cut of an "
+            "earlier version",
             uri=snapshot.uri,
             version=snapshot.version,
             path=known.file.path,
@@ -76,7 +77,7 @@ def require_true_statistics(known: ProvedFile, snapshot: TableSnapshot, store: O
 def _differences(
     known: ProvedFile, claims: dict[str, dict[str, Any]], columns: dict[str, _Column], rows: int
 ) -> list[tuple[str, Any, Any]]:
-    """Return what is said wrongly: name, what is said, what is true."""
+    """Return each wrong statistic: its name, the stated value, the true value."""
     file, offset, time = known.file, columns["offset"], columns["timestamp"]
     exact = [
         ("number of rows", file.records_count, rows),

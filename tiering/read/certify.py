@@ -1,8 +1,9 @@
-"""The cheap proof of a table version: counts and bounds, whose commits they are, which objects.
+"""The cheap proof of a table version: its counts and bounds, its commits, its objects.
 
-Costs one listing of the table's folder and the commits since the last proof (proof/proofs.py). Only
-where files interleave (after somebody's OPTIMIZE), or carry no statistics, are their offset columns
-read. What is asked of the objects is proof/object_proof.py's. The full proof is verify.py's.
+The cost is one listing of the table's folder, and one request for each commit since the last proof
+(proof/proofs.py). Offset columns are read only from files that interleave (after a foreign
+OPTIMIZE) or have no statistics. proof/object_proof.py checks the objects. verify.py is the full
+proof.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ def certify_counts(
 ) -> tuple[list[PartitionCertificate], int, int]:
     """Prove that the cold part of a cut is complete: each offset of ``[start, cold end)`` once.
 
-    ``store`` is the table's own (``table.store``). Returns the certificates of the cold part
-    (``hot_count`` 0, ``end`` the cold end: the tail is the reader's to add), the number of files
+    ``store`` holds the table (``table.store``). Returns the certificates of the cold part
+    (``hot_count`` is 0 and ``end`` the cold end; the reader adds the tail), the number of files
     and their bytes. Blocks.
 
     Raises:
-        StreamRecreatedError: the table is another incarnation's.
-        TableRolledBackError: the version's transactions are not what the cut recorded.
-        ObjectMissingError, ObjectCorruptError: a file is not there, or not of its size.
-        GapError, OverlapError, TableMismatchError: offsets missing, twice, or never committed; a
-            commit that is none of ours (facts: version, operation, author).
+        StreamRecreatedError: the table belongs to another incarnation of the stream.
+        TableRolledBackError: the version's transactions differ from the cut's.
+        ObjectMissingError, ObjectCorruptError: a file is missing, or has another size.
+        GapError, OverlapError, TableMismatchError: offsets are missing, doubled, or were never
+            committed; a commit is not ours (facts: version, operation, author).
         RemoteTierUnavailableError: the store does not answer.
     """
     if cut.table_version is None:
@@ -56,8 +57,8 @@ def certify_counts(
         )
     if snapshot is None or snapshot.version != cut.table_version:
         raise InvalidCutError(
-            f"the cut is of table version {cut.table_version}, "
-            f"not of {None if snapshot is None else snapshot.version}"
+            f"the cut names table version {cut.table_version}, "
+            f"but version {None if snapshot is None else snapshot.version} was loaded"
         )
     _check_identity(snapshot, cut, store)
     listed = require_files(snapshot, store)
@@ -78,9 +79,9 @@ def certify_counts(
 def require_sound(
     snapshot: TableSnapshot, store: ObjectStore, partition: int, wanted: OffsetRange
 ) -> None:
-    """Prove what a read of one range stands on: whose commits, and its objects.
+    """Prove the commits of a version, and the objects of one range, before the range is read.
 
-    That the range is whole is for the reader to check, row by row. Errors as in certify_counts.
+    The reader itself checks, row by row, that the range is complete. Errors as in certify_counts.
     """
     require_objects(prove(snapshot, store), snapshot, store, within={partition: wanted})
 
@@ -100,19 +101,19 @@ def prove_partition(snapshot: TableSnapshot, partition: int, store: ObjectStore)
 
 
 def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, ObjectInfo]:
-    """Check that every file of a version exists with its recorded size; return the one listing.
+    """Check that every file of a version exists with its recorded size; return the listing.
 
     Raises:
-        ObjectMissingError, ObjectCorruptError: by the first file's key.
+        ObjectMissingError, ObjectCorruptError: for the first such file; names its key.
     """
     listed = {info.key: info for info in store.list("partition=")}
     for file in snapshot.files:
-        if file.path not in listed:  # raises when missing; other writers may use other folders
+        if file.path not in listed:  # a foreign writer may use another folder; head() raises
             listed[file.path] = store.head(file.path)
         found = listed[file.path].size_bytes
         if found != file.size_bytes:
             raise ObjectCorruptError(
-                f"{file.path} has {found} bytes, the table says {file.size_bytes}",
+                f"{file.path} has {found} bytes, but the table's log says {file.size_bytes}",
                 key=file.path,
                 expected=file.size_bytes,
                 found=found,
@@ -123,20 +124,22 @@ def require_files(snapshot: TableSnapshot, store: ObjectStore) -> Mapping[str, O
 def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> None:
     if snapshot.stream_uuid != cut.stream_uuid:
         raise StreamRecreatedError(
-            f"the table is of stream {snapshot.stream_uuid}, the cut of {cut.stream_uuid}",
+            f"the table belongs to stream {snapshot.stream_uuid}, but the cut to {cut.stream_uuid}",
             expected=cut.stream_uuid,
             found=snapshot.stream_uuid,
         )
     if len(cut.partitions) != len(snapshot.ranges):
         raise InvalidCutError(
-            f"the cut names {len(cut.partitions)} partitions, the table has {len(snapshot.ranges)}"
+            f"the cut names {len(cut.partitions)} partitions, but the table has "
+            f"{len(snapshot.ranges)}"
         )
     if cut.table_digest is not None:
         digest = commit_digest(store, snapshot.version)
         if digest != cut.table_digest:
             raise ForeignHistoryError(
-                f"version {snapshot.version} of {snapshot.uri} is not the one that the cut was "
-                "taken of: the table was put back to an older copy and written on since",
+                f"version {snapshot.version} of {snapshot.uri} is not the commit that the cut "
+                "names: the table was replaced by an older copy and has been written to since. "
+                "Take a new cut",
                 uri=snapshot.uri,
                 version=snapshot.version,
                 expected=cut.table_digest,
@@ -147,7 +150,7 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
         if found is None or (found.start, found.end) != (part.start, part.cold_end):
             raise TableRolledBackError(
                 f"version {snapshot.version} of {snapshot.uri} covers {found} of partition "
-                f"{part.partition}, the cut recorded [{part.start}, {part.cold_end})",
+                f"{part.partition}, but the cut recorded [{part.start}, {part.cold_end})",
                 partition=part.partition,
                 expected=part.cold_end,
                 found=None if found is None else int(found.end),
@@ -155,7 +158,7 @@ def _check_identity(snapshot: TableSnapshot, cut: Cut, store: ObjectStore) -> No
 
 
 def _with_bounds(file: DataFile, store: ObjectStore) -> DataFile:
-    """Return the file with count and bounds, read from its offsets if it came without."""
+    """Return the file with count and bounds; without statistics, they are read from its offsets."""
     if file.records_count is not None and file.min_offset is not None:
         return file
     offsets = ParquetObject(store, file).offsets()

@@ -1,7 +1,7 @@
 """The lake: the root under which every stream has its table, in one object store.
 
-Opening a lake makes no request; :meth:`Lake.require_fence` probes the store and belongs into a
-writer's start. Readers (Spark jobs, the command, verifiers) need only this module, certify.py,
+Opening a lake makes no request. A writer calls :meth:`Lake.require_fence`, which probes the store,
+when it starts. Readers (Spark jobs, the command, verifiers) need only this module, certify.py,
 reader.py and verify.py.
 """
 
@@ -23,7 +23,7 @@ class Lake:
     """One lake and one cluster's view of it. Any thread."""
 
     def __init__(self, store: ObjectStore, *, cluster: str = "headwater") -> None:
-        """Take an opened store rooted at the lake; see :meth:`open` for a URI."""
+        """Use an opened store whose root is the lake; :meth:`open` takes a URI."""
         if CLUSTER_NAME.match(cluster) is None:
             raise InvalidConfigError(f"cluster {cluster!r} must be 1 to 64 of A-Z a-z 0-9 _ -")
         self._store = store
@@ -31,7 +31,7 @@ class Lake:
 
     @classmethod
     def open(cls, location: StoreConfig | str | Path, *, cluster: str = "headwater") -> Lake:
-        """Open a lake at a URI (settings from the environment) or at a ready configuration.
+        """Open a lake by its URI (settings from the environment) or by a whole configuration.
 
         Makes no request. Raises InvalidConfigError.
         """
@@ -46,7 +46,7 @@ class Lake:
 
     @property
     def config(self) -> StoreConfig:
-        """Where the lake is and how it is reached."""
+        """Location of the lake, and the settings to reach it."""
         return self._store.config
 
     @property
@@ -85,7 +85,7 @@ class Lake:
         )
 
     def table_at(self, uri: str) -> DeltaStreamTable:
-        """Return the table at a URI (of a cut, say), for reading; makes no request."""
+        """Return the table at a URI (for example a cut's), for reading; makes no request."""
         root, wanted = self.uri, canonical_uri(uri)
         if wanted.startswith(f"{root}/"):
             store = self._store.under(wanted[len(root) + 1 :])
@@ -96,7 +96,7 @@ class Lake:
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose a new stream's table folder: its name, or ``<name>-<uuid8>`` if that is taken.
 
-        Anything at all in the folder takes it, a ledger without a table above all.
+        A folder that holds any object counts as taken, even if it holds a ledger and no table.
         """
         store = self._store.under(table_path(namespace, name))
         if next(iter(store.list("")), None) is None:
@@ -105,7 +105,7 @@ class Lake:
 
 
 class _Options:
-    """delta-rs's options, with the credentials that boto3's chain finds at the time of the call."""
+    """Makes delta-rs's options, with the credentials that boto3 finds at the time of the call."""
 
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
@@ -120,5 +120,5 @@ class _Options:
 
 
 def storage_options_of(store: ObjectStore) -> Callable[[], dict[str, str]]:
-    """Return what asks for delta-rs's options of a store, each time one is needed."""
+    """Return a function that makes delta-rs's options of a store; call it for each use."""
     return _Options(store.config)

@@ -1,7 +1,7 @@
-"""Data files as Arrow, read in pieces from an object store, damage named.
+"""Reads data files as Arrow, piece by piece, from an object store.
 
-A file is opened at the size that the table recorded; only its footer and the wanted columns of
-the wanted row groups are fetched. Whatever Parquet finds wrong with the bytes becomes
+A file has to have the size that the table recorded. Only its footer and the wanted columns of the
+wanted row groups are fetched. Every error that Parquet finds in the bytes becomes
 ObjectCorruptError with the object's key.
 """
 
@@ -25,12 +25,12 @@ from tiering.table.table import DataFile
 _T = TypeVar("_T")
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
-_WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024  # below this one request beats several
+_WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024  # up to this size, one request is faster than several
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Where some rows of a file are; bounds from the footer, or from the rows themselves."""
+    """One row group of a file; its bounds come from the footer or from the rows."""
 
     file: DataFile
     index: int
@@ -49,7 +49,7 @@ class ParquetObject:
         size = store.head(file.path).size_bytes
         if size != file.size_bytes:
             raise ObjectCorruptError(
-                f"{file.path} has {size} bytes, the table says {file.size_bytes}",
+                f"{file.path} has {size} bytes, but the table's log says {file.size_bytes}",
                 key=file.path,
                 expected=file.size_bytes,
                 found=size,
@@ -74,9 +74,10 @@ class ParquetObject:
     def row_groups(self) -> list[RowGroup]:
         """Return the row groups that hold rows, with their offset bounds.
 
-        The footer's column statistics are not touched: on a damaged footer pyarrow ends the whole
-        process there (its accessors let a C++ exception escape). Our own files hold their offsets
-        in order, so counting rows tells the bounds; of others the offset column is read.
+        The column statistics in the footer are not used: if the footer is damaged, pyarrow ends
+        the whole process when they are read (a C++ exception escapes from its accessors). Our own
+        files hold their offsets in order, so the row counts give the bounds. Of a foreign file the
+        offset column is read.
         """
         footer = self._parquet.metadata
         counts = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
@@ -129,7 +130,7 @@ class ParquetObject:
         return values
 
     def read(self, index: int, names: Sequence[str]) -> pa.Table:
-        """Return columns of one row group, of FILE_SCHEMA's exact types, in the order asked."""
+        """Return columns of one row group, in the order of ``names``, as FILE_SCHEMA's types."""
         schema = pa.schema([FILE_SCHEMA.field(name) for name in names])
         return self._checked(
             lambda: (
@@ -150,7 +151,7 @@ class ParquetObject:
 
 
 def count_values(store: ObjectStore, key: str, column: str) -> int:
-    """Return how many rows of a Parquet object have a value in a column; 0 without the column.
+    """Count the rows of a Parquet object that have a value in a column; 0 without the column.
 
     Raises ObjectMissingError or ObjectCorruptError.
     """
@@ -167,7 +168,7 @@ def count_values(store: ObjectStore, key: str, column: str) -> int:
 
 
 def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = None) -> pa.Table:
-    """Return a Parquet object's rows; of the columns named, those that it has.
+    """Return a Parquet object's rows, with those of the named columns that the object has.
 
     Raises ObjectMissingError or ObjectCorruptError.
     """
@@ -183,7 +184,7 @@ def read_columns(store: ObjectStore, key: str, names: Sequence[str] | None = Non
 
 
 def _source(store: ObjectStore, key: str, size: int) -> Any:
-    """Return an object as a file: at once when it is small, else fetched in ranges."""
+    """Return an object as a file: a small one is fetched whole, a large one in ranges."""
     if size <= _WHOLE_BYTES_MAX:
         return pa.BufferReader(store.get(key))
     return pa.PythonFile(_RangeFile(store, key, size), mode="r")

@@ -1,9 +1,9 @@
-"""Cold rows of one partition in offset order, whatever happened to the files.
+"""Reads the cold rows of one partition in offset order, however the files were rewritten.
 
-Files and row groups outside the wanted range are never fetched. Our own files are read straight
-through. After OPTIMIZE by others, row groups may hold ranges in any order, or interleaved: those
-that overlap are read window by window and sorted, so memory stays bounded. Every row handed out
-continues the one before it by exactly one; a reader gets the whole range or a typed error.
+Files and row groups outside the wanted range are never fetched. Our own files are read from start
+to end. After a foreign OPTIMIZE, row groups may hold ranges in any order, or interleaved. Row
+groups that overlap are read window by window and sorted, so memory stays bounded. Each row has the
+offset after the previous row's: a reader gets the whole range or a typed error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiering.store.object_store import ObjectStore
 from tiering.table.table import DataFile, TableSnapshot
 
 BATCH_ROWS_MAX: Final = 64 * 1024
-_WINDOW_BYTES: Final = 64 * 1024 * 1024  # decoded rows that a merge holds, beside one row group
+_WINDOW_BYTES: Final = 64 * 1024 * 1024  # decoded rows that a merge holds, plus one row group
 _WINDOW_ROWS_MIN: Final = 1024
 _OPEN_FILES_MAX: Final = 64
 
@@ -38,18 +38,18 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ``wanted`` in offset order; ``schema`` is a subset of ROW_SCHEMA.
 
-    ``store`` is the table's own. Batches have at most 65,536 rows. Blocks while it fetches.
+    ``store`` holds the table. Batches have at most 65,536 rows. Blocks while it fetches.
 
     Raises:
-        OffsetOutOfRangeError: the range is not within what this version holds.
+        OffsetOutOfRangeError: this version does not hold the whole range.
         GapError, OverlapError: offsets are missing, or occur twice.
-        ObjectMissingError, ObjectCorruptError: a file is not there, or damaged.
+        ObjectMissingError, ObjectCorruptError: a file is missing or damaged.
         RemoteTierUnavailableError: the store does not answer.
     """
     held = snapshot.ranges.get(partition)
     if held is None or not held.start <= wanted.start <= wanted.end <= held.end:
         raise OffsetOutOfRangeError(
-            f"the table holds {held} of partition {partition}, {wanted} was asked for",
+            f"the table holds {held} of partition {partition}, but {wanted} was asked for",
             offset=int(wanted.start),
             start=0 if held is None else int(held.start),
             end=0 if held is None else int(held.end),
@@ -67,7 +67,7 @@ def read_rows(
 
 
 class _Files:
-    """Opened files, so that a footer is fetched once; bounded."""
+    """A bounded cache of opened files, so that each footer is fetched once."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -85,10 +85,11 @@ class _Files:
 def _row_groups(
     snapshot: TableSnapshot, files: _Files, partition: int, wanted: OffsetRange
 ) -> Iterator[RowGroup]:
-    """Yield the row groups that may hold wanted rows, by first offset as far as files allow.
+    """Yield the row groups that may hold wanted rows, sorted by first offset.
 
-    Footers are opened only once their file's turn comes: files are sorted by first offset, and a
-    row group is handed out when no file that is still closed can begin below it.
+    Files are sorted by first offset, and each is opened as late as possible: a row group is
+    yielded as soon as every file that is still closed begins at or above it. Files without
+    statistics come first.
     """
     relevant = [
         file for file in snapshot.files if file.partition == partition and _may_hold(file, wanted)
@@ -115,7 +116,7 @@ def _may_hold(file: DataFile, wanted: OffsetRange) -> bool:
 
 
 def _overlapping(groups: Iterator[RowGroup]) -> Iterator[list[RowGroup]]:
-    """Collect row groups whose ranges overlap; they come sorted by first offset."""
+    """Collect row groups whose ranges overlap; ``groups`` is sorted by first offset."""
     together: list[RowGroup] = []
     end = -1
     for group in groups:
@@ -150,7 +151,7 @@ def _ordered(
 
 
 def _within(rows: pa.Table, low: int, high: int) -> pa.Table:
-    """Return the rows with offsets in ``[low, high)``, without a copy when they lie together."""
+    """Return the rows with offsets in ``[low, high)``; without a copy if they are neighbours."""
     offsets = _offsets(rows)
     inside = (offsets >= low) & (offsets < high)
     if inside.all():
@@ -169,7 +170,7 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _require_next(rows: pa.Table, expected: int, partition: int) -> int:
-    """Check that the rows continue at ``expected`` without gap or repeat; return their end."""
+    """Check that the rows go on at ``expected`` without gap or repeat; return their end."""
     offsets = _offsets(rows)
     if len(offsets) == 0:
         return expected
@@ -196,7 +197,7 @@ def _offsets(rows: pa.Table) -> Offsets:
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, partition: int) -> pa.RecordBatch:
-    """Return the batch with the asked columns, in their order."""
+    """Return the batch with the columns of ``schema``, in its order."""
     arrays = [
         pa.array(np.full(batch.num_rows, partition, dtype=np.int32))
         if name == "partition"

@@ -1,8 +1,8 @@
-"""Where a time lies in the table: the first cold offset whose record reaches it.
+"""Finds the first cold offset whose record has at least a given time.
 
-Times within a partition need not be in order, so the answer is defined by offsets: the smallest
-offset whose timestamp is at or after the time asked for. Files that end before the time are passed
-over by their statistics; in the others only the two columns are read, until the answer is certain.
+Times within a partition need not be in order. So the answer is defined as the smallest offset whose
+timestamp is at or after the given time. Files whose statistics end before that time are skipped.
+Of the other files only the columns offset and timestamp are read, until the answer is certain.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def first_reaching(
     wanted: OffsetRange,
     timestamp_us: int,
 ) -> Offset | None:
-    """Return the first offset of ``wanted`` stamped at or after the time, None if there is none.
+    """Return the first offset of ``wanted`` with a timestamp at or after the time, or None.
 
-    ``wanted`` is within what the version holds, ``store`` is the table's own. Blocks.
+    The version holds all of ``wanted``; ``store`` holds the table. Blocks.
 
     Raises:
-        ObjectMissingError, ObjectCorruptError: a file is not there, or damaged.
+        ObjectMissingError, ObjectCorruptError: a file is missing or damaged.
         RemoteTierUnavailableError: the store does not answer.
     """
     best: int | None = None
@@ -59,7 +59,7 @@ def _candidates(
             and file.records_count != 0
             and (file.min_offset is None or file.min_offset < wanted.end)
             and (file.max_offset is None or file.max_offset >= wanted.start)
-            # Delta keeps milliseconds, and OPTIMIZE by others rounds down.
+            # Delta keeps milliseconds, and a foreign OPTIMIZE rounds down.
             and (
                 file.max_timestamp_us is None
                 or file.max_timestamp_us // 1000 >= timestamp_us // 1000

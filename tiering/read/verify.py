@@ -1,7 +1,7 @@
-"""The full proof of a table: every byte read again and compared with the ledger.
+"""The full proof of a table: every byte is read again and compared with the ledger.
 
-Independent of how files look today: after OPTIMIZE by others the rows of each committed range
-must still give the digest that was noted when it was committed.
+The check does not depend on the present files: after a foreign OPTIMIZE, the rows of each committed
+range must still have the digest that was noted at the range's commit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tiering.table.table import TableSnapshot
 __all__ = ["Progress", "RangeProof", "proved_rows", "verify_entries", "verify_partition",
            "verify_table"]  # fmt: skip
 
-Progress = Callable[[int], None]  # hears how many more rows were verified
+Progress = Callable[[int], None]  # called with the number of rows verified since the last call
 
 
 def verify_table(
     snapshot: TableSnapshot, store: ObjectStore, *, progress: Progress | None = None
 ) -> list[PartitionCertificate]:
-    """Verify every partition of a table version; ``store`` is the table's own. Blocks.
+    """Verify every partition of a table version; ``store`` holds the table. Blocks.
 
     Raises:
         ObjectMissingError, ObjectCorruptError: a file or ledger entry is gone or damaged; a
             range's rows do not have the digest that was committed.
-        GapError, OverlapError, TableMismatchError: rows missing, twice, or never committed; the
-            ledger does not cover the table; a commit is none of ours.
+        GapError, OverlapError, TableMismatchError: rows are missing, doubled or never committed;
+            the ledger does not cover the table; a commit is not ours.
         RemoteTierUnavailableError: the store does not answer.
     """
     require_files(snapshot, store)
@@ -42,7 +42,7 @@ def verify_table(
         verify_partition(snapshot, store, partition, progress=progress)
         for partition in sorted(snapshot.ranges)
     ]
-    prove(snapshot, store)  # last: what is wrong with the rows says more
+    prove(snapshot, store)  # last, because an error about the rows tells more
     return certificates
 
 
@@ -56,8 +56,8 @@ def verify_partition(
 ) -> PartitionCertificate:
     """Verify one partition; errors as for :func:`verify_table`.
 
-    A caller that goes on with the tail passes ``digest``, which has digested the whole cold range
-    when this returns. The certificate's digest is of the cold range.
+    A caller that continues with the tail passes ``digest``; the rows of the whole cold range are
+    added to it. The certificate's digest covers the cold range.
     """
     whole = RangeDigest() if digest is None else digest
     held = snapshot.ranges[partition]

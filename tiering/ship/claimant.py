@@ -1,10 +1,12 @@
-"""The threads that claim what this broker leads, and look now and then whether it still does.
+"""The threads that claim this broker's leaderships, and check regularly that they still hold.
 
-A claim is made at once when a leadership begins; the partition's gate waits for it a bounded time.
-While the store is away it is tried again, twice as late each time. Once settled, the next epoch's
-claim is asked for at every check, as long as the partition takes writes, and all of them now and
-then: a process that slept through its replacement, or the original of a copy, is fenced soon, and
-not only at its next commit.
+A claim is made as soon as a leadership begins; the partition's gate waits for the claim a bounded
+time. While the store does not answer, the claim is tried again, with a doubled wait each time.
+
+A settled claim is checked again and again. While the partition takes writes, each check looks for a
+claim of the next leader epoch; every 30th check looks for all newer claims. So two processes are
+fenced soon, and not only at their next commit: one that slept while another broker replaced it, and
+one whose data folder was copied and started a second time.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ from tiering.ship.claims import ClaimBook, claim_of
 from tiering.table.table import Table
 
 _THREADS: Final = 8
-_THOROUGH_EVERY: Final = 30  # looks
-_IDLE_EVERY: Final = 30  # check intervals between looks at a partition that takes no writes
+_THOROUGH_EVERY: Final = 30  # checks between two that look for all newer claims
+_IDLE_EVERY: Final = 30  # check intervals between two checks while a partition takes no writes
 
 
 @dataclass(slots=True)
 class _Held:
-    """One leadership of this broker. Guarded by the lock; worked on by one thread at a time."""
+    """One leadership of this broker. Guarded by the lock; one thread works on it at a time."""
 
     stream: Stream
     source: TierSource
     lineage_id: str
     due_ms: int
     settled: bool = False
-    error: HeadwaterError | None = None  # lost: for good
+    error: HeadwaterError | None = None  # set when the leadership is lost, for good
     busy: bool = False
     failures: int = 0
     looks: int = 0
@@ -64,10 +66,11 @@ class Claimant:
         observer: Observer,
         is_replaced: Callable[[PartitionId, str], bool] = lambda _partition, _lineage_id: False,
     ) -> None:
-        """Make the pool; its threads start with the first claim.
+        """Create the pool; its threads start with the first claim.
 
-        ``is_replaced`` asks the metadata anew whether a leadership of this id was followed by
-        another one; then a newer claim is that successor's. It may block, and raise HeadwaterError.
+        ``is_replaced`` asks for fresh metadata whether another leadership followed the one with
+        this lineage id; then a newer claim belongs to that successor. The function may block, and
+        may raise HeadwaterError.
         """
         self._table_of = table_of
         self._is_replaced = is_replaced
@@ -82,9 +85,9 @@ class Claimant:
         self._stopping = False
 
     def begin(self, stream: Stream, source: TierSource) -> bool:
-        """Claim a leadership that begins, or look at once whether it still stands; quick.
+        """Queue the claim of a leadership that begins, or an immediate check of a known one; quick.
 
-        Returns whether the source will hear of it: ``admit`` or ``refuse_writes``.
+        Returns True if the source will later get a call of ``admit`` or ``refuse_writes``.
         """
         lineage = source.lineage
         if not lineage:
@@ -105,19 +108,19 @@ class Claimant:
         return True
 
     def error_of(self, partition: PartitionId) -> HeadwaterError | None:
-        """Return why this broker's leadership of a partition does not stand, if it is lost."""
+        """Return why this broker's leadership of a partition is lost; None if it is not lost."""
         held = self._held.get(partition)
         return None if held is None else held.error
 
     def lose(self, partition: PartitionId, error: ForeignHistoryError) -> None:
-        """Hear that the table is of another history: the leadership is lost."""
+        """Mark a leadership as lost, because the table belongs to another history."""
         with self._changed:
             held = self._held.get(partition)
         if held is not None and held.error is None:
             self._lost(held, error)
 
     def ensure(self, led: Mapping[PartitionId, tuple[Stream, TierSource]]) -> None:
-        """Forget what is not led here any more; claim what nobody told of."""
+        """Bring the leaderships in line with ``led``: drop ended ones, claim missing ones."""
         with self._changed:
             for partition, held in list(self._held.items()):
                 if partition not in led or led[partition][1] is not held.source:
@@ -128,7 +131,7 @@ class Claimant:
                 self.begin(stream, source)
 
     def wait_settled(self, timeout_ms: int) -> None:
-        """Wait until every claim is settled or lost, at most so long. Blocks."""
+        """Wait until every claim is settled or lost, ``timeout_ms`` at most. Blocks."""
         with self._changed:
             self._changed.wait_for(
                 lambda: all(one.settled or one.error for one in self._held.values()),
@@ -136,7 +139,7 @@ class Claimant:
             )
 
     def stop(self) -> None:
-        """Take up nothing new; what is under way ends with its deadline."""
+        """Start no new work; work in progress ends by its own deadline."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -181,10 +184,10 @@ class Claimant:
             return None
 
     def _visit(self, held: _Held) -> None:
-        """Claim, or look; raises what stands against it."""
+        """Make the claim, or check that it still holds; raises the reason if it does not."""
         lineage = held.source.lineage
         if not lineage or lineage[-1].lineage_id != held.lineage_id:
-            return  # it leads no more, or anew: that is another claim
+            return  # this leadership has ended; a new one is another claim
         partition = held.source.partition_id
         book = ClaimBook(self._table_of(held.stream), partition)
         if not held.settled:
@@ -209,19 +212,22 @@ class Claimant:
         held.source.admit(held.lineage_id)
 
     def _refused(self, held: _Held, error: HeadwaterError) -> int:
-        """Fence a leadership that is lost, unless the metadata ended it; return when to go on."""
+        """Fence a leadership that is lost, unless the metadata ended it.
+
+        Returns the pause in milliseconds before the next visit.
+        """
         if not isinstance(error, HistoryClaimedError | ForeignHistoryError):
             return self._failed(held, error)
         try:
             replaced = self._is_replaced(held.source.partition_id, held.lineage_id)
-        except HeadwaterError as unknown:  # its lease ends all the same, if it was replaced
+        except HeadwaterError as unknown:  # if it was replaced, its lease ends anyhow
             return self._failed(held, unknown)
         if not replaced:
             self._lost(held, error)
         return self._config.check_interval_ms
 
     def _failed(self, held: _Held, error: HeadwaterError) -> int:
-        """The store is away, or a claim is unreadable: go on, and try again later."""
+        """Note that the store did not answer or a claim was unreadable; return the pause in ms."""
         held.failures += 1
         if not isinstance(error, RemoteTierUnavailableError) or held.failures == 1:
             facts = {"error": type(error).__name__, "reason": str(error)}

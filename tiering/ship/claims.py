@@ -1,9 +1,10 @@
-"""Who leads a partition's history: one small object per start of leadership, beside the table.
+"""Claims: one small object beside the table for each start of leadership of a partition.
 
-``_headwater/lineage/<partition>/<leader epoch:020>.json``, created if absent and never changed. A
-process that begins to lead looks at the newest claim, which has to be of its own history, and then
-puts its own. Of two copies of one history only one can: either both want the same epoch, or the
-second finds a claim that its metadata knows nothing of. See docs/decisions/0016.
+The key is ``_headwater/lineage/<partition>/<leader epoch:020>.json``. The object is created if
+absent and never changed. A process that begins to lead reads the newest claim, which has to belong
+to its own history, and then creates its own claim. If a history was copied, only one of the two
+copies can claim: either both want the same epoch, or the second one finds a claim that its metadata
+does not know. See docs/decisions/0016.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _KEY: Final = re.compile(r"_headwater/lineage/(\d+)/(\d{20})\.json\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a process says when it begins to lead."""
+    """The content of a claim, which a process writes when it begins to lead."""
 
     cluster: str
     stream_uuid: str
@@ -45,7 +46,7 @@ class Claim:
     leader_epoch: int
     lineage_id: str
     start: int
-    parent_epoch: int  # of the leadership before; -1: there was none
+    parent_epoch: int  # leader epoch of the leadership before; -1: there was none
     parent_id: str
     broker: str
     time_us: int
@@ -84,7 +85,7 @@ class ClaimBook:
     """The claims of one partition, in its table's store. Blocking; any thread."""
 
     def __init__(self, table: Table, partition: PartitionId) -> None:
-        """Take the stream's table."""
+        """Use the store of the stream's table."""
         self._table = table
         self._store = table.store
         self._partition = partition
@@ -93,17 +94,17 @@ class ClaimBook:
     def settle(
         self, lineage: Lineage, claim: Claim, beside: ThreadPoolExecutor, *, cold_end: int
     ) -> None:
-        """Claim the history for the newest leadership; the same claim again is fine.
+        """Claim the history for the newest leadership; repeating the same claim is harmless.
 
-        ``cold_end`` is what the metadata knows the table to hold of this history.
+        ``cold_end`` is the cold end of this history that the metadata has recorded.
 
-        One LIST and one small GET; at the same time (on ``beside``) one LIST of the ledger and one
-        look at the table's log; then one PUT.
+        The cost is one LIST and one small GET; at the same time (on ``beside``) one LIST of the
+        ledger and one read of the table's log; then one PUT.
 
         Raises:
-            HistoryClaimedError: another process leads a copy of it.
-            ForeignHistoryError: the table holds what is beyond the log's end.
-            RemoteTierUnavailableError: nothing is known.
+            HistoryClaimedError: another process leads a copy of the history.
+            ForeignHistoryError: the table holds records beyond the end of the local log.
+            RemoteTierUnavailableError: the outcome is unknown.
         """
         own = lineage[-1]
         noted = beside.submit(self._require_log_not_behind, lineage, cold_end)
@@ -121,9 +122,9 @@ class ClaimBook:
             self._require_in(lineage, int(own.leader_epoch))
 
     def look(self, lineage: Lineage, *, thorough: bool) -> None:
-        """See whether somebody else has claimed the history since; errors as for :meth:`settle`.
+        """Check that no other process has claimed the history since; errors as for :meth:`settle`.
 
-        Usually a copy takes the next epoch: that one is asked for. ``thorough`` asks for all.
+        A copy usually takes the next epoch, so only that key is requested. ``thorough`` lists all.
         """
         own = int(lineage[-1].leader_epoch)
         if thorough:
@@ -148,15 +149,16 @@ class ClaimBook:
             self._require_in(lineage, newer[-1])
 
     def _require_in(self, lineage: Lineage, epoch: int) -> None:
-        """Refuse a claim whose leadership is not of our history."""
+        """Refuse a claim whose leadership does not belong to our history."""
         found = self._read(epoch)
         ours = any(_is(one, found) for one in lineage)
         if found["stream_uuid"] == self._partition.stream_uuid and ours:
             return
         raise HistoryClaimedError(
             f"broker {found['broker']!r} leads a copy of {self._partition}: it claimed leader "
-            f"epoch {epoch} in the lake as {found['lineage_id']}, which is not of the history that "
-            "is here. This partition takes no writes and ships nothing; stop one of the two",
+            f"epoch {epoch} in the lake with lineage id {found['lineage_id']}, which is not in "
+            "this broker's history. This partition takes no writes and ships nothing; stop one of "
+            "the two brokers",
             partition=str(self._partition),
             leader_epoch=epoch,
             lineage_id=found["lineage_id"],
@@ -178,14 +180,15 @@ class ClaimBook:
             or not isinstance(values.get("broker"), str)
             or not isinstance(values.get("stream_uuid"), str)
         ):
-            raise ObjectCorruptError(f"{key} is not a claim", key=key)
+            raise ObjectCorruptError(f"{key} is not a readable claim", key=key)
         return values
 
     def _require_log_not_behind(self, lineage: Lineage, cold_end: int) -> None:
-        """Refuse to lead with a log that ends below what the table was given: an older copy.
+        """Refuse to lead with an older copy of the log: the ledger has ranges beyond its end.
 
-        A range may begin below the log's end and reach beyond it: a segment that was shipped after
-        the copy was taken in its middle. It begins at the copy's cold end, or above.
+        Such a range may begin below the log's end: if the copy was taken in the middle of a
+        segment, that segment was shipped later, when it was longer. The range begins at the
+        copy's cold end, or above.
         """
         start = int(lineage[-1].start)
         entry = Ledger(self._store).first_beyond(self._number, start, above=cold_end)
@@ -194,10 +197,10 @@ class ClaimBook:
         raise self._older_copy(entry.range, start)
 
     def _require_log_not_behind_table(self, lineage: Lineage) -> None:
-        """Refuse to lead with a log that ends below the table: also by a commit not yet noted.
+        """Refuse to lead with a log that ends below the table, ledger entries or not.
 
-        Whoever made that commit died, or is about to note it. What is wrong with the table
-        otherwise is for its shipper to say.
+        A commit lacks its ledger entry if its process died, or has not written the entry yet. If
+        the table is damaged, this check passes: the shipper reports the damage.
         """
         start, number = lineage[-1].start, self._number
         try:
@@ -215,9 +218,9 @@ class ClaimBook:
 
     def _older_copy(self, given: OffsetRange, start: int) -> ForeignHistoryError:
         return ForeignHistoryError(
-            f"the table of {self._partition} was given {given}, and the log that is here ended at "
-            f"{start} when it began to lead: it is an older copy of the history. This partition "
-            "takes no writes and ships nothing",
+            f"the table of {self._partition} holds {given}, but the local log ended at {start} "
+            "when this broker began to lead: the log is an older copy of the history. This "
+            "partition takes no writes and ships nothing",
             partition=str(self._partition),
             expected=start,
             found=int(given.end),

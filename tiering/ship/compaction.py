@@ -1,9 +1,10 @@
-"""Joining small files of a stream's table into large ones, without a change of any row.
+"""Joins small files of a stream's table into large ones, without a change of any row.
 
-The plan is pure: neighbours in offset order whose sum stays below the target, each rewritten alone.
-A rewritten file is like one of the uploader's: rows in offset order, no offset outside its range,
-a footer that says so. So the cheap certificate still reads no data. While a bin is rewritten its
-rows are compared with the ledger's digests: damage stops it, and is never copied into a new file.
+The plan is pure: a *bin* is a group of neighbours in offset order whose total size stays below the
+target, and each bin is rewritten alone. A rewritten file looks like one of the uploader's: rows in
+offset order, no offset outside its range, and a footer with that range. So the cheap certificate
+still reads no data. While a bin is rewritten, its rows are compared with the ledger's digests:
+damage stops the rewrite and is never copied into a new file.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ class Bin:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the files now."""
+        """Total size of the present files."""
         return sum(file.size_bytes for file in self.files)
 
 
 def plan_bins(snapshot: TableSnapshot, *, target_bytes: int = TARGET_BYTES) -> list[Bin]:
-    """Return what is worth rewriting: two neighbours or more, below the target together.
+    """Return the bins that are worth rewriting: two or more neighbours, below the target together.
 
-    Files whose ranges interleave (somebody else's OPTIMIZE) go together, whatever their size: as
-    one sorted file they can be proved by their statistics again. Files without statistics are left
-    alone.
+    Files whose ranges interleave (after a foreign OPTIMIZE) go into one bin, whatever their size:
+    as one sorted file they can be proved by statistics again. A partition that has a file without
+    statistics is left alone.
     """
     bins: list[Bin] = []
     for number, held in sorted(snapshot.ranges.items()):
@@ -67,10 +68,10 @@ def rewrite(
 ) -> NewFile:
     """Write a bin's rows as one object, proved against the ledger and read back. Blocks.
 
-    ``snapshot`` needs no other files than the bin's. Memory holds the object.
+    ``snapshot`` needs only the files of the bin. Memory holds the whole object.
 
     Raises:
-        CorruptDataError: the rows are not what was committed, or a file is damaged or gone.
+        CorruptDataError: the rows differ from the committed ones, or a file is damaged or gone.
         RemoteTierUnavailableError: the store does not answer.
     """
     partition = PartitionId(snapshot.stream_uuid, PartitionNumber(wanted.partition))
@@ -79,14 +80,16 @@ def rewrite(
     place = SegmentPlace(
         cluster=snapshot.cluster,
         partition=partition,
-        subject="",  # rows of the table have theirs
+        subject="",  # unused: rows from the table carry their subjects
         path=f"partition={wanted.partition}/{name}",
     )
     rows = proved_rows(snapshot, store, wanted.partition, wanted.range, entries)
     written = write_rows(rows, wanted.range, place)
     entry = written.entry
     if not store.put_if_absent(entry.path, written.body, crc32c=entry.crc32c):
-        raise RemoteTierUnavailableError(f"{entry.path} is taken by another object", key=entry.path)
+        raise RemoteTierUnavailableError(
+            f"{entry.path} exists already as another object", key=entry.path
+        )
     check_segment(store.get(entry.path), entry)
     return NewFile(
         path=entry.path,
@@ -100,7 +103,7 @@ def rewrite(
 
 
 def only(snapshot: TableSnapshot, wanted: Bin) -> TableSnapshot:
-    """Return the version with a bin's files alone, small enough to be sent to a task."""
+    """Return the snapshot with only a bin's files, so that it is small enough for a Spark task."""
     return replace(
         snapshot,
         files=wanted.files,

@@ -1,8 +1,8 @@
-"""Which codec a column of payloads gets: zstd, or none where zstd would only burn time.
+"""Chooses the codec of a column of payloads: zstd, or none if zstd would not shrink the values.
 
-Images, ciphertext and what was compressed before do not shrink: packing such values took half of
-the CPU of writing them, and unpacking a part of every read. A sample of the first rows decides for
-a file; a wrong guess costs space or time, nothing else.
+Images, ciphertext and values that are compressed already do not shrink. Compressing such values
+took half of the CPU time of writing them, and decompressing took a part of every read. A sample of
+a file's first rows decides for the file. A wrong decision costs space or time, nothing else.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow.types as pt
 ZSTD_LEVEL: Final = 1
 _SPOTS: Final = 4
 _SPOT_BYTES: Final = 32 * 1024
-_SAMPLE_BYTES_MIN: Final = 8 * 1024  # so few bytes cost nothing, and tell nothing
-_WORTH: Final = 0.92  # at most so much must be left
+_SAMPLE_BYTES_MIN: Final = 8 * 1024  # a smaller sample tells nothing, so the column is compressed
+_WORTH: Final = 0.92  # compressed size over plain size; above this, no compression
 
 
 def codecs(
@@ -27,9 +27,9 @@ def codecs(
     """Return pyarrow's writer options for the codecs of a file.
 
     Args:
-        schema: the file's.
-        payloads: top-level binary columns that may hold what does not shrink.
-        rows: the file's first rows, of that schema.
+        schema: the schema of the file.
+        payloads: top-level binary columns whose values may not shrink.
+        rows: the first rows of the file, in that schema.
     """
     plain = {name for name in payloads if not worth_packing([one.column(name) for one in rows])}
     packed = [leaf for field in schema if field.name not in plain for leaf in _leaves(field)]
@@ -42,17 +42,17 @@ def codecs(
 
 
 def worth_packing(columns: Sequence[pa.Array]) -> bool:
-    """Tell whether values like these get smaller; yes when there are too few to tell."""
+    """Tell whether values like these get smaller; True if there are too few to tell."""
     codec = pa.Codec("zstd", compression_level=ZSTD_LEVEL)
     size = packed = 0
-    for sample in _samples(columns):  # one by one: what repeats far away shrinks no page
+    for sample in _samples(columns):  # one by one: repeats far apart do not shrink a page
         size += len(sample)
         packed += codec.compress(sample).size if sample else 0
     return size < _SAMPLE_BYTES_MIN or packed <= _WORTH * size
 
 
 def _samples(columns: Sequence[pa.Array]) -> Iterator[bytes]:
-    """Yield bytes from some places of binary columns, in order; the same for the same values."""
+    """Yield bytes from a few places of binary columns, in order; equal values give equal bytes."""
     filled = [column for column in columns if len(column)]
     step = -(-len(filled) // _SPOTS)
     for column in filled[:: max(1, step)]:

@@ -1,12 +1,12 @@
-"""How one partition's segments become cold: states, planner, and the machine. Pure.
+"""How one partition's segments become cold: states, planner and state machine. Pure.
 
-``PartitionTier.step(event) -> effect`` decides; uploader.py performs. There is always exactly one
-effect under way, and the process may die before, during or after any of them: every cycle after a
-failure begins at the table and the ledger, which alone say what is true. The order is the safety:
+``PartitionTier.step(event) -> effect`` decides; shipper.py performs. Exactly one effect is
+performed at a time. The process may die before, during or after any effect. So after a failure the
+next cycle begins with what the table and the ledger say. This order makes the steps safe:
 
     object stored -> read back -> committed -> in the ledger -> cold end recorded -> local may free
 
-What others committed is believed only once it is proved to be of our history.
+A table that another process wrote is used only after it is proved to be of our history.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker.ports.partition import SegmentInfo
 
 
 class TierState(Enum):
-    """What a partition is waiting for. The value is the past participle of what will end it."""
+    """What a partition is waiting for; the value names the event that ends the wait."""
 
     RESTING = "woken"
     LOADING = "table loaded"
@@ -43,12 +43,12 @@ class TierState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A segment was sealed, time passed, or somebody asked for a flush."""
+    """A segment was sealed, the check interval passed, or a caller asked for a flush."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLoaded:
-    """The newest table version says that ``[.., cold_end)`` is in it."""
+    """The newest table version is loaded; by its transactions it holds ``[.., cold_end)``."""
 
     cold_end: Offset
 
@@ -62,22 +62,22 @@ class LedgerRead:
 
 @dataclass(frozen=True, slots=True)
 class HistoryProved:
-    """What the table holds is of the history that the local log holds."""
+    """The table's rows belong to the history of the local log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRepaired:
-    """The ledger now covers all that the table has."""
+    """The ledger now covers every range that the table holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdEndRecorded:
-    """The metadata has the cold end; local segments below it may go."""
+    """The metadata has the cold end; local segments below it may be freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogListed:
-    """The local log as it is now."""
+    """The present segments and high watermark of the local log."""
 
     segments: Sequence[SegmentInfo]
     high_watermark: Offset
@@ -85,17 +85,17 @@ class LogListed:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """There is something to pack, but others are to have their turn first."""
+    """There is more to pack, but the worker serves other partitions first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsPacked:
-    """The object's bytes exist, in memory."""
+    """The object's bytes are ready, in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStored:
-    """The object is in the store, durable, in nobody's table yet."""
+    """The object is durable in the store, and not yet in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class ObjectChecked:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The table has object and cold end, in one durable version that was loaded again."""
+    """One durable table version has the object and the cold end; it was loaded again."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLost:
-    """The compare-and-set failed: the cold end is not where we believed. Nothing was committed."""
+    """The compare-and-set failed: the table's cold end is ``found``. Nothing was committed."""
 
     found: Offset
 
@@ -149,7 +149,7 @@ class ReadLedger:
 
 @dataclass(frozen=True, slots=True)
 class ProveHistory:
-    """Show that the table's newest range is of our history, before it is believed.
+    """Prove that the table's newest range belongs to our history, before the table is used.
 
     -> HistoryProved.
     """
@@ -157,21 +157,21 @@ class ProveHistory:
 
 @dataclass(frozen=True, slots=True)
 class RepairLedger:
-    """Write what a crash left out of the ledger, proved from the table. -> LedgerRepaired."""
+    """Write the ledger entries that a crash left out, proved by the table. -> LedgerRepaired."""
 
     missing: OffsetRange
 
 
 @dataclass(frozen=True, slots=True)
 class TellColdEnd:
-    """Tell the broker's metadata; only after table and ledger have it. -> ColdEndRecorded."""
+    """Record the cold end in the metadata; after table and ledger have it. -> ColdEndRecorded."""
 
     cold_end: Offset
 
 
 @dataclass(frozen=True, slots=True)
 class ListLog:
-    """Look at the local segments and the high watermark. -> LogListed."""
+    """Read the list of local segments and the high watermark. -> LogListed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +184,12 @@ class PackSegments:
 
 @dataclass(frozen=True, slots=True)
 class StoreObject:
-    """PUT under a fresh key, if absent. -> ObjectStored."""
+    """PUT the object under an unused key, if absent. -> ObjectStored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckObject:
-    """GET and prove the bytes. -> ObjectChecked."""
+    """GET the object and prove its bytes. -> ObjectChecked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ Effect = (
     | StoreObject | CheckObject | CommitObject | WriteLedger | Rest
 )  # fmt: skip
 
-# A pair that is absent is a bug of the shell, not a race. Failed is allowed everywhere.
+# Any other event in a state is a bug of the shell, not a race. Failed is allowed in every state.
 EXPECTED: Final[Mapping[TierState, tuple[type, ...]]] = {
     TierState.RESTING: (Woken,),
     TierState.LOADING: (TableLoaded,),
@@ -232,21 +232,21 @@ EXPECTED: Final[Mapping[TierState, tuple[type, ...]]] = {
 
 
 class PartitionTier:
-    """The machine of one partition. Owner: whichever worker runs the partition's cycle."""
+    """The state machine of one partition. Owner: the worker that runs the partition's cycle."""
 
     def __init__(self, partition: int, *, object_bytes_max: int, recorded: Offset) -> None:
-        """Begin with what the metadata recorded as cold end."""
+        """Begin with the cold end that the metadata has recorded."""
         self._partition = partition
         self._object_bytes_max = object_bytes_max
         self.recorded = recorded
         self.cold_end = recorded
         self.state = TierState.RESTING
-        self._trusted = False  # whether cold_end was confirmed by table and ledger
-        self._noted_end = Offset(0)  # of the ledger, when it was read
+        self._trusted = False  # whether table and ledger have confirmed cold_end
+        self._noted_end = Offset(0)  # the ledger's end when it was last read
         self._range = OffsetRange(recorded, recorded)
 
     def step(self, event: Event) -> Effect:
-        """Consume one event; return the one thing to do next.
+        """Consume one event; return the next effect.
 
         Raises:
             TableMismatchError: the table has records that the local log never had.
@@ -271,8 +271,8 @@ class PartitionTier:
                 self.cold_end = cold_end
                 return self._go(TierState.AUDITING, ReadLedger())
             case LedgerRead(end) if end > self.cold_end:
-                # Another process has committed between the two looks, or a commit is gone from
-                # the table: then loading it with this proof says so.
+                # Another process committed between the two reads, or the table has lost a commit.
+                # In the second case loading the table with this bound raises an error.
                 return self._go(TierState.LOADING, LoadTable(end))
             case LedgerRead(end) if self.cold_end > 0:
                 self._noted_end = end
@@ -287,7 +287,7 @@ class PartitionTier:
                 self._trusted = True
                 return self._record_or_list()
             case CommitLost():
-                # Table and ledger say what to do: drop the object, cut the range, or redo it.
+                # Table and ledger now decide: drop the object, cut the range, or ship it again.
                 self._trusted = False
                 return self._go(TierState.LOADING, LoadTable(self.recorded))
             case ColdEndRecorded():
@@ -316,8 +316,8 @@ class PartitionTier:
         if self.cold_end > high_watermark:
             raise TableMismatchError(
                 f"the table of partition {self._partition} ends at {self.cold_end}, above the "
-                f"log's committed end {high_watermark}: another writer feeds it, or the local "
-                "log was replaced",
+                f"local log's high watermark {high_watermark}: another writer adds to the table, "
+                "or the local log was replaced",
                 partition=self._partition,
                 expected=int(high_watermark),
                 found=int(self.cold_end),
@@ -350,10 +350,10 @@ def plan_shipment(
     """Choose the segments of the next object: sealed, committed, gap-free from the cold end on.
 
     Oldest first; as many as fit ``bytes_max``, but at least one. The first may begin below the
-    cold end (a commit that was lost to another uploader may have cut it). Empty: nothing to ship.
+    cold end, if another uploader has committed a part of it. Empty: nothing to ship.
 
     Raises:
-        GapError: the log begins above the cold end, or has a hole between segments.
+        GapError: the log begins above the cold end, or has a gap between segments.
     """
     chosen: list[SegmentInfo] = []
     size = 0
@@ -380,10 +380,10 @@ def plan_shipment(
 
 
 def conflict_outcome(found: Offset, lost: OffsetRange) -> Literal["drop", "cut", "redo"]:
-    """Say what becomes of an object whose commit was lost, for people to read.
+    """Return a word for people: what happens to an object whose commit lost the compare-and-set.
 
-    Someone else has committed all of it (drop), a part (cut: the rest is written anew), or the
-    commit only has to be tried again.
+    "drop": another process has committed the whole range. "cut": it has committed a part, and the
+    rest is written anew. "redo": the commit only has to be tried again.
     """
     if found >= lost.end:
         return "drop"

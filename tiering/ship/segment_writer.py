@@ -1,8 +1,9 @@
-"""A range of the log as one Parquet object: bytes, statistics, digest. Pure.
+"""Writes a range of the log as one Parquet object: bytes, statistics, digest. Pure.
 
-Rows keep their order; row groups are of a size that Spark splits well and a reader holds easily.
-Statistics exist on offset and timestamp only: keys and values would bloat footers and log. The
-footer says whose rows these are, so that an object found alone can be placed again.
+Rows keep their order. Row groups have a size that Spark splits well and a reader holds in memory
+easily. Only offset and timestamp have statistics: those of keys and values would make footers and
+log large. The footer names the rows' cluster, stream, partition and offsets, so that an object that
+is found alone can be assigned again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _READ_ROWS: Final = 64 * 1024
 
 _WRITER_OPTIONS: Final[dict[str, Any]] = {
-    # Few distinct values there; a dictionary of record values would be built and thrown away.
+    # These columns have few distinct values; of record values a dictionary would be useless work.
     "use_dictionary": ["key", "subject", "leader_epoch", "headers.list.element.key"],
     "column_encoding": {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
     "write_statistics": ["offset", "timestamp"],
@@ -48,30 +49,30 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSegment:
-    """One object, not yet stored: its bytes, and everything the table and the ledger say of it."""
+    """One object, not yet stored: its bytes, its ledger entry and its Delta statistics."""
 
     body: Any  # bytes-like
-    entry: LedgerEntry  # its version is still unknown
+    entry: LedgerEntry  # the table version is still unknown
     stats_json: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPlace:
-    """Whose rows an object holds and where it will lie."""
+    """Which partition's rows an object holds, and under which key it will be stored."""
 
     cluster: str
     partition: PartitionId
-    subject: str  # of rows that carry none
+    subject: str  # for rows that carry no subject
     path: str  # key below the table
 
 
 def write_segment(
     batches: Iterable[StoredBatch], wanted: OffsetRange, place: SegmentPlace
 ) -> WrittenSegment:
-    """Write exactly the records of ``wanted`` as one Parquet object. CPU-bound, memory ~ object.
+    """Write exactly the records of ``wanted`` as one Parquet object.
 
-    ``batches`` are in offset order and may reach beyond the range at both ends; each body's CRC
-    is checked here, again.
+    CPU-bound; memory holds about one object. ``batches`` are in offset order and may reach beyond
+    the range at both ends. Each body's CRC is checked here once more.
 
     Raises:
         BatchCorruptError: a body fails its checksum.
@@ -83,12 +84,12 @@ def write_segment(
 def write_rows(
     rows_in_order: Iterator[pa.RecordBatch], wanted: OffsetRange, place: SegmentPlace
 ) -> WrittenSegment:
-    """Write rows, which are exactly those of ``wanted`` in offset order, as one Parquet object."""
+    """Write rows as one Parquet object; they are exactly the rows of ``wanted``, in order."""
     assert len(wanted) > 0, "an object holds at least one record"
     sink = pa.BufferOutputStream()
     facts = RangeFacts()
     groups = _row_groups(rows_in_order)
-    first = next(groups)  # rows that are less than the range raise before, or in, this call
+    first = next(groups)  # never empty: missing rows raise an error before or in this call
     chosen = codecs(FILE_SCHEMA, ("value",), first)
     with pq.ParquetWriter(sink, FILE_SCHEMA, **_WRITER_OPTIONS, **chosen) as writer:
         for group in itertools.chain((first,), groups):
@@ -104,7 +105,7 @@ def write_rows(
 
 
 def check_segment(body: Any, entry: LedgerEntry) -> None:
-    """Prove that bytes read back from the store are the object that was meant to be there.
+    """Prove that bytes read back from the store are the object that the entry describes.
 
     Raises:
         ObjectCorruptError: size, checksum, rows, bounds or digest differ; says which.
@@ -121,7 +122,7 @@ def check_segment(body: Any, entry: LedgerEntry) -> None:
             facts.add(batch.select(FILE_SCHEMA.names))
     except (pa.ArrowException, OSError, KeyError, SchemaMismatchError) as cause:
         raise ObjectCorruptError(
-            f"{entry.path} is not readable: {cause}", key=entry.path
+            f"{entry.path} is not readable Parquet: {cause}", key=entry.path
         ) from cause
     if facts.records_count != entry.records_count:
         raise _differs(entry, "rows", entry.records_count, facts.records_count)
@@ -146,8 +147,8 @@ def statistics_json(
 ) -> str:
     """Return a file's Delta statistics: count, and (least, greatest) of offset and timestamp.
 
-    Delta keeps timestamps in milliseconds; the upper bound is rounded up, so that skipping by it
-    never loses a row.
+    Delta keeps timestamps in milliseconds. The upper bound is rounded up, so that a reader that
+    skips files by it never loses a row.
     """
     (low, high), (first_us, last_us) = offsets, timestamps_us
     return json.dumps(
@@ -161,7 +162,7 @@ def statistics_json(
 
 
 class RangeFacts:
-    """What is learnt of rows while they stream by in offset order: digest, bounds, epochs."""
+    """Collects digest, bounds and epochs of rows that are added in offset order."""
 
     def __init__(self) -> None:
         self._digest = RangeDigest()
@@ -171,16 +172,16 @@ class RangeFacts:
 
     @property
     def records_count(self) -> int:
-        """Rows seen."""
+        """Number of rows added."""
         return self._digest.records_count
 
     @property
     def digest(self) -> str:
-        """Digest of the rows seen."""
+        """Digest of the rows added."""
         return self._digest.hexdigest()
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take the next rows, with FILE_SCHEMA's columns."""
+        """Add the next rows, with FILE_SCHEMA's columns."""
         if rows.num_rows == 0:
             return
         self._digest.update(rows)
@@ -197,7 +198,7 @@ class RangeFacts:
     def entry(
         self, partition: int, *, path: str = "", size_bytes: int = 0, crc32c: int = 0
     ) -> LedgerEntry:
-        """Return the ledger entry of the rows seen, which are without gaps."""
+        """Return the ledger entry of the rows added, which have no gaps."""
         return LedgerEntry(
             partition=partition,
             start=Offset(self.first_offset),
@@ -217,9 +218,10 @@ class RangeFacts:
 def log_rows(
     batches: Iterable[StoredBatch], wanted: OffsetRange, place: SegmentPlace
 ) -> Iterator[pa.RecordBatch]:
-    """Yield exactly the wanted rows, as in the table; errors as for :func:`write_segment`.
+    """Yield exactly the wanted rows, in the table's columns; errors as for :func:`write_segment`.
 
-    Runs of like batches are decoded together: a thin log has thousands of small ones.
+    Neighbouring batches of one shape are decoded together, because a log with little traffic has
+    thousands of small batches.
     """
     expected = wanted.start
     for header, body in _runs(batches):
@@ -236,7 +238,7 @@ def log_rows(
         if expected == wanted.end:
             return
     raise GapError(
-        f"the log gave [{wanted.start}, {expected}) of {wanted} of {place.partition}",
+        f"the local log gave only [{wanted.start}, {expected}) of {wanted} of {place.partition}",
         partition=place.partition.number,
         start=int(expected),
         end=int(wanted.end),
@@ -244,7 +246,7 @@ def log_rows(
 
 
 def _runs(batches: Iterable[StoredBatch]) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
-    """Join consecutive batches of one shape into one."""
+    """Join neighbouring batches of one shape into one batch."""
     run: list[pa.RecordBatch] = []
     first: BatchHeader | None = None
     count = 0
@@ -274,14 +276,14 @@ def _runs(batches: Iterable[StoredBatch]) -> Iterator[tuple[BatchHeader, pa.Reco
 
 
 def _joined(first: BatchHeader, count: int) -> BatchHeader:
-    """Return the header of a run of dense batches; a sparse one is always alone."""
+    """Return the header of a run of dense batches; a sparse batch is never joined."""
     if first.sparse:
         return first
     return replace(first, records_count=count, offset_span=count)
 
 
 def _row_groups(rows: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Collect rows into groups that keep both limits (a single row may exceed the bytes)."""
+    """Collect rows into groups below both limits (a single row may exceed the limit of bytes)."""
     group: list[pa.RecordBatch] = []
     count = size = 0
     for batch in rows:
@@ -319,7 +321,7 @@ def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict
 
 def _differs(entry: LedgerEntry, what: str, expected: object, found: object) -> ObjectCorruptError:
     return ObjectCorruptError(
-        f"{entry.path}: {what} is {found}, expected {expected}",
+        f"{entry.path}: {what} is {found}, but {expected} was expected",
         key=entry.path,
         what=what,
         expected=expected,

@@ -1,7 +1,7 @@
-"""The shell of one partition's tiering: performs what lifecycle.py decides, one effect at a time.
+"""The shell of one partition's tiering: performs the effects of lifecycle.py, one at a time.
 
-It keeps nothing that a crash may not take: an object that is being built, and the table version
-that the next commit is based on. Every call that leaves the process has a deadline.
+Its memory (an object that is being built, the table version that the next commit is based on) may
+be lost in a crash without harm. Every call that leaves the process has a deadline.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tiering.table.table import NewFile, Table, TableSnapshot
 
 @dataclass(slots=True)
 class ShipCounters:
-    """What one partition's tiering has done since the process began."""
+    """Counters of one partition's tiering since the process began."""
 
     segments_total: int = 0
-    bytes_total: int = 0  # of objects
+    bytes_total: int = 0  # size of the objects
     failures_total: int = 0
     conflicts_total: int = 0
     last_shipped_us: int = 0  # 0: never
 
 
 class PartitionShipper:
-    """One partition's machine and its hands. Owner: one worker at a time."""
+    """One partition's state machine, and the code for its effects. Owner: one worker at a time."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class PartitionShipper:
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
-        self._noted: LedgerEntry | None = None  # the ledger's last entry, when it was looked at
+        self._noted: LedgerEntry | None = None  # the ledger's last entry when it was last read
         self.machine = tier.PartitionTier(
             self._number, object_bytes_max=config.object_bytes_max, recorded=source.cold_end
         )
 
     def run_cycle(self, objects_max: int = 1) -> bool:
-        """Ship at most so many objects; return whether there are more to ship. Blocks.
+        """Ship at most ``objects_max`` objects; return whether there are more to ship. Blocks.
 
         Raises:
-            HeadwaterError: the cycle stopped; nothing is lost, the next one begins at the table.
+            HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
             self._require_leadership()
@@ -105,14 +105,14 @@ class PartitionShipper:
         return False
 
     def _require_leadership(self) -> None:
-        """Ship nothing for a leadership that is lost."""
+        """Raise the reason if the leadership is lost: then nothing is shipped."""
         partition = self.source.partition_id
         lost = None if self._claimant is None else self._claimant.error_of(partition)
         if lost is not None:
             raise lost
 
     def perform(self, effect: tier.Effect) -> tier.Event:
-        """Do one effect and say what came of it. Blocks; raises HeadwaterError."""
+        """Perform one effect and return its event. Blocks; raises HeadwaterError."""
         match effect:
             case tier.LoadTable(cold_end_min):
                 self.snapshot = self._table.find(cold_end_min={self._number: cold_end_min})
@@ -128,11 +128,11 @@ class PartitionShipper:
                 self._repair().run(missing)
                 return tier.LedgerRepaired()
             case tier.TellColdEnd(cold_end):
-                if cold_end > self.source.cold_end:  # another process may have been quicker
+                if cold_end > self.source.cold_end:  # another process may have recorded it already
                     self.source.record_cold_end(cold_end)
                 return tier.ColdEndRecorded()
             case tier.ListLog():
-                # The segments first: the high watermark may only be newer than they are.
+                # Segments first: then the high watermark is as new as the segments, or newer.
                 segments = self.source.segments()
                 return tier.LogListed(segments, self.source.high_watermark)
             case tier.PackSegments(wanted, count):
@@ -151,17 +151,17 @@ class PartitionShipper:
             case tier.CommitObject(moved):
                 return self._commit(moved)
             case _:
-                assert isinstance(effect, tier.WriteLedger), f"no hand for {effect}"
+                assert isinstance(effect, tier.WriteLedger), f"no code for {effect}"
                 self._write_ledger()
                 return tier.LedgerWritten()
 
     def _require_ours(self) -> None:
-        """Refuse a table that somebody else changed: nothing is shipped on top of that."""
+        """Refuse a table with a foreign change: nothing is shipped on top of it."""
         if self.snapshot is None:
             return
         try:
             prove(self.snapshot, self._table.store)
-        except ObjectMissingError:  # rolled back below what we know, perhaps: say so
+        except ObjectMissingError:  # if the table was rolled back, find() raises the better error
             self._table.find(cold_end_min={self._number: self.snapshot.cold_end(self._number)})
             raise
 
@@ -188,9 +188,9 @@ class PartitionShipper:
         entry = built.entry
         if not self._table.store.put_if_absent(entry.path, built.body, crc32c=entry.crc32c):
             raise RemoteTierUnavailableError(  # the next cycle takes another random name
-                f"{entry.path} is taken by another object", key=entry.path
+                f"{entry.path} exists already as another object", key=entry.path
             )
-        # From here on only what comes back from the store counts; the memory is needed for it.
+        # From here on only the bytes in the store count; their read-back needs the memory.
         self._object = WrittenSegment(body=b"", entry=entry, stats_json=built.stats_json)
 
     def _check(self) -> None:
@@ -223,7 +223,7 @@ class PartitionShipper:
             self.counters.conflicts_total += 1
             self._forget()
             return tier.CommitLost(Offset(int(lost.facts["found"])))
-        # Believed only once a fresh look at the table's log shows it.
+        # The commit counts only after a fresh read of the table's log shows it.
         self.snapshot = self._table.find(cold_end_min={self._number: moved.end})
         self._committed = entry.at_version(version)
         self._proved.prove(self.source.partition_id, moved.end)
@@ -234,7 +234,7 @@ class PartitionShipper:
         entry, self._committed, self._object = self._committed, None, None
         try:
             self._ledger.put(entry)
-        except ObjectCorruptError:  # a rival has repaired it already, or says something else
+        except ObjectCorruptError:  # another uploader wrote an entry: repair compares the two
             entry = self._repair().put(entry)
         self._noted = entry
         self.counters.segments_total += self._segments_count
@@ -260,7 +260,7 @@ class PartitionShipper:
     # ------------------------------------------------------------------------------ the ledger
 
     def _prove_history(self) -> None:
-        """Refuse a table of another history; the log itself is compared once per cold end."""
+        """Refuse a table of another history; rows are compared with the log once per cold end."""
         snapshot, partition = self.snapshot, self.source.partition_id
         assert snapshot is not None, "only a table has a history"
         cold_end = snapshot.cold_end(self._number)

@@ -1,9 +1,9 @@
-"""The threads of tiering: who is due, who failed and waits, who is being flushed.
+"""The worker threads of tiering, and the queue of partitions that are due.
 
-Workers take partitions by due time; a partition is never with two workers. A sealed segment makes
-its stream due at once, the timer makes everything due now and then, a failure makes its partition
-wait, twice as long each time, with jitter. An outage of the store therefore needs nobody: shipping
-resumes by itself.
+Workers take partitions in the order of their due times; two workers never have the same partition.
+A sealed segment makes its stream due at once. A timer makes every partition due regularly. After a
+failure its partition waits, twice as long each time, with jitter. So after an outage of the store
+shipping resumes without an operator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLUSH_POLL_MS: Final = 50
 
 @dataclass(slots=True)
 class _Task:
-    """One partition's place in the queue. Guarded by the uploader's lock, but for its shipper."""
+    """One partition's place in the queue. The uploader's lock guards all but ``shipper``."""
 
     stream: Stream
     shipper: PartitionShipper
@@ -47,7 +47,7 @@ class _Task:
     failures: int = 0  # in a row
     error: HeadwaterError | None = None
     cycles_total: int = 0
-    again: bool = False  # woken while a worker had it
+    again: bool = False  # woken while a worker was busy with the partition
 
 
 class Uploader:
@@ -63,9 +63,10 @@ class Uploader:
         observer: Observer,
         on_scan: Callable[[Mapping[PartitionId, tuple[Stream, TierSource]]], None],
     ) -> None:
-        """Make the pool; nothing runs before :meth:`start`.
+        """Create the pool; nothing runs before :meth:`start`.
 
-        ``on_scan`` hears of everything that is led and tiered here, at every look at the catalog.
+        ``on_scan`` is called after every scan of the catalog, with all partitions that this broker
+        leads and tiers.
         """
         self._on_scan = on_scan
         self._catalog = catalog
@@ -91,7 +92,7 @@ class Uploader:
             thread.start()
 
     def stop(self) -> None:
-        """Take no new work, wait for what is under way, up to the configured time."""
+        """Start no new work; wait for the work in progress, up to ``stop_timeout_ms``."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -107,18 +108,20 @@ class Uploader:
                 if task.stream.uuid == stream.uuid:
                     known = True
                     task.again = task.busy_since_ms is not None
-                    if task.failures == 0:  # a failing partition keeps its distance
+                    if task.failures == 0:  # after a failure the partition waits out its pause
                         task.due_ms = min(task.due_ms, now)
             if not known:
                 self._next_scan_ms = now
             self._changed.notify_all()
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> None:
-        """Seal and ship what is committed now; return when all of it is recorded as cold.
+        """Seal and ship all records committed now; return when their cold ends are recorded.
 
         Raises:
-            CorruptDataError: a partition cannot be shipped; repeating will not help.
-            RemoteTierUnavailableError: time is up.
+            CorruptDataError, HistoryClaimedError: a partition cannot be shipped; repeating will
+                not help.
+            RemoteTierUnavailableError: ``timeout_ms`` is over.
+            UnknownStreamError: the stream or a partition is not tiered here.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         sources = self._catalog.sources(stream)
@@ -132,9 +135,9 @@ class Uploader:
             for partition in targets:
                 task = self._tasks.get(partition)
                 if task is None:
-                    raise UnknownStreamError(f"{stream.name!r} is not tiered here")
+                    raise UnknownStreamError(f"{stream.name!r} is not tiered by this broker")
                 begun[partition] = task.cycles_total
-                task.due_ms = self._clock.monotonic_ms()  # also one that was waiting after failures
+                task.due_ms = self._clock.monotonic_ms()  # even if it waits after a failure
                 task.again = task.busy_since_ms is not None
             self._changed.notify_all()
             while waiting := [part for part, (source, target) in targets.items()
@@ -149,7 +152,7 @@ class Uploader:
     def task_of(
         self, partition: PartitionId
     ) -> tuple[PartitionShipper, HeadwaterError | None] | None:
-        """Return a partition's shipper and its last error, None when it is not tiered here."""
+        """Return a partition's shipper and last error; None if it is not tiered here."""
         with self._changed:
             task = self._tasks.get(partition)
             return None if task is None else (task.shipper, task.error)
@@ -162,7 +165,7 @@ class Uploader:
     # ------------------------------------------------------------------------------ the workers
 
     def _work(self) -> None:
-        """Run cycles until stopped. One of these per thread."""
+        """Run cycles until stopped; the body of each thread."""
         while True:
             scan, task = self._next()
             if scan:
@@ -173,7 +176,7 @@ class Uploader:
                 self._run(task)
 
     def _next(self) -> tuple[bool, _Task | None]:
-        """Wait for something to do: a scan of the catalog, a task, or (None) the end."""
+        """Wait for work: (True, None) is a scan, (False, task) a cycle, (False, None) the end."""
         with self._changed:
             while not self._stopping:
                 now = self._clock.monotonic_ms()
@@ -198,7 +201,7 @@ class Uploader:
             for stream in [only] if only is not None else self._catalog.streams():
                 for source in self._catalog.sources(stream):
                     found[source.partition_id] = (stream, source)
-        except HeadwaterError as error:  # a stream deleted just now; the next scan sees it gone
+        except HeadwaterError as error:  # a stream was deleted meanwhile; the next scan drops it
             self._observer("tier_scan_failed", {"error": str(error)})
         if only is None:
             self._on_scan(found)
@@ -229,7 +232,7 @@ class Uploader:
             self._observer("tier_crashed", {**self._keys(task), "exc_info": bug})
         shipped = task.shipper.counters.bytes_total - before
         if shipped:
-            pa.default_memory_pool().release_unused()  # an object's worth of buffers
+            pa.default_memory_pool().release_unused()  # frees buffers of about one object's size
         with self._changed:
             now = self._clock.monotonic_ms()
             task.cycles_total += 1
@@ -278,7 +281,9 @@ class Uploader:
     def _raise_if_hopeless(self, partition: PartitionId, cycles_before: int) -> None:
         task = self._tasks.get(partition)
         if task is None:
-            raise UnknownStreamError(f"partition {partition} was taken away while it was flushed")
+            raise UnknownStreamError(
+                f"partition {partition} was deleted, or its leader moved, while it was flushed"
+            )
         tried = task.cycles_total > cycles_before
         if tried and isinstance(task.error, CorruptDataError | HistoryClaimedError):
             raise task.error
@@ -286,9 +291,9 @@ class Uploader:
     def _flush_timed_out(self, stream: Stream, waiting: list[PartitionId]) -> HeadwaterError:
         errors = [str(task.error) for part in waiting if (task := self._tasks.get(part)) is not None
                   and task.error is not None]  # fmt: skip
-        reason = errors[0] if errors else "shipping is slower than the time given"
+        reason = errors[0] if errors else "shipping takes longer than the time given"
         return RemoteTierUnavailableError(
-            f"{stream.name!r} is not wholly in the table yet: {reason}",
+            f"not all records of {stream.name!r} are in the table yet: {reason}",
             stream=stream.name,
             partitions=[int(part.number) for part in waiting],
         )

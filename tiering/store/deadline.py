@@ -1,8 +1,9 @@
-"""A deadline for calls into libraries that know none.
+"""A deadline for calls into libraries that have none.
 
-A client can hang for ever in spite of its own timeouts (a server that accepts one byte a minute).
-Such a call is left behind on a thread of its own and reported as failed; whatever it still does
-later must be harmless, which is why object keys are never used twice and commits compare-and-set.
+A client can hang for ever in spite of its own timeouts (if a server accepts one byte a minute, for
+example). Such a call stays behind on its own thread and is reported as failed. It may still take
+effect later. That is harmless, because object keys are never used twice and commits
+compare-and-set.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def call_with_deadline(call: Callable[[], _T], *, seconds: float, what: str) -> 
     thread.join(seconds)
     if thread.is_alive():
         raise RemoteTierUnavailableError(
-            f"{what} did not finish within {seconds:g} s", what=what, deadline_s=seconds
+            f"{what} did not finish within {seconds:g} s; its outcome is unknown",
+            what=what,
+            deadline_s=seconds,
         )
     if errors:
         raise errors[0]

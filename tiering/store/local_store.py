@@ -1,9 +1,9 @@
-"""The object store on a local directory: atomic create, everything synced before it counts.
+"""The object store on a local directory: objects are created atomically and synced.
 
-An object is written under a temporary name, synced, and linked to its key, which fails when the
-key is taken. The temporary name begins with a dot, so listings and Delta never see a half object.
-Directories that the create made are synced up to the root: an object that was reported created is
-there after a power cut.
+An object is written under a temporary name, synced, and linked to its key. The link fails if the
+key is taken. The temporary name begins with a dot, so listings and Delta never see a partial
+object. New directories are synced up to the root, so that an object whose creation was reported
+survives a power loss.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
             _sync_folder(path.parent)
         except FileExistsError:
-            # The winner may not have synced the name yet; nobody may rely on it before it is.
+            # The process that created it may not have synced the name yet: sync it before use.
             _sync_folder(path.parent)
             return path.stat().st_size == len(memoryview(body)) and path.read_bytes() == body
         except OSError as cause:
@@ -76,7 +76,7 @@ class LocalStore:
             raise _translated(cause, key) from cause
         if len(data) != last - first:
             raise ObjectCorruptError(
-                f"{key} has {size} bytes, [{first}, {last}) was asked for", key=key, size=size
+                f"{key} has {size} bytes, but [{first}, {last}) was asked for", key=key, size=size
             )
         return data
 
@@ -89,7 +89,7 @@ class LocalStore:
         return ObjectInfo(key, status.st_size, stamp=_stamp(status))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects by key; temporary and vanished files are passed over."""
+        """Yield objects by key; temporary files, and files deleted meanwhile, are left out."""
         folder = prefix.rpartition("/")[0]
         found: list[ObjectInfo] = []
         try:
@@ -191,9 +191,9 @@ def _sync_folder(path: Path) -> None:
 
 
 def _translated(cause: OSError, key: str) -> Exception:
-    """Say an operating system error in our words."""
+    """Translate an operating system error into one of ours."""
     if isinstance(cause, FileNotFoundError | NotADirectoryError):
         return ObjectMissingError(f"{key} is not in the store", key=key)
     if cause.errno in _FULL:
-        return DiskFullError(f"the lake's disk has no room for {key}", key=key)
+        return DiskFullError(f"the disk of the lake has no space for {key}", key=key)
     return RemoteTierUnavailableError(f"{key}: {cause.strerror}", key=key, errno=cause.errno)

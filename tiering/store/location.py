@@ -1,8 +1,9 @@
-"""Where a lake lies and how to reach it: one frozen value, made once from a URI and environment.
+"""A lake's location and the settings to reach it: one frozen value, from a URI and environment.
 
 ``s3://bucket/prefix`` is an S3-compatible store; ``file:///path`` and a plain path are a local
 directory. Nothing reads the environment after :meth:`StoreConfig.from_env`. Secrets never appear
-in ``repr``. The value knows no client library; it only speaks both of their option languages.
+in ``repr``. No client library is imported here; the value only returns options for boto3 and
+delta-rs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A key pair, and a token when it is temporary."""
+    """A key pair, with a session token if the pair is temporary."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -31,7 +32,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
-    """One root in one store, and how to reach it.
+    """One root in one store, and the settings to reach it.
 
     ``uri`` is canonical: no trailing slash, ``file://`` and an absolute path for a directory.
     """
@@ -46,7 +47,7 @@ class StoreConfig:
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     attempts_max: int = 4  # per request, with jittered exponential backoff between them
-    upload_deadline_s: float = 120.0  # whole upload, all attempts; beyond it the upload failed
+    upload_deadline_s: float = 120.0  # for a whole upload with all its attempts
 
     def __post_init__(self) -> None:
         if canonical_uri(self.uri) != self.uri:
@@ -65,7 +66,7 @@ class StoreConfig:
         rest of the usual chain are left to the client library when no key pair is given.
 
         Raises:
-            InvalidConfigError: the URI or a variable makes no sense.
+            InvalidConfigError: the URI or a variable is not valid.
         """
         env = os.environ if env is None else env
         uri = canonical_uri(uri)
@@ -81,7 +82,7 @@ class StoreConfig:
             raise InvalidConfigError(f"the S3 endpoint {endpoint!r} is not an http(s) URL")
         region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
         if region is None and endpoint is not None:
-            region = "us-east-1"  # S3-compatible servers take any, clients insist on one
+            region = "us-east-1"  # S3-compatible servers accept any region; clients need one
         return cls(
             uri=uri,
             endpoint=endpoint,
@@ -94,12 +95,12 @@ class StoreConfig:
 
     @property
     def kind(self) -> Literal["s3", "local"]:
-        """Which kind of store this is."""
+        """Kind of the store."""
         return "s3" if self.uri.startswith("s3://") else "local"
 
     @property
     def bucket(self) -> str:
-        """The bucket; only of an S3 location."""
+        """The bucket; S3 locations only."""
         assert self.kind == "s3", f"{self.uri} has no bucket"
         return urlsplit(self.uri).netloc
 
@@ -111,7 +112,7 @@ class StoreConfig:
 
     @property
     def root(self) -> Path:
-        """The directory; only of a local location."""
+        """The directory; local locations only."""
         assert self.kind == "local", f"{self.uri} is not a directory"
         return Path(unquote(urlsplit(self.uri).path))
 
@@ -140,7 +141,7 @@ class StoreConfig:
     def storage_options(
         self, credentials: Credentials | None = None, *, region: str | None = None
     ) -> dict[str, str]:
-        """Return delta-rs's options; ``credentials`` and ``region`` are what a profile gave."""
+        """Return delta-rs's options; ``credentials`` and ``region`` may come from a profile."""
         if self.kind == "local":
             return {}
         options = {
@@ -167,8 +168,9 @@ class StoreConfig:
 def canonical_uri(uri: str) -> str:
     """Return the one spelling of a location: ``s3://…`` or ``file:///…``, no slash at the end.
 
-    A path is encoded once, here. delta-rs 1.6 decodes what it gets twice, so a path with an escape
-    in its name (``100%25``, ``a%20b``) would be two places; it is refused, as is a backslash.
+    A path is URL-encoded once, here. delta-rs 1.6 decodes its URI twice, so a name that looks like
+    an escape (``100%25``, ``a%20b``) would mean two different places. Such a name is refused, and
+    so is a backslash.
 
     Raises:
         InvalidConfigError: another scheme, a missing bucket, ``..`` or such a name in the path.
@@ -187,24 +189,24 @@ def canonical_uri(uri: str) -> str:
         return _directory_uri(unquote(parts.path), uri)
     if "://" in text or not text:
         raise InvalidConfigError(
-            f"{uri!r} is not a lake; write s3://bucket/prefix, file:///path or a path", uri=uri
+            f"{uri!r} is not a location; write s3://bucket/prefix, file:///path or a path", uri=uri
         )
     return _directory_uri(str(Path(text).expanduser()), uri)
 
 
 def _directory_uri(path: str, uri: str) -> str:
-    # Not resolve(): a lake keeps its name when a link on the way to it is moved.
+    # Not resolve(): the lake keeps its name if a symbolic link in its path is changed.
     absolute = Path(os.path.abspath(path))  # noqa: PTH100
     _plain(absolute.parts[1:], uri)
     return absolute.as_uri()
 
 
 def _plain(names: Sequence[str], uri: str) -> Sequence[str]:
-    """Return the names of a path if every library takes them for the same ones."""
+    """Return the names of a path; refuse a name that libraries would decode differently."""
     for name in names:
         if "\\" in name or unquote(name) != name:
             raise InvalidConfigError(
-                f"{uri!r}: {name!r} holds a backslash, or a per cent sign before two hexadecimal "
+                f"{uri!r}: {name!r} holds a backslash, or a percent sign before two hexadecimal "
                 "digits, which would be decoded to another name; choose another place",
                 uri=uri,
             )
@@ -216,7 +218,7 @@ def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
     if not text:
         return default
     if text not in _TRUE | _FALSE:
-        raise InvalidConfigError(f"{name}={text!r} is neither true nor false")
+        raise InvalidConfigError(f"{name}={text!r} is neither true nor false; set one of the two")
     return text in _TRUE
 
 
@@ -225,7 +227,9 @@ def _credentials(env: Mapping[str, str]) -> Credentials | None:
     if not key and not secret:
         return None
     if not key or not secret:
-        raise InvalidConfigError("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY go together")
+        raise InvalidConfigError(
+            "set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither of them"
+        )
     return Credentials(
         access_key_id=key,
         secret_access_key=secret,

@@ -1,10 +1,10 @@
-"""What tiering needs of a store of immutable objects, and how one is opened.
+"""The port of a store of immutable objects, and the function that opens a store.
 
 Keys are relative to the store's root, with ``/``. An object, once created, never changes: there is
-no overwrite, and the port has no delete. Only who made objects that nobody can refer to yet may
-take them back, through :class:`ErasableStore`. The contract suite is
-tests/contract/test_object_store.py; the adapters are s3.py (boto3) and local_store.py. No client
-library's type or error crosses this line.
+no overwrite, and the port has no delete. Only the process that created objects may delete them
+again, through :class:`ErasableStore`, while no table refers to them. The contract suite is
+tests/contract/test_object_store.py; the adapters are s3.py (boto3) and local_store.py. Types and
+errors of client libraries stay inside the adapters.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ PROBE_KEY: Final = "_headwater/conditional_put_probe"
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object in the store; what the store does not tell is None."""
+    """An object in the store; facts that the store does not give are None."""
 
     key: str
     size_bytes: int
     crc32c: int | None = None
-    etag: str | None = None  # the store's name for these very bytes
-    stamp: tuple[int, ...] | None = None  # changes here whenever the bytes are written again
+    etag: str | None = None  # the store's name for exactly these bytes
+    stamp: tuple[int, ...] | None = None  # local files only: changes when the file is written again
 
 
 class ObjectStore(Protocol):
     """Immutable objects below one root. Blocking; any thread.
 
-    Every method may raise RemoteTierUnavailableError: nothing is known about the outcome then.
+    Every method may raise RemoteTierUnavailableError; then the outcome is unknown.
     """
 
     @property
     def config(self) -> StoreConfig:
-        """Where the root is and how it is reached."""
+        """Location of the root, and the settings to reach it."""
 
     def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
         """Create an object durably, unless the key is taken.
 
-        ``body`` is bytes-like, ``crc32c`` its CRC-32C, which the store compares with what it got.
-        Returns True when the object under ``key`` now has exactly these bytes (created here, or
-        by an earlier attempt whose answer was lost), False when it holds others.
+        ``body`` is bytes-like. ``crc32c`` is its CRC-32C, which the store compares with the bytes
+        that it received. Returns True if the object under ``key`` now has exactly these bytes
+        (created by this call, or by an earlier attempt whose answer was lost), False if it has
+        other bytes.
         """
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -59,23 +60,23 @@ class ObjectStore(Protocol):
         """
 
     def head(self, key: str) -> ObjectInfo:
-        """Return size and, where the store keeps it, CRC-32C; raises ObjectMissingError."""
+        """Return the size and, if the store keeps one, the CRC-32C; raises ObjectMissingError."""
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose key begins with ``prefix``, by key, above ``start_after``."""
+        """Yield objects in key order; keys begin with ``prefix`` and are above ``start_after``."""
 
     def make_durable(self, keys: Sequence[str]) -> None:
-        """Sync objects that another library wrote below this root; S3 has nothing to do."""
+        """Sync objects that another library wrote below this root; on S3 there is nothing to do."""
 
     def under(self, path: str) -> ObjectStore:
         """Return the same store with its root moved down by ``path``."""
 
 
 class ErasableStore(ObjectStore, Protocol):
-    """A store that gives objects up again; the adapters are such, the broker never asks for it."""
+    """A store that can delete objects; all adapters can, but the broker never uses it."""
 
     def erase(self, keys: Sequence[str]) -> None:
-        """Delete objects that the caller created and nobody refers to; missing ones are fine."""
+        """Delete objects of the caller that no table refers to; missing objects are no error."""
 
 
 def open_store(config: StoreConfig) -> ErasableStore:
@@ -93,11 +94,11 @@ def open_store(config: StoreConfig) -> ErasableStore:
 
 
 def require_conditional_put(store: ObjectStore) -> None:
-    """Prove that the store refuses to create an object twice, else refuse the store.
+    """Check that the store refuses to create an object twice; refuse the store if it does not.
 
-    Two brokers that both believe they lead a partition are told apart by this alone, so a store
-    that quietly overwrites is not used unless the operator declares that there is one writer.
-    One small object stays behind as the probe's target.
+    If two brokers both believe that they lead a partition, only this property stops the wrong one.
+    So a store that overwrites silently is not used, unless the operator declares that there is
+    only one writer. The probe leaves one small object in the store.
 
     Raises:
         UnfencedStoreError: the second create was accepted.

@@ -1,8 +1,9 @@
-"""The object store on S3 and what is compatible with it. The only file that knows boto3.
+"""The object store on S3 and compatible stores. The only file that imports boto3.
 
-Creates carry ``If-None-Match: *`` and a ready CRC-32C. A request is tried a bounded number of
-times with jittered backoff by botocore; an upload as a whole has a deadline, after which it is
-given up (it may still be applied later, which is harmless: data keys are never used twice).
+A create carries ``If-None-Match: *`` and a CRC-32C that is computed here. botocore repeats a failed
+request a bounded number of times with jittered backoff. An upload as a whole has a deadline, after
+which it counts as failed. It may still take effect later; that is harmless, because data keys are
+never used twice.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class S3Store:
 
     @property
     def config(self) -> StoreConfig:
-        """Bucket, prefix and how they are reached."""
+        """Bucket, prefix and the settings to reach them."""
         return self._config
 
     def put_if_absent(self, key: str, body: Any, *, crc32c: int) -> bool:
         """Create an object, unless the key is taken; see the port."""
-        if crc32c_of(body) != crc32c:  # AWS compares, too; some compatible stores do not
+        if crc32c_of(body) != crc32c:  # AWS compares too, but some compatible stores do not
             raise ObjectCorruptError(f"{key} was damaged on its way to the store", key=key)
 
         def upload() -> bool:
@@ -66,19 +67,22 @@ class S3Store:
                 outcome = self._try_create(key, body, crc32c)
                 if outcome is not None:
                     return outcome
-            raise RemoteTierUnavailableError(f"{key}: concurrent creates never settled", key=key)
+            raise RemoteTierUnavailableError(
+                f"{key}: S3 reported concurrent creates {_CONFLICT_ATTEMPTS_MAX} times in a row",
+                key=key,
+            )
 
         return call_with_deadline(
             upload, seconds=self._config.upload_deadline_s, what=f"upload of {key}"
         )
 
     def _try_create(self, key: str, body: Any, crc32c: int) -> bool | None:
-        """Create once; None when another create of the key was under way at the same moment."""
+        """Create once; None if S3 reports another create of the key at the same moment."""
         try:
             self._client.put_object(
                 Bucket=self._bucket,
                 Key=self._prefix + key,
-                # A file-like body is sent in pieces: no second copy of a large object.
+                # A file-like body is sent in pieces, without a second copy of a large object.
                 Body=pa.BufferReader(body),
                 IfNoneMatch="*",
                 ChecksumCRC32C=base64.b64encode(struct.pack(">I", crc32c)).decode(),
@@ -86,13 +90,15 @@ class S3Store:
         except ClientError as cause:
             code = _code(cause)
             if code in _TAKEN:
-                # Ours, if an earlier attempt was applied and only its answer was lost.
+                # True if an earlier attempt succeeded and only its answer was lost.
                 return self.get(key) == memoryview(body)
             if code in _RACING:
                 return None
             if code in _UNKNOWN_HEADER:
                 raise UnfencedStoreError(
-                    f"{self._config.uri} does not implement conditional PUT", uri=self._config.uri
+                    f"{self._config.uri} does not implement conditional PUT (If-None-Match: *); "
+                    "use a store that has it (AWS S3, MinIO, R2, Ceph, a local directory)",
+                    uri=self._config.uri,
                 ) from cause
             raise _translated(cause, key) from cause
         except BotoCoreError as cause:
@@ -113,18 +119,20 @@ class S3Store:
             answer = self._client.get_object(**arguments)
             data: bytes = answer["Body"].read()
             if len(data) != answer["ContentLength"]:
-                raise RemoteTierUnavailableError(f"{key}: the answer broke off", key=key)
+                raise RemoteTierUnavailableError(f"{key}: S3's answer was cut short", key=key)
             return data
 
         data = self._again(fetch, key)
         if end is not None and len(data) != end - (start or 0):
             raise ObjectCorruptError(
-                f"{key} gave {len(data)} bytes of [{start or 0}, {end})", key=key, size=len(data)
+                f"{key} gave only {len(data)} bytes of [{start or 0}, {end})",
+                key=key,
+                size=len(data),
             )
         return data
 
     def head(self, key: str) -> ObjectInfo:
-        """Return size and CRC-32C as the store recorded it."""
+        """Return the size, and the CRC-32C that the store recorded."""
 
         def ask() -> Any:
             return self._client.head_object(
@@ -134,7 +142,7 @@ class S3Store:
         answer = self._again(ask, key)
         text = answer.get("ChecksumCRC32C")
         checksum = None
-        if text is not None and "-" not in text:  # a dash marks a multipart upload's own form
+        if text is not None and "-" not in text:  # with a dash it is a multipart upload's checksum
             (checksum,) = struct.unpack(">I", base64.b64decode(text))
         return ObjectInfo(
             key=key,
@@ -144,7 +152,7 @@ class S3Store:
         )
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects by key, a thousand a request."""
+        """Yield objects by key; each request lists up to a thousand."""
         arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         if start_after:
             arguments["StartAfter"] = self._prefix + start_after
@@ -159,7 +167,7 @@ class S3Store:
             arguments["ContinuationToken"] = token
 
     def make_durable(self, keys: Sequence[str]) -> None:
-        """Nothing to do: S3 answers when an object is durable."""
+        """Do nothing: S3 answers only after an object is durable."""
 
     def erase(self, keys: Sequence[str]) -> None:
         """Delete objects; see the port."""
@@ -172,7 +180,7 @@ class S3Store:
         return S3Store(self._config.child(path), self._client)
 
     def _again(self, request: Callable[[], _T], key: str) -> _T:
-        """Run an idempotent read; botocore repeats failed requests, we repeat a broken body."""
+        """Run an idempotent read; botocore repeats failed requests, we repeat a body cut short."""
         for attempt in range(1, self._config.attempts_max + 1):
             try:
                 return request()
@@ -189,10 +197,11 @@ class S3Store:
 
 
 def resolve_credentials(config: StoreConfig) -> tuple[Credentials | None, str | None]:
-    """Return key pair and region as boto3's chain finds them now, for delta-rs to use.
+    """Return the key pair and the region that boto3 finds now, for use by delta-rs.
 
-    delta-rs does not read every source that boto3 does (profiles with roles, single sign-on), so
-    both clients use what boto3 found. Call again before each use: keys from a role expire.
+    delta-rs does not read every source that boto3 reads (profiles with roles, single sign-on), so
+    both clients use the credentials that boto3 found. Call this before each use, because keys from
+    a role expire.
     """
     if config.credentials is not None:
         return config.credentials, config.region
@@ -223,7 +232,7 @@ def _make_client(config: StoreConfig) -> Any:
         retries={"mode": "standard", "total_max_attempts": config.attempts_max},
         max_pool_connections=16,
         s3={"addressing_style": "path" if config.path_style else "auto"},
-        # We pass a ready CRC-32C and compare what comes back ourselves.
+        # We compute the CRC-32C of an upload, and compare downloaded bytes, ourselves.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -239,7 +248,7 @@ def _code(cause: ClientError) -> str:
 
 
 def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
-    """Say a client error in our words."""
+    """Translate a client error into one of ours."""
     if isinstance(cause, NoCredentialsError):
         return InvalidConfigError("no S3 credentials: set AWS_ACCESS_KEY_ID or AWS_PROFILE")
     if isinstance(cause, ClientError):
@@ -248,7 +257,11 @@ def _translated(cause: BotoCoreError | ClientError, key: str) -> HeadwaterError:
             return ObjectMissingError(f"{key} is not in the store", key=key)
         if code == "NoSuchBucket":
             bucket = cause.response["Error"].get("BucketName", "")
-            return RemoteTierUnavailableError(f"there is no bucket {bucket}", key=key, code=code)
+            return RemoteTierUnavailableError(
+                f"there is no bucket {bucket}; create it, or correct the lake's URI",
+                key=key,
+                code=code,
+            )
         if code in _SHORT:
             return ObjectCorruptError(f"{key} is shorter than recorded", key=key)
         return RemoteTierUnavailableError(f"{key}: S3 answered {code}", key=key, code=code)

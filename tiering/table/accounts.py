@@ -1,9 +1,9 @@
-"""What was committed in each range: its ledger entry, or else the account of its commit.
+"""The account of each committed range: its ledger entry, or else the copy in its commit.
 
-A process may die between a commit and the ledger entry of it; whoever ships next writes the entry
-from the commit. Until then nothing is wrong with the table, so readers take what the commit says.
-Only above all entries: nobody ships on before the ledger has what is below. Whether the commit is
-ours is for proof/proofs.py.
+A process may die between a commit and the commit's ledger entry; the next uploader writes the entry
+from the commit. Until then the table is whole, so readers take the account from the commit. Only
+ranges above all ledger entries can lack one, because an uploader repairs the ledger before it
+ships more. proof/proofs.py checks whether the commit is ours.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tiering.table.table import TableSnapshot
 def accounts(
     snapshot: TableSnapshot, store: ObjectStore, partition: int, within: OffsetRange
 ) -> list[LedgerEntry]:
-    """Return what covers a range of a version, in order; ``store`` is the table's own.
+    """Return the entries that cover a range of a version, in order; ``store`` holds the table.
 
     Raises:
-        GapError, OverlapError: the entries do not join, or do not reach over the range.
+        GapError, OverlapError: the entries do not join, or do not cover the range.
         ObjectCorruptError, ObjectMissingError, RemoteTierUnavailableError.
     """
     ledger = Ledger(store)
@@ -30,13 +30,14 @@ def accounts(
         return ledger.entries(partition, within)
     except GapError:
         unnoted = _unnoted(ledger, snapshot, store, partition)
-        return ledger.entries(partition, within, unnoted=unnoted)  # noted meanwhile, perhaps
+        # The ledger is read once more: an uploader may have written the entry meanwhile.
+        return ledger.entries(partition, within, unnoted=unnoted)
 
 
 def _unnoted(
     ledger: Ledger, snapshot: TableSnapshot, store: ObjectStore, partition: int
 ) -> list[LedgerEntry]:
-    """Return what commits up to a version say of ranges above the ledger's last entry."""
+    """Return the entries of commits up to a version, for ranges above the ledger's last entry."""
     last = ledger.last(partition)
     above, end = (0, 0) if last is None else (max(last.version, 0), int(last.end))
     return [

@@ -1,4 +1,4 @@
-"""Commit files of a Delta log, read into our words. Pure.
+"""Translates the commit files of a Delta log into our types. Pure.
 
 Source: Delta's PROTOCOL.md, "Delta Log Entries", "Add File and Remove File", "Per-file Statistics".
 """
@@ -23,11 +23,11 @@ Action = Mapping[str, Any]
 
 
 class NotOursError(Exception):
-    """Why a commit is neither ours nor harmless; proof/provenance.py makes it a typed error."""
+    """A commit is neither ours nor harmless; proof/provenance.py turns it into a typed error."""
 
 
 def actions_in(body: bytes, version: int, uri: str) -> Iterator[Action]:
-    """Yield a commit's actions; raises TableMismatchError for what is not a commit."""
+    """Yield a commit's actions; raises TableMismatchError if the file is not a Delta commit."""
     for line in body.splitlines():
         if not line.strip():
             continue
@@ -37,18 +37,20 @@ def actions_in(body: bytes, version: int, uri: str) -> Iterator[Action]:
             action = None
         if not isinstance(action, dict) or not all(isinstance(v, dict) for v in action.values()):
             raise TableMismatchError(
-                f"commit {version} of {uri} is not a part of a Delta log", uri=uri, version=version
+                f"commit {version} of {uri} is not a valid commit file of a Delta log",
+                uri=uri,
+                version=version,
             )
         yield action
 
 
 def info_of(actions: Sequence[Action]) -> Action:
-    """Return a commit's commitInfo; empty without one."""
+    """Return a commit's commitInfo; empty if it has none."""
     return next((one["commitInfo"] for one in actions if "commitInfo" in one), {})
 
 
 def file_in(add: Action) -> DataFile:
-    """Return an add action as a file of ours."""
+    """Translate an add action into a DataFile."""
     if add.get("deletionVector") is not None:
         raise NotOursError("it hides rows of a file by a deletion vector")
     path, size = add.get("path"), add.get("size")
@@ -63,7 +65,7 @@ def file_in(add: Action) -> DataFile:
         high: Any = greatest.get("offset")
         count = stats.get("numRecords")
         if not all(one is None or type(one) is int for one in (count, low, high)):
-            raise NotOursError(f"the statistics of {path} are no whole numbers")
+            raise NotOursError(f"the statistics of {path} are not whole numbers")
         known = None not in (count, low, high)
         return DataFile(
             path=path,
@@ -80,9 +82,9 @@ def file_in(add: Action) -> DataFile:
 
 
 def claims_in(add: Action) -> str | None:
-    """Return what the statistics of an add say beyond ours, canonically; None: nothing.
+    """Return the statistics of an add action that ours do not have, as canonical JSON, or None.
 
-    Ours are a count and the bounds of offset and timestamp, none of which is ever null.
+    Ours are the row count and the bounds of offset and timestamp; these columns have no nulls.
     """
     try:
         stats = json.loads(add.get("stats") or "{}")
@@ -108,7 +110,7 @@ def _micros(text: str | None) -> int | None:
 
 
 def file_of(entry: LedgerEntry) -> DataFile:
-    """Return the file that an entry of ours accounts for, with the statistics it must have."""
+    """Return the file that a ledger entry describes, with the statistics that it must have."""
     return DataFile(
         path=entry.path,
         size_bytes=entry.size_bytes,
@@ -122,7 +124,7 @@ def file_of(entry: LedgerEntry) -> DataFile:
 
 
 def account_of(file: NewFile) -> dict[str, Any]:
-    """Return what a commit of ours says of a file that it adds."""
+    """Return the description of an added file for the account in our commit."""
     added = {
         "path": file.path,
         "size": file.size_bytes,
@@ -135,7 +137,7 @@ def account_of(file: NewFile) -> dict[str, Any]:
 
 
 def facts_of(file: DataFile) -> tuple[int | None, ...]:
-    """Return what two descriptions of a file must agree on; times as Delta keeps them."""
+    """Return the facts that two descriptions of a file must share; times in ms, as Delta's."""
     least, greatest = file.min_timestamp_us, file.max_timestamp_us
     return (
         file.partition,
@@ -149,23 +151,23 @@ def facts_of(file: DataFile) -> tuple[int | None, ...]:
 
 
 def path_of(action: Action) -> str:
-    """Return an action's path as the log has it."""
+    """Return an action's path as the log spells it."""
     return text_of(action.get("path"), "")
 
 
 def text_of(value: Any, default: str) -> str:
-    """Return a text, else the default."""
+    """Return ``value`` if it is a text, else the default."""
     return value if isinstance(value, str) else default
 
 
 def object_in(text: Any) -> dict[str, Any]:
-    """Return the JSON object in a text; empty without one. Raises ValueError."""
+    """Parse a JSON object; empty if ``text`` is no text or has no object. Raises ValueError."""
     values = json.loads(text) if isinstance(text, str) else {}
     return values if isinstance(values, dict) else {}
 
 
 def objects_in(text: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text; none without one. Raises ValueError."""
+    """Parse a list of JSON objects; empty if ``text`` is no text. Raises ValueError."""
     values = json.loads(text) if isinstance(text, str) else []
     if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
         raise ValueError("not a list of objects")
@@ -173,6 +175,6 @@ def objects_in(text: Any) -> list[dict[str, Any]]:
 
 
 def author_of(info: Action) -> str:
-    """Return who wrote a commit, as far as it says."""
+    """Return the writer of a commit, as far as the commit names one."""
     told = [f"{name} {info[name]}" for name in _AUTHOR if isinstance(info.get(name), str)]
     return ", ".join(told) or "an unnamed writer"

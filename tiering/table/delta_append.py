@@ -1,9 +1,10 @@
-"""A Delta table that jobs append to, on delta-rs: any schema, anybody's table.
+"""A Delta table that jobs append to, on delta-rs: any schema, and not only our own tables.
 
 A version is a value: schema, partition columns, properties, and every application transaction. A
-commit is version ``v + 1`` of exactly the version looked at, or nothing; what must hold of that
-version is the caller's business (spark_jobs/tables). Tables whose rows are constrained by more than
-their types, or whose files do not say by themselves which rows they hold, are refused by name.
+commit is version ``v + 1`` of exactly the version ``v`` that the caller checked, or nothing is
+committed; the caller (spark_jobs/tables) decides what to check. Two kinds of tables are refused,
+with the reason: tables that constrain rows by more than types, and tables whose data files alone do
+not show the rows (deletion vectors, for example).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from tiering.table.delta_library import (
 from tiering.table.delta_log import commits_between, log_key
 from tiering.table.table import Commit
 
-# Features that leave a plain append as it is; those that may constrain rows are looked at below.
+# Features with which a plain append is valid. Some may constrain rows: _refusal checks for that.
 _WRITABLE: Final = frozenset(
     {
         "appendOnly",
-        "changeDataFeed",  # readers take inserts from the added files themselves
+        "changeDataFeed",  # readers of the feed take inserts from the added files
         "checkConstraints",
         "generatedColumns",
         "identityColumns",
@@ -86,7 +87,7 @@ class AddedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStats:
-    """What a version says of one file's rows; None where it says nothing."""
+    """A version's statistics of one file; None where there are none."""
 
     path: str
     size_bytes: int
@@ -97,10 +98,10 @@ class FileStats:
 
 
 class AppendTable:
-    """One table's folder. Any thread; calls of one object take turns.
+    """One table's folder. Any thread; a lock lets one call of an object run at a time.
 
     Every method may raise RemoteTierUnavailableError, ObjectMissingError (a part of the log is
-    gone), ObjectCorruptError, and TableMismatchError for a table that is not appended to.
+    gone), ObjectCorruptError, and TableMismatchError (rows cannot be appended safely).
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class AppendTable:
     def find(self, ids: Sequence[str] = ()) -> AppendSnapshot | None:
         """Load the newest version; None when there is no table.
 
-        ``ids`` are the transactions that are asked for one by one where the log is not whole.
+        ``ids`` are the wanted transactions. They are requested one by one if a part of the log is
+        gone; otherwise all transactions are read.
         """
         with self._lock:
             table = self._library.newest()
@@ -138,13 +140,13 @@ class AppendTable:
         name: str | None,
         properties: Mapping[str, str],
     ) -> AppendSnapshot:
-        """Create the table, empty, unless there is one; return the newest version of what is."""
+        """Create an empty table unless the folder has one; return the newest version."""
         try:
             self._library.create(
                 schema, partition_by=partition_by, name=name, properties=properties
             )
         except (DeltaError, OSError) as cause:
-            # Somebody else may have created it just now; then find returns theirs.
+            # Another process may have created the table meanwhile; then find returns that one.
             found = self.find()
             if found is None:
                 raise RemoteTierUnavailableError(
@@ -186,8 +188,9 @@ class AppendTable:
     ) -> bool:
         """Add files, remove others, set transactions, all as version ``base.version + 1``.
 
-        Returns False when that version exists already; then nothing was committed, or it was and
-        only the answer was lost: look for the commit's id. RemoteTierUnavailableError likewise.
+        Returns False if that version exists already. Then either another process wrote it, or this
+        commit succeeded and only its answer was lost: :meth:`committed_as` tells which. The same
+        holds after RemoteTierUnavailableError.
         """
         with self._lock:
             done = self._library.append(
@@ -206,7 +209,7 @@ class AppendTable:
         return done
 
     def committed_as(self, commit_id: str, *, above: int) -> int | None:
-        """Return the version above ``above`` that says it is this commit, durable; None: none."""
+        """Return the version above ``above`` with this commit id, made durable, or None."""
         with self._lock:
             table = self._library.newest()
             newest = above if table is None else table.version()
@@ -218,9 +221,9 @@ class AppendTable:
         return None
 
     def files(self, snapshot: AppendSnapshot, columns: Sequence[str]) -> list[FileStats]:
-        """Return every file of a version with what is known of these columns.
+        """Return every file of a version with the statistics of these columns.
 
-        Of a partition column the value is least and greatest at once.
+        For a partition column, the file's partition value is both the least and the greatest.
         """
         with self._lock:
             actions = add_actions_of(self._library.at(snapshot.version))
@@ -253,11 +256,11 @@ class AppendTable:
         ]
 
     def count_values(self, path: str, name: str) -> int:
-        """Return how many rows of a data file have a value in a column, read from the file."""
+        """Read a data file and count its rows that have a value in a column."""
         try:
             return count_values(self._store, path, name)
         except ObjectMissingError:
-            # The log may spell a path of others with escapes.
+            # A foreign writer may have escaped the path in the log.
             return count_values(self._store, unquote(path), name)
 
     def checkpoint(self) -> None:
@@ -270,7 +273,9 @@ class AppendTable:
         properties = dict(metadata.configuration)
         refusal = _refusal(table, properties)
         if refusal is not None:
-            raise TableMismatchError(f"{self.uri} {refusal}; it is not appended to", uri=self.uri)
+            raise TableMismatchError(
+                f"{self.uri} {refusal}; rows are not appended to such a table", uri=self.uri
+            )
         return AppendSnapshot(
             uri=self.uri,
             version=table.version(),
@@ -283,7 +288,7 @@ class AppendTable:
 
 
 def _refusal(table: DeltaTable, properties: Mapping[str, str]) -> str | None:
-    """Say why rows cannot be appended safely, None when they can."""
+    """Return the reason why rows cannot be appended safely; None if they can."""
     protocol = table.protocol()
     features = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     foreign = sorted(features - _WRITABLE)
@@ -299,7 +304,10 @@ def _refusal(table: DeltaTable, properties: Mapping[str, str]) -> str | None:
         if name.startswith("delta.constraints."):
             return f"has the constraint {name.removeprefix('delta.constraints.')}"
     if "delta.setTransactionRetentionDuration" in properties:
-        return "forgets transactions (delta.setTransactionRetentionDuration), so its watermarks"
+        return (
+            "forgets transactions (delta.setTransactionRetentionDuration), and with them the "
+            "appender's watermarks"
+        )
     for field in json.loads(table.schema().to_json())["fields"]:
         for key, what in _CONSTRAINING.items():
             if key in (field.get("metadata") or {}):

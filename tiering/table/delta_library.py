@@ -1,11 +1,12 @@
 """delta-rs on one table's folder: open, step forward, commit a version, checkpoint.
 
-What stream tables (delta_table.py) and tables of jobs (delta_append.py) share. Here is the fence: a
-commit is written as version ``v + 1`` of exactly the version ``v`` that the caller looked at, with
-``If-None-Match`` and no retry by the library. Whoever comes second looks again and decides anew.
+Stream tables (delta_table.py) and tables of jobs (delta_append.py) share this code. It is the
+fence: a commit is written as version ``v + 1`` of exactly the version ``v`` that the caller
+checked, with ``If-None-Match`` and without a retry by the library. The second of two writers gets
+False, reads the table again and decides anew.
 
-delta-rs reports most failures as text. We do not parse it: after a failure to load, the log's
-files are listed through the object store, and what is missing there is named.
+delta-rs reports most failures as text. We do not parse it: after a failure, the log's files are
+listed through the object store, and the error names the missing file.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _T = TypeVar("_T")
 
 NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 NO_RETRY: Final = 0
-_FOLD_COMMITS_MAX: Final = 100  # beyond it a checkpoint is nearer
+_FOLD_COMMITS_MAX: Final = 100  # with more commits, starting from a checkpoint is cheaper
 
 
 class DeltaLibrary:
-    """One table's log through delta-rs. Not thread-safe: its owner lets callers take turns."""
+    """One table's log, read and written by delta-rs. Not thread-safe: its owner has a lock."""
 
     def __init__(
         self, store: ObjectStore, storage_options: Callable[[], dict[str, str]] = dict
@@ -54,7 +55,7 @@ class DeltaLibrary:
         self._storage_options = storage_options
         self._deadline_s = store.config.upload_deadline_s
         self._newest: DeltaTable | None = None
-        self._known: tuple[int, Transactions] | None = None  # transactions as of a version
+        self._known: tuple[int, Transactions] | None = None  # a version and its transactions
 
     @property
     def uri(self) -> str:
@@ -62,11 +63,11 @@ class DeltaLibrary:
         return self._store.config.uri
 
     def newest(self) -> DeltaTable | None:
-        """Return the newest version, by a step forward from the last one where that is sound."""
+        """Return the newest version; if possible by an update of the version loaded last."""
         table = self._newest
         if table is not None:
             try:
-                # A version that has vanished means that the log was cut: then look again in full.
+                # If that version's commit is gone, the log was cut: then load the table anew.
                 self._store.head(log_key(table.version()))
                 self.guarded(table.update_incremental, "update")
             except (ObjectMissingError, ObjectCorruptError, RemoteTierUnavailableError) as error:
@@ -84,12 +85,12 @@ class DeltaLibrary:
         return self._newest
 
     def at(self, version: int) -> DeltaTable:
-        """Return one version; the one that was loaded last costs nothing."""
+        """Return one version; the version that was loaded last costs no request."""
         table = self._newest
         return table if table is not None and table.version() == version else self.opened(version)
 
     def opened(self, version: int | None) -> DeltaTable:
-        """Load one version, or the newest; raises ObjectMissingError when it is not there."""
+        """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
 
         def load() -> DeltaTable:
             return DeltaTable(self.uri, version=version, storage_options=self._storage_options())
@@ -97,8 +98,8 @@ class DeltaLibrary:
         try:
             return self.guarded(load, "open", version=version)
         except ObjectCorruptError:
-            # The log looked whole when it was listed afterwards: perhaps it had only just grown,
-            # by somebody else's first commit. If it is really damaged, it still is.
+            # The log was whole when it was listed after the failure. Perhaps another process wrote
+            # its first commit between the two. If the log is damaged, the second try fails too.
             return self.guarded(load, "open", version=version)
 
     def create(
@@ -109,7 +110,7 @@ class DeltaLibrary:
         name: str | None,
         properties: Mapping[str, str],
     ) -> None:
-        """Write version 0 of an empty table; the errors of the library pass as they are."""
+        """Write version 0 of an empty table; errors of the library are not translated."""
         call_with_deadline(
             lambda: DeltaTable.create(
                 self.uri,
@@ -119,7 +120,8 @@ class DeltaLibrary:
                 name=name,
                 configuration=dict(properties),
                 storage_options=self._storage_options(),
-                # A retry would make the loser's table version 1, with a new id, over the winner's.
+                # With a retry, the second of two creators would write version 1 with a new table id
+                # on top of the first one's table.
                 commit_properties=CommitProperties(max_commit_retries=NO_RETRY),
                 post_commithook_properties=NO_HOOKS,
                 raise_if_key_not_exists=False,
@@ -179,7 +181,7 @@ class DeltaLibrary:
         self._store.make_durable([*written, "_delta_log/_last_checkpoint"])
 
     def transactions(self, table: DeltaTable, ids: Sequence[str]) -> Transactions:
-        """Return a version's transactions: all where the log is whole, else those of ``ids``."""
+        """Return a version's transactions: all if the log is whole, else those of ``ids``."""
         version = table.version()
         try:
             if self._known is not None and 0 <= version - self._known[0] <= _FOLD_COMMITS_MAX:
@@ -188,7 +190,8 @@ class DeltaLibrary:
             else:
                 found = transactions_at(self._store, version)
         except ObjectMissingError:
-            # The log was cleaned up, or its checkpoints have a form we do not read: ask for each.
+            # The log was cleaned up, or its checkpoints have a form that we do not read: ask
+            # delta-rs for each id.
             answers = {
                 app_id: self.guarded(partial(table.transaction_version, app_id), "transactions")
                 for app_id in ids
@@ -199,7 +202,7 @@ class DeltaLibrary:
         return found
 
     def guarded(self, call: Callable[[], _T], what: str, version: int | None = None) -> _T:
-        """Run a call of the library under the deadline and translate what it raises."""
+        """Run a call of the library under the deadline and translate its errors."""
         try:
             return call_with_deadline(call, seconds=self._deadline_s, what=f"{what} {self.uri}")
         except CommitFailedError:
@@ -212,7 +215,7 @@ class DeltaLibrary:
             raise
 
     def _diagnosed(self, cause: Exception, what: str, version: int | None) -> HeadwaterError:
-        """Look at the log's files to say what is wrong; the store's own errors pass through."""
+        """List the log's files to find out what is wrong; errors of the store pass unchanged."""
         versions, checkpoints = [], []
         for info in self._store.list("_delta_log/"):
             if match := LOG_FILE.match(info.key):
@@ -250,7 +253,7 @@ def add_actions_of(table: DeltaTable) -> pa.Table:
 
 
 def column(actions: pa.Table, name: str) -> list[Any]:
-    """Return a column of :func:`add_actions_of`; None where there is no such column."""
+    """Return a column of :func:`add_actions_of`; all None if there is no such column."""
     if name in actions.column_names:
         values: list[Any] = actions.column(name).to_pylist()
         return values
@@ -258,5 +261,5 @@ def column(actions: pa.Table, name: str) -> list[Any]:
 
 
 def brief(cause: BaseException) -> str:
-    """Return the first words of a library's message; the whole is in the chained error."""
+    """Return the beginning of a library's message; the chained error has all of it."""
     return " ".join(str(cause).split())[:300]

@@ -1,8 +1,9 @@
-"""What delta-rs does not tell cheaply about a table's log: transactions, and our commits.
+"""Reads transactions and our own commits from a table's log, without delta-rs.
 
-delta-rs answers for one application id at a time, with requests of its own for each, and holds
-Python's lock while it reads the history (measured: a slow store stalls the whole broker). Both are
-plain to read: ``txn`` and ``commitInfo`` actions in the commit files, ``txn`` in a checkpoint.
+delta-rs is too slow for both. It answers for one application id at a time, with separate requests
+for each. It holds Python's global lock while it reads the history (measured: a slow store stalls
+the whole broker). Both are simple to read: ``txn`` and ``commitInfo`` actions in the commit files,
+and ``txn`` in a checkpoint.
 Source: Delta's PROTOCOL.md, "Delta Log Entries", "Transaction Identifiers", "Checkpoints".
 """
 
@@ -34,10 +35,10 @@ def log_key(version: int) -> str:
 
 
 def commit_digest(store: ObjectStore, version: int) -> str:
-    """Return the hex SHA-256 of a version's commit file: what tells two tables' versions apart.
+    """Return the hex SHA-256 of a version's commit file, which identifies the commit.
 
-    A table that was put back to an older copy and went on has other commits under the same
-    versions. Raises ObjectMissingError.
+    The version number does not: a table that was replaced by an older copy, and written to since,
+    has other commits under the same numbers. Raises ObjectMissingError.
     """
     return hashlib.sha256(store.get(log_key(version))).hexdigest()
 
@@ -46,15 +47,18 @@ def transactions_at(store: ObjectStore, version: int) -> Transactions:
     """Return every application transaction of a version, from the log alone.
 
     Raises:
-        ObjectMissingError: the commits needed are not all there (cleaned up, or cut).
-        ObjectCorruptError: a commit or checkpoint does not parse.
+        ObjectMissingError: a needed commit is missing (the log was cleaned up, or cut).
+        ObjectCorruptError: a commit or checkpoint cannot be parsed.
     """
     base, found = _checkpointed(store, version)
     return fold(store, found, above=base, up_to=version)
 
 
 def fold(store: ObjectStore, known: Transactions, *, above: int, up_to: int) -> Transactions:
-    """Return transactions as of ``up_to``, given those as of ``above``; errors as above."""
+    """Return the transactions of version ``up_to``; ``known`` are those of version ``above``.
+
+    Raises as :func:`transactions_at`.
+    """
     folded = dict(known)
     for version in range(above + 1, up_to + 1):
         for action in _actions(store, version):
@@ -92,7 +96,7 @@ def commits_between(store: ObjectStore, *, above: int, up_to: int) -> list[Commi
 
 
 def _checkpointed(store: ObjectStore, version: int) -> tuple[int, Transactions]:
-    """Return the newest single-file checkpoint up to a version with its transactions."""
+    """Return version and transactions of the newest single-file checkpoint up to a version."""
     best, key = -1, ""
     for info in store.list("_delta_log/"):
         match = _WHOLE_CHECKPOINT.match(info.key)
@@ -129,4 +133,4 @@ def _actions(store: ObjectStore, version: int) -> Iterator[dict[str, Any]]:
 
 
 def _corrupt(key: str) -> ObjectCorruptError:
-    return ObjectCorruptError(f"{key} is not a part of a Delta log", key=key)
+    return ObjectCorruptError(f"{key} is not a valid file of a Delta log", key=key)

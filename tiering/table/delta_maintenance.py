@@ -1,9 +1,9 @@
-"""OPTIMIZE and VACUUM of any Delta table by delta-rs: curated tables above all.
+"""OPTIMIZE and VACUUM of any Delta table by delta-rs; mostly for curated tables.
 
-A stream's own table is compacted by ship/compaction.py, which keeps its ranges apart; VACUUM is the
-same for all. VACUUM trusts ages alone, so the caller says how far back somebody may still be
-reading (:func:`hours_held`), and what a newest version lists is compared once more before anything
-goes.
+A stream's own table is compacted by ship/compaction.py instead, which keeps its ranges apart;
+VACUUM is the same for all tables. VACUUM decides by the age of files alone. So the caller passes
+how many hours back a reader may still read (:func:`hours_held`). Before a file is deleted, it is
+compared once more with the files of the newest version.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tiering.store.object_store import ObjectStore
 from tiering.table.delta_library import DeltaLibrary, add_actions_of, brief, column
 
 RETAIN_HOURS_FLOOR: Final = 7 * 24
-ORPHAN_HOURS_MIN: Final = 24  # an upload under way is not yet in the table; it ends far sooner
+ORPHAN_HOURS_MIN: Final = 24  # younger objects may be of an upload in progress, not yet committed
 _HOUR_US: Final = 3_600_000_000
-_SKEW_US: Final = 600_000_000  # clocks of broker, committers and store may differ by so much
+_SKEW_US: Final = 600_000_000  # allowed difference of the clocks of broker, committers and store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
-    """What VACUUM removed, or would remove; paths below the table."""
+    """The files that VACUUM removed, or would remove; paths below the table."""
 
     paths: tuple[str, ...]
     retain_hours: int
-    orphans: bool  # whether objects that no version ever named were looked for
+    orphans: bool  # whether it also searched objects that no version ever named
 
 
 def hours_held(leases: Sequence[HeldLease], *, now_us: int) -> int:
-    """Return how many hours back the oldest of these leases may be reading; 0 without any.
+    """Return how many hours back the oldest of these leases may read; 0 without leases.
 
-    A cut names a version that was the newest after its lease was taken, so it needs no file that
-    had been removed from the table before.
+    A cut names a version that was the newest one after its lease was taken. So the reader needs no
+    file that was removed from the table before that.
     """
     if not leases:
         return 0
@@ -49,23 +49,23 @@ def hours_held(leases: Sequence[HeldLease], *, now_us: int) -> int:
 
 
 def retention_hours(asked: int | None, leases: Sequence[HeldLease], *, now_us: int) -> int:
-    """Return the hours that VACUUM has to keep.
+    """Return the retention, in hours, for VACUUM.
 
-    Without ``asked``: the floor, or more where a lease needs it.
+    Without ``asked`` it is RETAIN_HOURS_FLOOR, or more if a lease needs more.
 
     Raises:
-        InvalidRequestError: ``asked`` is less than a lease needs; says whose.
+        InvalidRequestError: ``asked`` is less than a lease needs; names the owner.
     """
     needed = hours_held(leases, now_us=now_us)
     if asked is None:
         return max(RETAIN_HOURS_FLOOR, needed)
     if asked < 0:
-        raise InvalidRequestError(f"a retention of {asked} hours makes no sense")
+        raise InvalidRequestError(f"a retention of {asked} hours is not valid: give 0 or more")
     if asked < needed:
         owner = min(leases, key=lambda lease: lease.taken_us).owner
         raise InvalidRequestError(
-            f"a retention of {asked} h would take files from {owner}, whose lease needs {needed}"
-            " h: wait, end the lease, or keep more",
+            f"a retention of {asked} h would delete files that {owner} may be reading; its lease "
+            f"needs {needed} h: wait, end the lease, or keep more hours",
             owner=owner,
             needed_hours=needed,
         )
@@ -73,7 +73,7 @@ def retention_hours(asked: int | None, leases: Sequence[HeldLease], *, now_us: i
 
 
 class MaintainedTable:
-    """One table, looked after. Not thread-safe."""
+    """OPTIMIZE and VACUUM of one table. Not thread-safe."""
 
     def __init__(
         self, store: ObjectStore, storage_options: Callable[[], dict[str, str]] = dict
@@ -88,7 +88,7 @@ class MaintainedTable:
         return self._store.config.uri
 
     def stream(self) -> str:
-        """Return the name of the stream whose records or newest records the table has, else "".
+        """Return the stream's name if this is a stream's table or key snapshot, else "".
 
         Raises ObjectMissingError without a table.
         """
@@ -96,20 +96,22 @@ class MaintainedTable:
         return str(properties.get("headwater.stream", ""))
 
     def vacuum(self, *, retain_hours: int, dry_run: bool) -> Vacuumed:
-        """Delete what no version of the last ``retain_hours`` needs; or say what that would be.
+        """Delete the files that no version of the last ``retain_hours`` needs.
 
-        Objects that no version ever named go by their own age, and only if that much is kept.
+        With ``dry_run`` nothing is deleted; the result has the files that would be. Objects that
+        no version ever named are deleted by their own age, and only if ``retain_hours`` is at
+        least ORPHAN_HOURS_MIN.
 
         Raises:
             ObjectMissingError: there is no table.
             FilesReplacedError: the library would delete a file of the newest version.
-            RemoteTierUnavailableError: the store does not answer; what is left goes next time.
+            RemoteTierUnavailableError: the store does not answer; the next call deletes the rest.
         """
         table = self._opened()
         orphans = retain_hours >= ORPHAN_HOURS_MIN
         wanted: dict[str, Any] = {
             "retention_hours": retain_hours,
-            "enforce_retention_duration": False,  # the floor is ours, and knows the leases
+            "enforce_retention_duration": False,  # our own floor counts, which respects leases
             "full": orphans,
         }
         paths = self._library.guarded(lambda: table.vacuum(dry_run=True, **wanted), "vacuum")
@@ -117,18 +119,20 @@ class MaintainedTable:
         for path in paths:
             if path in listed or path.startswith("_"):
                 raise FilesReplacedError(
-                    f"VACUUM of {self.uri} would delete {path}, which the table needs", path=path
+                    f"VACUUM of {self.uri} would delete {path}, which the table needs; nothing was "
+                    "deleted",
+                    path=path,
                 )
         if not dry_run and paths:
             paths = self._library.guarded(lambda: table.vacuum(dry_run=False, **wanted), "vacuum")
         return Vacuumed(paths=tuple(sorted(paths)), retain_hours=retain_hours, orphans=orphans)
 
     def optimize(self, *, target_bytes: int) -> dict[str, Any]:
-        """Join small files, rows and their order unchanged; return delta-rs's own numbers.
+        """Join small files without a change of rows or their order; return delta-rs's metrics.
 
         Raises:
             ObjectMissingError: there is no table.
-            FilesReplacedError: somebody else rewrote the same files first; nothing was changed.
+            FilesReplacedError: another process rewrote the same files first; nothing was changed.
             RemoteTierUnavailableError: the store does not answer.
         """
         table = self._opened()
@@ -138,7 +142,8 @@ class MaintainedTable:
             )
         except CommitFailedError as cause:
             raise FilesReplacedError(
-                f"{self.uri} was changed by somebody else while it was compacted: {brief(cause)}",
+                f"another process changed {self.uri} while it was compacted; nothing was changed "
+                f"here, run the compaction again: {brief(cause)}",
                 path=self.uri,
             ) from cause
         return {name: json.loads(v) if _is_json(v) else v for name, v in done.items()}

@@ -1,9 +1,9 @@
-"""The table port on delta-rs: one stream's table, as delta_library.py reads and commits it.
+"""The table port on delta-rs: one stream's table, read and committed through delta_library.py.
 
 The fence (DESIGN §6.4): a commit is written as version ``v + 1`` of exactly the version ``v`` in
-which the cold ends were checked. If anybody committed in between, we load the newer version, check
-again and try again. delta-rs by itself accepts the same transaction version twice in a row, so the
-check here is what refuses it.
+which the cold ends were checked. If another process committed in between, we load the newer
+version, check again and try again. delta-rs alone accepts the same transaction version twice in a
+row, so only the check here refuses that.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from tiering.table.table import (
 
 _COMMIT_ATTEMPTS_MAX: Final = 10
 _BACKOFF_S: Final = 0.02
-_UNMOVED_ATTEMPTS: Final = 3  # a lost race shows in the log by then
-# These change how a table's log is kept, not what its data files mean.
+_UNMOVED_ATTEMPTS: Final = 3  # after so many, a race that we lost would show in the log
+# These features change how a table's log is kept, not what its data files mean.
 _HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
-# With these delta-rs commits; with others it refuses, as if somebody else had been first.
+# delta-rs can commit to tables with these features. With others it reports a lost race instead.
 _WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {
     "appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns",
     "invariants",
@@ -72,7 +72,7 @@ _WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {
 
 
 class DeltaStreamTable:
-    """The Delta table of one stream. Any thread; commits of one object take turns."""
+    """The Delta table of one stream. Any thread; a lock guards the Delta library."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class DeltaStreamTable:
     ) -> None:
         """Bind to the folder that ``store`` is rooted at; makes no request.
 
-        Without ``stream`` the table says itself whose it is; only reading is possible, and
-        replacing files.
+        Without ``stream`` the owner is read from the table's properties; then only reading and
+        replacing files are possible.
         """
         self._kind = kind
         self._store = store
@@ -94,9 +94,9 @@ class DeltaStreamTable:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._library = DeltaLibrary(store, storage_options)
-        self._version_seen = -1  # the newest in this process; -1: none
-        self._looks = 0  # at the cold ends
-        self._cold_ends: Mapping[int, Offset] | None = None  # what the last look found
+        self._version_seen = -1  # the newest version that this process has seen; -1: none
+        self._looks = 0  # how often the cold ends were read
+        self._cold_ends: Mapping[int, Offset] | None = None  # result of the last read
 
     @property
     def uri(self) -> str:
@@ -120,8 +120,9 @@ class DeltaStreamTable:
             found = 0 if snapshot is None else snapshot.ranges[partition].end
             if found < least:
                 raise TableRolledBackError(
-                    f"{self.uri} ends at offset {found} of partition {partition}, but [.., {least})"
-                    " was committed to it before; its log was cut or restored from an older copy",
+                    f"{self.uri} ends at offset {found} of partition {partition}, but records up "
+                    f"to {least} were committed to it before: its log was cut, or restored from an "
+                    "older copy",
                     uri=self.uri,
                     partition=partition,
                     expected=least,
@@ -130,9 +131,9 @@ class DeltaStreamTable:
         return snapshot
 
     def cold_ends(self) -> Mapping[int, Offset]:
-        """Return where each partition ends in the newest version; see the port.
+        """Return the end of each partition in the newest version; see the port.
 
-        Who asks while a look waits for its turn shares it.
+        Callers that wait for the lock at the same time share one read.
         """
         assert self._stream is not None, "a table opened for reading has no partitions of its own"
         assert self._cluster is not None
@@ -146,15 +147,16 @@ class DeltaStreamTable:
             return self._cold_ends
 
     def _require_no_older(self, version: int) -> None:
-        """Refuse a log that ends below a version that this process has seen; remember this one.
+        """Refuse a log that ends below a version that this process has seen; note the new version.
 
-        Also where no commit of ours is missing: a version that was something else before is not
-        what a cut named, and nobody knows what else was put back. An operator decides.
+        It is refused even if no commit of ours is missing. The same version number may now be
+        another commit than the one that a saved cut names, and other parts of the lake may be of
+        an older copy too. An operator has to decide.
         """
         if version < self._version_seen:
             raise TableRolledBackError(
-                f"{self.uri} is at version {version}, but was at {self._version_seen} before; its "
-                "log was cut or restored from an older copy",
+                f"{self.uri} is at version {version}, but was at {self._version_seen} before: its "
+                "log was cut, or restored from an older copy",
                 uri=self.uri,
                 expected=self._version_seen,
                 found=version,
@@ -162,7 +164,7 @@ class DeltaStreamTable:
         self._version_seen = version
 
     def snapshot(self, version: int | None = None) -> TableSnapshot:
-        """Load one version, or the newest; raises ObjectMissingError when it is not there."""
+        """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
         if version is not None:
             return self._snapshot_of(self._library.opened(version))
         found = self.find()
@@ -180,7 +182,7 @@ class DeltaStreamTable:
     # ------------------------------------------------------------------------------- writing
 
     def create(self) -> TableSnapshot:
-        """Create the table, empty, unless this stream's exists; return its newest version."""
+        """Create an empty table unless this stream's table exists; return its newest version."""
         assert self._stream is not None, "a table opened for reading is not created"
         assert self._cluster is not None
         found = self.find()
@@ -195,7 +197,7 @@ class DeltaStreamTable:
                 properties=properties,
             )
         except (DeltaError, OSError) as cause:
-            # Somebody else may have created it just now; then it is theirs or ours, and find tells.
+            # Another process may have created it meanwhile; find() checks whose table it is.
             found = self.find()
             if found is None:
                 raise RemoteTierUnavailableError(
@@ -279,12 +281,12 @@ class DeltaStreamTable:
         commit_id: str,
         metadata: Mapping[str, str],
     ) -> int:
-        """Commit as the version after one that passes ``check``; the compare-and-set itself."""
+        """Commit the version after one that passes ``check``; this is the compare-and-set."""
         base = expected
         told = {COMMIT_ID: commit_id, **metadata}
         for attempt in range(_COMMIT_ATTEMPTS_MAX):
             if base.version < self._version_seen:
-                base = self.snapshot()  # a cut log would take a commit on the version it was cut to
+                base = self.snapshot()  # raises if the log was cut, which would accept the commit
             check(base)
             if self._committed_next(base, actions, transactions, told):
                 self._version_seen = max(self._version_seen, base.version + 1)
@@ -294,7 +296,7 @@ class DeltaStreamTable:
             ours = [
                 item for item in self.commits(above=base.version) if item.commit_id == commit_id
             ]
-            if ours:  # it was written, and only the answer was lost
+            if ours:  # the commit was written, and only the answer was lost
                 self._store.make_durable([log_key(ours[0].version)])
                 return ours[0].version
             later = self.snapshot()
@@ -303,29 +305,30 @@ class DeltaStreamTable:
             refuse_foreign(self._store, self.uri, above=base.version, up_to=later.version)
             base = later
         raise RemoteTierUnavailableError(
-            f"{self.uri}: other commits won {_COMMIT_ATTEMPTS_MAX} times in a row", uri=self.uri
+            f"{self.uri}: other processes committed first {_COMMIT_ATTEMPTS_MAX} times in a row",
+            uri=self.uri,
         )
 
     def _refuse_unwritable(self, version: int) -> None:
-        """Name the features of a table to which nothing can be committed, if it has such."""
+        """Raise an error if the table has features with which delta-rs cannot commit."""
         with self._lock:
             table = self._library.newest()
         features = set((table.protocol().writer_features if table else None) or ())
         unknown = sorted(features - _WRITABLE_FEATURES)
         if unknown:
             raise TableMismatchError(
-                f"{self.uri} takes no commit after version {version}: somebody gave it {unknown}, "
-                "which this build cannot write. Nothing is shipped, reads stay exact; take the "
-                "features away (ALTER TABLE … DROP FEATURE)",
+                f"{self.uri} takes no commit after version {version}: another tool enabled "
+                f"{unknown}, which this build cannot write. Nothing is shipped, reads stay exact; "
+                "remove the features (ALTER TABLE … DROP FEATURE)",
                 uri=self.uri,
                 version=version,
                 features=unknown,
             )
 
     def _etags(self, files: Sequence[NewFile]) -> dict[str, str]:
-        """Return what the store calls the objects, so that an exchanged one is told by a listing.
+        """Return the ETags of the objects, by which a listing shows an exchanged object.
 
-        A folder has no such names.
+        A local folder has no ETags.
         """
         if self._store.config.kind == "local":
             return {}
@@ -338,13 +341,13 @@ class DeltaStreamTable:
         return transaction_id(snapshot.cluster, partition, self._kind)
 
     def checkpoint(self) -> None:
-        """Write a Delta checkpoint of the newest version, so that opening stays quick.
+        """Write a Delta checkpoint of the newest version, so that opening the table stays quick.
 
-        With it, now and then, the proof of that version, so that proving stays quick.
+        After some checkpoints the proof of the version is stored too, so that proving stays quick.
         """
         with self._lock:
             self._library.checkpoint()
-        with suppress(HeadwaterError):  # what is wrong with the table, its next reader is told
+        with suppress(HeadwaterError):  # if the table is damaged, its next reader gets the error
             note_proof(self.snapshot(), self._store)
 
     def _committed_next(
@@ -366,13 +369,13 @@ class DeltaStreamTable:
                     transactions=transactions,
                 )
         except (ObjectCorruptError, ObjectMissingError):
-            self.find()  # a log that was cut below the base is named so
+            self.find()  # raises the better error if the log was cut below the base
             raise
 
     # ------------------------------------------------------------------------------ translation
 
     def _snapshot_of(self, table: DeltaTable) -> TableSnapshot:
-        """Read a loaded version into our words; refuse what we cannot vouch for."""
+        """Translate a loaded version into a snapshot; refuse a table that has no exact reading."""
         properties = dict(table.metadata().configuration)
         stream = self._owner(properties)
         cluster = properties.get("headwater.cluster", "")
@@ -425,18 +428,19 @@ class DeltaStreamTable:
         }
 
     def _owner(self, properties: Mapping[str, str]) -> Stream:
-        """Return the stream that the table says it belongs to, if that is the expected one."""
+        """Return the stream in the table's properties; refuse the table if another was expected."""
         try:
             owner = Stream.from_dict(json.loads(properties["headwater.stream_json"]))
         except (KeyError, TypeError, ValueError, RecursionError, InvalidStreamError) as cause:
             raise TableMismatchError(
-                f"{self.uri} is not a table of Headwater's: no readable headwater.stream_json",
+                f"{self.uri} is not a table of Headwater: its property headwater.stream_json is "
+                "missing or not readable",
                 uri=self.uri,
             ) from cause
         kind = properties.get(KIND_PROPERTY, "history")
         if kind != self._kind:
             raise TableMismatchError(
-                f"{self.uri} holds the {kind} of a stream, not its {self._kind}",
+                f"{self.uri} is a table of kind {kind!r}, but kind {self._kind!r} was expected",
                 uri=self.uri,
                 expected=self._kind,
                 found=kind,
@@ -444,7 +448,7 @@ class DeltaStreamTable:
         version = properties.get("headwater.format_version")
         if version != str(FORMAT_VERSION):
             raise TableMismatchError(
-                f"{self.uri} has table format {version!r}; this build knows {FORMAT_VERSION}",
+                f"{self.uri} has table format {version!r}; this build knows only {FORMAT_VERSION}",
                 uri=self.uri,
             )
         cluster = properties.get("headwater.cluster")
@@ -452,7 +456,7 @@ class DeltaStreamTable:
         if expected is not None and (owner.uuid, cluster) != (expected.uuid, self._cluster):
             raise TableMismatchError(
                 f"{self.uri} belongs to stream {owner.uuid} of cluster {cluster!r}, "
-                f"not to {expected.uuid} of {self._cluster!r}; it is not appended to",
+                f"not to {expected.uuid} of {self._cluster!r}; nothing is appended to it",
                 uri=self.uri,
                 expected=expected.uuid,
                 found=owner.uuid,
@@ -464,8 +468,8 @@ class DeltaStreamTable:
         features = set(protocol.reader_features or ()) - _HARMLESS_FEATURES
         if features or (protocol.min_reader_version > 1 and protocol.reader_features is None):
             raise TableMismatchError(
-                f"{self.uri} uses {sorted(features) or 'column mapping'}, with which its files no "
-                "longer say by themselves which rows the table has",
+                f"{self.uri} uses {sorted(features) or 'column mapping'}; with that, the data "
+                "files alone no longer show which rows the table has",
                 uri=self.uri,
                 features=sorted(features),
             )
@@ -477,7 +481,8 @@ class DeltaStreamTable:
         ]
         if wrong or table.metadata().partition_columns != ["partition"]:
             raise TableMismatchError(
-                f"{self.uri} does not have our columns: {wrong or 'not partitioned by partition'}",
+                f"{self.uri} does not have the columns of a stream's table: "
+                f"{wrong or 'it is not partitioned by partition'}",
                 uri=self.uri,
                 columns=wrong,
             )
@@ -494,7 +499,7 @@ class DeltaStreamTable:
             known = None not in (count, least, greatest)
             if partition is None or not 0 <= partition < partitions or "://" in path:
                 raise TableMismatchError(
-                    f"{self.uri} lists {path}, which is not of a partition of this stream",
+                    f"{self.uri} lists {path}, which belongs to no partition of this stream",
                     uri=self.uri,
                     path=path,
                 )
@@ -533,12 +538,12 @@ def _check_same(
     removed: Sequence[DataFile],
     moves: Mapping[int, OffsetRange],
 ) -> None:
-    """Refuse a replacement whose grounds have changed since ``expected``."""
+    """Refuse a replacement if its ranges or files have changed since ``expected``."""
     for partition in moves:
         found, wanted = base.ranges[partition], expected.ranges[partition]
         if found != wanted:
             raise StaleColdEndError(
-                f"partition {partition} of {base.uri} is at {found}, not at {wanted}",
+                f"partition {partition} of {base.uri} holds {found}, not {wanted}",
                 partition=partition,
                 expected=int(wanted.end),
                 found=int(found.end),
@@ -547,7 +552,7 @@ def _check_same(
     for file in removed:
         if file.path not in present:
             raise FilesReplacedError(
-                f"{file.path} is not in {base.uri} any more: somebody else rewrote it",
+                f"{file.path} is not in {base.uri} any more: another process rewrote it",
                 path=file.path,
                 version=base.version,
             )
@@ -579,7 +584,7 @@ def _partition_id(uuid: StreamUuid, number: int) -> PartitionId:
 
 
 def _stamps_us(actions: pa.Table, name: str) -> list[int | None]:
-    """Return a bound of each file's timestamps in microseconds, as far as it is known."""
+    """Return one bound of each file's timestamps in microseconds; None where unknown."""
     if name not in actions.column_names:
         return [None] * actions.num_rows
     values: list[int | None] = actions.column(name).cast(pa.int64()).to_pylist()

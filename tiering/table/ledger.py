@@ -1,10 +1,10 @@
-"""The ledger: one small object per committed range, which proves it for ever.
+"""The ledger: one small object per committed range, with the digest that proves its rows.
 
-Delta's own file tags do not survive OPTIMIZE (and delta-rs writes none), so each range's digest is
+Delta's own file tags do not survive OPTIMIZE (and delta-rs writes none). So each range's digest is
 kept beside the table, in ``_headwater/ledger/<partition>/<start>.json``. Delta readers and VACUUM
-pass over names that begin with an underscore. An entry is created once, after the commit that its
-range belongs to, under a key made of the range's start: a second, different claim about the same
-offsets cannot be stored. See docs/decisions/0003-ledger-beside-the-table.md.
+ignore names that begin with an underscore. An entry is created once, after the commit of its range.
+Its key is made of the range's start, so a second, different entry for the same start cannot be
+stored. See docs/decisions/0003-ledger-beside-the-table.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_VERSION: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What is known of one committed range ``[start, end)``. All of it is recomputable."""
+    """The facts of one committed range ``[start, end)``. All of them can be computed again."""
 
     partition: int
     start: Offset
@@ -47,8 +47,8 @@ class LedgerEntry:
     path: str  # the object as first written, below the table; OPTIMIZE may have replaced it
     size_bytes: int
     crc32c: int
-    version: int = NO_VERSION  # table version of the commit; NO_VERSION before it is known
-    lineage_id: str = ""  # of the leadership that shipped it; empty: before there were lineages
+    version: int = NO_VERSION  # table version of the commit; NO_VERSION while it is unknown
+    lineage_id: str = ""  # the leadership that shipped the range; empty: an old build shipped it
 
     def __post_init__(self) -> None:
         numbers = (self.partition, self.records_count, self.size_bytes, self.crc32c)
@@ -60,38 +60,39 @@ class LedgerEntry:
             or not (self.lineage_id == "" or is_lineage_id(self.lineage_id))
         ):
             raise ObjectCorruptError(
-                f"not a ledger entry: partition {self.partition} [{self.start}, {self.end})",
+                f"the values of the ledger entry for [{self.start}, {self.end}) of partition "
+                f"{self.partition} are not valid",
                 key=ledger_key(self.partition, self.start),
             )
 
     @property
     def range(self) -> OffsetRange:
-        """The offsets that the entry is about."""
+        """The offsets of the range."""
         return OffsetRange(self.start, self.end)
 
     def at_version(self, version: int) -> LedgerEntry:
-        """Return the entry as of the commit that put it into the table."""
+        """Return the entry with the table version of its commit."""
         return replace(self, version=version)
 
     def of_lineage(self, lineage_id: str) -> LedgerEntry:
-        """Return the entry as of the leadership that ships it."""
+        """Return the entry with the lineage id of the leadership that ships the range."""
         return replace(self, lineage_id=lineage_id)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready values."""
         values = asdict(self)
-        if not self.lineage_id:  # written again, it must be the same object
+        if not self.lineage_id:  # an old entry that is written again must have the same bytes
             del values["lineage_id"]
             return {"v": _FORMAT_WITHOUT_LINEAGE, **values}
         return {"v": _FORMAT, **values}
 
     def encode(self) -> bytes:
-        """Return the canonical bytes: equal entries are equal objects."""
+        """Return the canonical bytes: equal entries have equal bytes."""
         return json.dumps(self.to_dict(), sort_keys=True, indent=1).encode() + b"\n"
 
     @classmethod
     def from_dict(cls, values: Any, *, key: str) -> LedgerEntry:
-        """Rebuild an entry; raises ObjectCorruptError (with ``key``) for anything else."""
+        """Rebuild an entry; raises ObjectCorruptError (with ``key``) if it is not a valid one."""
         known = {field.name for field in fields(cls)}
         version = values.get("v") if isinstance(values, dict) else None
         if version == _FORMAT_WITHOUT_LINEAGE:
@@ -109,21 +110,22 @@ class Ledger:
     """The ledger of one table. Blocking; any thread."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Take the table's own store."""
+        """Use the store that holds the table."""
         self._store = store
 
     def put(self, entry: LedgerEntry) -> None:
-        """Create an entry durably; the same entry again is fine.
+        """Create an entry durably; storing an equal entry again is harmless.
 
         Raises:
-            ObjectCorruptError: another claim about this start is in the ledger.
+            ObjectCorruptError: the ledger has a different entry for this start.
             RemoteTierUnavailableError.
         """
         key = ledger_key(entry.partition, entry.start)
         body = entry.encode()
         if not self._store.put_if_absent(key, body, crc32c=crc32c(body)):
             raise ObjectCorruptError(
-                f"{key} already says something else about offsets from {entry.start} on", key=key
+                f"{key} exists already as a different entry for the range from {entry.start} on",
+                key=key,
             )
 
     def get(self, partition: int, start: Offset) -> LedgerEntry:
@@ -138,18 +140,19 @@ class Ledger:
             raise ObjectCorruptError(f"{key} is not JSON", key=key) from cause
         entry = LedgerEntry.from_dict(values, key=key)
         if (entry.partition, entry.start) != (partition, start):
-            raise ObjectCorruptError(f"{key} is about another range", key=key)
+            raise ObjectCorruptError(f"{key} holds the entry of another range", key=key)
         return entry
 
     def starts(self, partition: int) -> list[Offset]:
-        """Return where the entries of a partition begin, in order. One listing."""
+        """Return the starts of a partition's entries, in order. Costs one listing."""
         listed = self._store.list(f"{LEDGER_PREFIX}/{partition}/")
         return [Offset(int(match[2])) for info in listed if (match := _KEY.match(info.key))]
 
     def first_beyond(self, partition: int, offset: int, *, above: int) -> LedgerEntry | None:
-        """Return an entry that ends above an offset, of those that begin at ``above`` on, if any.
+        """Return an entry that begins at ``above`` or later and ends above ``offset``, or None.
 
-        One LIST of what begins there, and one GET if that finds something.
+        If ``offset`` is lower than ``above``, the search begins at ``offset``. The cost is one
+        LIST, and one GET if the LIST finds an entry.
         """
         low = min(above, offset)
         after = ledger_key(partition, low - 1) if low > 0 else ""
@@ -166,7 +169,7 @@ class Ledger:
         return entry if entry.end > offset else None
 
     def last(self, partition: int) -> LedgerEntry | None:
-        """Return the last entry, if any: everything below its end was once in the table."""
+        """Return the last entry, or None; the table once held every range below its end."""
         starts = self.starts(partition)
         return self.get(partition, starts[-1]) if starts else None
 
@@ -178,12 +181,12 @@ class Ledger:
     def entries(
         self, partition: int, within: OffsetRange, *, unnoted: Iterable[LedgerEntry] = ()
     ) -> list[LedgerEntry]:
-        """Return the entries that cover a range, in order; accounts.py is what readers want.
+        """Return the entries that cover a range, in order; readers call accounts.py instead.
 
-        ``unnoted`` are ranges above all entries that commits account for themselves.
+        ``unnoted`` are entries from commits, for ranges above all entries in the ledger.
 
         Raises:
-            GapError, OverlapError: the entries do not join, or do not reach over the range.
+            GapError, OverlapError: the entries do not join, or do not cover the range.
             ObjectCorruptError, ObjectMissingError, RemoteTierUnavailableError.
         """
         starts = [start for start in self.starts(partition) if start < within.end]
@@ -205,17 +208,17 @@ def ledger_key(partition: int, start: int) -> str:
 
 
 def encode_ranges(entries: Iterable[LedgerEntry]) -> str:
-    """Return what a commit carries of its ranges, so that a lost ledger entry can be written."""
+    """Return the entries as text for their commit, from which a lost ledger entry is rewritten."""
     return json.dumps([entry.to_dict() for entry in entries], sort_keys=True)
 
 
 def encode_lineage(entries: Iterable[LedgerEntry]) -> str:
-    """Return whose history the ranges of a commit are, by partition, for whoever reads the log."""
+    """Return the lineage id of each partition's range, as text for the commit, for people."""
     return json.dumps({str(entry.partition): entry.lineage_id for entry in entries})
 
 
 def decode_ranges(text: str, *, version: int) -> list[LedgerEntry]:
-    """Parse :func:`encode_ranges` as found in the table's log; raises ObjectCorruptError."""
+    """Parse the text of :func:`encode_ranges` from the table's log; raises ObjectCorruptError."""
     key = f"_delta_log/{version:020}.json"
     try:
         values = json.loads(text)
@@ -243,8 +246,7 @@ def _require_joined(found: Sequence[LedgerEntry], within: OffsetRange, partition
         nearest = min((int(item.start) for item in found if item.start > expected),
                       default=int(within.end))  # fmt: skip
         raise GapError(
-            f"the ledger has nothing about offsets [{expected}, {nearest}) of partition "
-            f"{partition}",
+            f"the ledger has no entry for offsets [{expected}, {nearest}) of partition {partition}",
             partition=partition,
             start=expected,
             end=nearest,

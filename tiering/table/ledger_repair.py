@@ -1,8 +1,8 @@
-"""Writes the ledger entries that a crash left out, each proved against the table's rows.
+"""Writes the ledger entries that a crash left out, each proved by the table's rows.
 
-Two uploaders may do it at the same time, at any change of leaders. So what a rival has noted since
-the ledger was looked at is taken over, once the table's rows have proved it; an alarm is only what
-the table's rows contradict.
+At a change of leaders two uploaders may repair the same ledger at the same time. So an entry that
+the other uploader wrote meanwhile is accepted if the table's rows prove it. Only an entry that
+contradicts the table's rows is an error.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class LedgerRepair:
         last: LedgerEntry | None,
         lineage_id: str,
     ) -> None:
-        """``last`` is the ledger's last entry as it was when the repair was decided on.
+        """Prepare a repair; makes no request.
 
-        ``lineage_id`` is our leadership's: whose history the local log is.
+        ``last`` is the ledger's last entry at the time when the repair was decided. ``lineage_id``
+        is the id of our leadership, for entries that are made from the local log.
         """
         self._lineage_id = lineage_id
         self._table = table
@@ -50,14 +51,14 @@ class LedgerRepair:
         self._number = int(source.partition_id.number)
 
     def run(self, missing: OffsetRange) -> None:
-        """Cover ``missing``; blocks.
+        """Write entries until the ledger covers ``missing``; blocks.
 
-        The commits say what they held. Where their part of the log is gone, the local log, which
-        is only freed after the ledger is written, says it again.
+        Entries come from the commits. If the table's log has lost such a commit, the entry is made
+        from the local log, which is freed only after the ledger is written.
 
         Raises:
-            GapError: nobody can say what a part of it was.
-            ObjectCorruptError: the table's rows are not what was committed.
+            GapError: neither the table's log nor the local log has an account of some offsets.
+            ObjectCorruptError: the table's rows differ from the committed ones.
         """
         committed = {entry.start: entry for entry in self._committed_ranges(missing)}
         at = missing.start
@@ -66,7 +67,10 @@ class LedgerRepair:
             at = self.put(entry).end
 
     def put(self, entry: LedgerEntry) -> LedgerEntry:
-        """Prove an entry and note it; return it, or the one of a rival who was first."""
+        """Prove and write an entry; return the entry that the ledger has then.
+
+        That is the entry of another uploader if that one was first.
+        """
         self._prove(entry)
         try:
             self._ledger.put(entry)
@@ -84,10 +88,10 @@ class LedgerRepair:
             return None
 
     def _committed_ranges(self, missing: OffsetRange) -> list[LedgerEntry]:
-        """Return what the commits after the ledger's last entry say; nobody's later ones hide any.
+        """Return the entries of ``missing`` from the commits after the ledger's last entry.
 
-        The last entry is the one that the repair was decided on: a rival may have noted commits
-        above the missing range since.
+        This is the last entry at the time of the decision. A fresh one could be wrong: another
+        uploader may have written entries above the missing range meanwhile.
         """
         above = NO_VERSION if self._last is None else self._last.version
         return [
@@ -98,11 +102,12 @@ class LedgerRepair:
         ]
 
     def _local_entry(self, at: Offset, end: Offset) -> LedgerEntry:
-        """Return what the local log says of the segment that begins at ``at``, or of its rest."""
+        """Make an entry from the local log for the segment, or the rest of one, from ``at`` on."""
         if at < self._source.log_start:
             raise GapError(
-                f"the ledger lacks [{at}, {self._source.log_start}) of partition {self._number}, "
-                "and neither the table's log nor the local log can tell what it was",
+                f"the ledger has no entry for [{at}, {self._source.log_start}) of partition "
+                f"{self._number}, and neither the table's log nor the local log has these records "
+                "any more",
                 partition=self._number,
                 start=int(at),
                 end=int(self._source.log_start),
@@ -117,7 +122,7 @@ class LedgerRepair:
         return entry.of_lineage(self._lineage_id)
 
     def _prove(self, entry: LedgerEntry) -> None:
-        """Compare an entry with the rows that the table gives now."""
+        """Compare an entry with the present rows of the table."""
         facts = RangeFacts()
         for rows in read_rows(
             self._snapshot, self._table.store, self._number, entry.range, FILE_SCHEMA
@@ -126,7 +131,7 @@ class LedgerRepair:
         if facts.digest != entry.digest:
             raise ObjectCorruptError(
                 f"the table's rows {entry.range} of partition {self._number} have digest "
-                f"{facts.digest}, {entry.digest} was committed",
+                f"{facts.digest}, but digest {entry.digest} was committed",
                 key=entry.path,
                 expected=entry.digest,
                 found=facts.digest,

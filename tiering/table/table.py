@@ -1,8 +1,8 @@
-"""The table of a stream: what a version of it is, and the port that reads and commits it.
+"""The table of a stream: the values of a version, and the port that reads and commits the table.
 
 A version is a value: its files with their offset ranges, and per partition the range
-``[start, cold end)`` that its transactions claim. The cold end moves only by compare-and-set, in
-the same commit as the files. Which library does it is delta_table.py's business.
+``[start, cold end)`` that its transactions state. The cold end moves only by compare-and-set, in
+the same commit as the files. delta_table.py implements the port with delta-rs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from broker.model.stream import Stream
 from tiering.store.object_store import ObjectStore
 
 FORMAT_VERSION: Final = 1
-LEDGER_PREFIX: Final = "_headwater/ledger"  # a leading underscore: Delta and VACUUM pass it over
+LEDGER_PREFIX: Final = "_headwater/ledger"  # Delta and VACUUM ignore names with an underscore
 PROOF_PREFIX: Final = "_headwater/proof"
 PROPERTY_PREFIX: Final = "headwater."
-COMMIT_ID: Final = "headwater.commit_id"  # in commitInfo: the commit is ours
-RANGES: Final = "headwater.ranges"  # the ledger entries that a commit ships
-FILES: Final = "headwater.files"  # the files that a commit puts in the place of others
-ETAGS: Final = "headwater.etags"  # what the store calls the bytes of the added objects
-MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit is of
+COMMIT_ID: Final = "headwater.commit_id"  # in commitInfo; only our own commits have it
+RANGES: Final = "headwater.ranges"  # the ledger entries of the ranges that a commit ships
+FILES: Final = "headwater.files"  # the files that a commit adds in place of others
+ETAGS: Final = "headwater.etags"  # the store's ETags of the added objects
+MADE_OF: Final = "headwater.made_of"  # the history that a key snapshot's commit was built from
 KIND_PROPERTY: Final = "headwater.kind"  # absent: a stream's history
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -36,7 +36,7 @@ _TABLE_NAME_UUID_LENGTH: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A data file of a table version. Offsets are None when the file came without statistics."""
+    """A data file of a table version. Offsets are None if the file has no statistics."""
 
     path: str  # relative to the table
     size_bytes: int
@@ -57,8 +57,8 @@ class DataFile:
 class TableSnapshot:
     """A stream's table at one version. Immutable; safe to send to another process.
 
-    ``ranges`` comes from the transactions in this very version: what the table claims to hold.
-    ``files`` is what it lists. That both agree is for read/certify.py to prove.
+    ``ranges`` is what the transactions of this version state; ``files`` is what the version lists.
+    read/certify.py proves that the two agree.
     """
 
     uri: str
@@ -68,7 +68,7 @@ class TableSnapshot:
     properties: Mapping[str, str]
     files: tuple[DataFile, ...]
     ranges: Mapping[int, OffsetRange]  # every partition of the stream
-    table_id: str = ""  # drawn when the table was created
+    table_id: str = ""  # a random id from the table's creation
 
     @property
     def files_bytes(self) -> int:
@@ -89,13 +89,13 @@ class NewFile:
     partition: int
     modified_us: int
     stats_json: str
-    crc32c: int | None = None  # of its bytes, where the caller knows
-    digest: str = ""  # of its rows, in their order in the file
+    crc32c: int | None = None  # of the file's bytes; None: not known to the caller
+    digest: str = ""  # of the file's rows, in the file's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What one commit of ours said about itself; from the table's log."""
+    """The account of one commit of ours, as the table's log has it."""
 
     version: int
     commit_id: str
@@ -105,8 +105,8 @@ class Commit:
 class Table(Protocol):
     """One stream's table. Blocking; any thread.
 
-    Every method may raise RemoteTierUnavailableError, TableMismatchError (the table is another
-    stream's, or uses features that would change what its files mean) and ObjectMissingError (a
+    Every method may raise RemoteTierUnavailableError, TableMismatchError (the table belongs to
+    another stream, or uses features that change the meaning of its files) and ObjectMissingError (a
     part of the table's log is gone).
     """
 
@@ -119,25 +119,26 @@ class Table(Protocol):
         """The objects below the table's folder."""
 
     def find(self, *, cold_end_min: Mapping[int, int] | None = None) -> TableSnapshot | None:
-        """Load the newest version; None when no table was ever created here.
+        """Load the newest version; None if the folder has no table.
 
-        ``cold_end_min`` is the least cold end per partition that the caller knows was committed.
+        ``cold_end_min`` has, per partition, a cold end that the caller knows to be committed.
 
         Raises:
             TableRolledBackError: the table is missing or older than ``cold_end_min`` proves.
         """
 
     def cold_ends(self) -> Mapping[int, Offset]:
-        """Return where each partition ends in the newest version; 0 where there is no table.
+        """Return the end of each partition in the newest version; 0 if there is no table.
 
-        Cheaper than :meth:`find`, and nothing is proved or refused. Looked at after the call began.
+        Cheaper than :meth:`find`; nothing is proved or refused. The table is read after the call
+        began, so the answer is not older than the call.
         """
 
     def snapshot(self, version: int | None = None) -> TableSnapshot:
-        """Load one version, or the newest; raises ObjectMissingError when it is not there."""
+        """Load one version, or the newest; raises ObjectMissingError if it does not exist."""
 
     def create(self) -> TableSnapshot:
-        """Create the table, empty, unless this stream's table exists; return its newest version."""
+        """Create an empty table unless this stream's table exists; return its newest version."""
 
     def commit(
         self,
@@ -151,12 +152,12 @@ class Table(Protocol):
     ) -> int:
         """Add files and move cold ends from ``moves[p].start`` to ``moves[p].end``, atomically.
 
-        Only if in ``expected``, and in every version after it up to the commit, each of these
-        cold ends is exactly the start. ``lineage_json`` says whose history each range is. Returns
-        the version, durable.
+        Commits only if each of these cold ends is exactly the start, in ``expected`` and in every
+        later version up to the commit. ``lineage_json`` has the lineage id of each range. Returns
+        the version, which is durable then.
 
         Raises:
-            StaleColdEndError: a cold end is another; nothing was committed.
+            StaleColdEndError: a cold end differs; nothing was committed.
             RemoteTierUnavailableError: the outcome is unknown; look for ``commit_id``.
         """
 
@@ -173,14 +174,15 @@ class Table(Protocol):
     ) -> int:
         """Remove and add files, and set the ranges of ``moves``, in one commit.
 
-        Only if every removed file is still in the table and, for each partition of ``moves``, the
-        table's range is still ``expected``'s, in every version up to the commit. ``data_change``
-        false says that the rows stay the same; ``made_of``, in the commit, of which history they
-        are. Returns the version, durable.
+        Commits only if, in every version up to the commit, every removed file is still in the
+        table and the range of each partition of ``moves`` is the same as in ``expected``. With
+        ``data_change`` false the commit states that the rows stay the same. ``made_of`` is stored
+        in the commit and names the history that the rows were built from. Returns the version,
+        which is durable then.
 
         Raises:
             FilesReplacedError: a file is not in the table any more; nothing was committed.
-            StaleColdEndError: a range is another; nothing was committed.
+            StaleColdEndError: a range differs; nothing was committed.
             RemoteTierUnavailableError: the outcome is unknown; look for ``commit_id``.
         """
 
@@ -194,7 +196,7 @@ class Table(Protocol):
 def transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
     """Return the application id whose version is the partition's cold end (DESIGN §3).
 
-    A key snapshot's ids differ, so that neither table can be taken for the other.
+    A key snapshot has other ids, so that the two tables cannot be confused.
     """
     history = f"headwater/{cluster}/{partition.stream_uuid}/{partition.number}"
     return history if kind == "history" else f"{history}/{kind}"
@@ -203,8 +205,8 @@ def transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "hist
 def start_transaction_id(cluster: str, partition: PartitionId, kind: TableKind = "history") -> str:
     """Return the application id whose version is the first offset still in the table.
 
-    Absent means 0. Only remote retention moves it, in the commit that removes the files, so a
-    file that vanished at the front is a gap and never looks like retention.
+    Absent means 0. Only remote retention moves it, in the commit that removes the files. So a
+    file that is missing at the front is found to be a gap and cannot look like retention.
     """
     return f"{transaction_id(cluster, partition, kind)}/start"
 
@@ -220,7 +222,7 @@ def recreated_table_name(name: str, uuid: str) -> str:
 
 
 def properties_of(stream: Stream, cluster: str, kind: TableKind = "history") -> dict[str, str]:
-    """Return the properties a new table gets: the bucket alone can tell what the stream was."""
+    """Return a new table's properties; with them the bucket alone is enough to restore a stream."""
     return {
         **({} if kind == "history" else {KIND_PROPERTY: kind}),
         "headwater.format_version": str(FORMAT_VERSION),
@@ -229,9 +231,9 @@ def properties_of(stream: Stream, cluster: str, kind: TableKind = "history") -> 
         "headwater.stream": stream.name,
         "headwater.stream_uuid": stream.uuid,
         "headwater.stream_json": stream.to_json(),
-        # Statistics of keys and values would only make the log of the table heavy.
+        # Statistics of keys and values would only make the table's log large.
         "delta.dataSkippingStatsColumns": "offset,timestamp",
         "delta.checkpointInterval": "20",
-        # A saved cut names a version; it stays readable as long as its files do.
+        # A saved cut names a version, which must stay readable as long as its files exist.
         "delta.enableExpiredLogCleanup": "false",
     }

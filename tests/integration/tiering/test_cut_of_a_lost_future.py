@@ -93,7 +93,7 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
         with pytest.raises(ForeignHistoryError, match="restored from an older copy"):
             client.check_cut(late)
         if shipped:
-            with pytest.raises(ForeignHistoryError, match="put back to an older copy"):
+            with pytest.raises(ForeignHistoryError, match="replaced by an older copy"):
                 History(client, late)
         with pytest.raises(ForeignHistoryError):  # taken by the leadership that is gone
             client.check_cut(early)

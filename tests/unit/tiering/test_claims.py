@@ -197,7 +197,7 @@ def test_a_log_that_ends_within_what_the_table_was_given_does_not_begin_to_lead(
     lab.source.fill(segments, 20)
     lab.ship_all()
     older.lead_again()
-    with pytest.raises(ForeignHistoryError, match=r"was given .* ended at 50"):
+    with pytest.raises(ForeignHistoryError, match=r"holds .* ended at 50"):
         settle(lab, older)
 
 
@@ -217,7 +217,7 @@ def test_a_log_that_is_older_than_a_commit_that_was_not_noted_does_not_begin_to_
     lab.source.seal_active()
     lab.commit_unnoted()
     older.lead_again()
-    with pytest.raises(ForeignHistoryError, match=r"was given .* an older copy"):
+    with pytest.raises(ForeignHistoryError, match=r"holds .* an older copy"):
         settle(lab, older)
     lab.source.lead_again()
     settle(lab, lab.source)
@@ -279,7 +279,7 @@ def test_a_damaged_claim_is_named(lab: TierLab) -> None:
     """It is neither believed nor passed over."""
     (lab.table.store.config.root / claim_key(0, 1)).write_bytes(b"{}")
     lab.source.lead_again()
-    with pytest.raises(ObjectCorruptError, match="is not a claim"):
+    with pytest.raises(ObjectCorruptError, match="is not a readable claim"):
         settle(lab, lab.source)
 
 
