@@ -1,4 +1,4 @@
-"""CRC32C, by the hardware. The only file that knows which library computes it."""
+"""CRC-32C in hardware. Only this file knows which library computes the checksum."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-r"""The content digest of a range of records: what a reader proves and a ledger entry holds.
+r"""The content digest of a range of records: a reader recomputes it, a ledger entry stores it.
 
-The digest depends on the rows alone: not on how they are cut into batches, row groups or files,
-not on null slots' leftovers, not on compression. Columns are taken apart into plain streams, each
-stream goes through its own SHA-256 at memory speed, and the digest is the SHA-256 of
+The digest depends on the rows alone. It does not depend on batches, row groups or files, on
+compression, or on the bytes that Arrow may keep under a null. Each column is split into plain
+streams, each stream goes through its own SHA-256, and the digest is the SHA-256 of
 
     b"headwater.digest.1\n" | rows i64 | SHA-256 of stream 0 | SHA-256 of stream 1 | ...
 
@@ -48,7 +48,7 @@ STREAMS: Final[tuple[str, ...]] = (
 
 
 class RangeDigest:
-    """Digest rows as they stream by, in offset order. Not thread-safe."""
+    """Digest rows one batch at a time, in offset order. Not thread-safe."""
 
     def __init__(self) -> None:
         self._streams = {name: hashlib.sha256() for name in STREAMS}
@@ -85,7 +85,7 @@ class RangeDigest:
 
     def _fixed(self, name: str, column: pa.Array) -> None:
         valid = _validity(column)
-        # The buffer itself: also of a timestamp, which has no NumPy type with a time zone.
+        # Read the buffer itself: NumPy has no type for a timestamp with a time zone.
         values = np.frombuffer(column.buffers()[1], dtype="<i8")
         values = values[column.offset : column.offset + len(column)]
         if valid is not None:

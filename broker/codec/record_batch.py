@@ -1,6 +1,7 @@
 """The record batch, version 1: a fixed header, then an Arrow IPC record-batch message.
 
-The same bytes are on the leader's disk, on a follower's, and behind every reply. Little-endian:
+The same bytes are on the leader's disk, on each follower's disk, and in the leader's answers to
+followers. Replies to readers are decoded from these bytes. Little-endian:
 
      0        4     5     6       8            16             24           32
      | magic  | ver | len | flags | base offset | leader epoch | synced end | first timestamp ...
@@ -9,9 +10,10 @@ The same bytes are on the leader's disk, on a follower's, and behind every reply
     76          80        84           88
      | body crc | columns | header crc | body: an encapsulated Arrow message, 8-byte aligned
 
-``synced end`` is the leader's synced log end when it wrote the batch. A later batch whose synced
-end is above a damaged one proves that the damage is rot, not a torn write (docs/decisions/0002).
-A batch from a newer version is refused by name, never guessed. Frozen by tests/golden.
+``synced end`` is the leader's synced log end when it wrote the batch. If a later batch has a synced
+end above a damaged batch, the damaged batch was once durable: the damage is rot, not a torn write
+(docs/decisions/0002). A batch of a newer version is refused with an error that names the version.
+Frozen by tests/golden.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _TIMESTAMP_US_MAX: Final = 253_402_300_800_000_000  # year 10000; Spark and Parq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHeader:
-    """The header's facts. Offsets ``[base_offset, base_offset + offset_span)`` belong to it."""
+    """A decoded header. Its batch has the offsets ``[base_offset, base_offset + offset_span)``."""
 
     base_offset: Offset
     leader_epoch: LeaderEpoch
@@ -91,7 +93,7 @@ class BatchHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A batch that only lacks what its leader decides: offset, epoch, synced end."""
+    """A batch without the fields that its leader decides: base offset, leader epoch, synced end."""
 
     body: Any  # bytes-like, a multiple of 8 long
     body_crc: int
@@ -110,7 +112,7 @@ class PreparedBatch:
 
 
 class Preparer:
-    """Encodes batches of one schema; the schema is checked once. Any thread.
+    """Encodes batches of one schema; the schema is checked once. Safe on any thread.
 
     Raises:
         SchemaMismatchError: a column is unknown, repeated or of another type.
@@ -134,7 +136,7 @@ class Preparer:
         producer_id: ProducerId = NO_PRODUCER,
         base_sequence: int = NO_SEQUENCE,
     ) -> PreparedBatch:
-        """Encode a batch of this schema as a body and checksum it; as :func:`prepare` does.
+        """Encode a batch of this schema as a body, and checksum the body, as :func:`prepare` does.
 
         Raises:
             SchemaMismatchError: a timestamp is out of bounds.
@@ -176,7 +178,7 @@ class Preparer:
         )
 
     def _stamps(self, batch: pa.RecordBatch, now_us: int) -> tuple[pa.Array, int, int]:
-        """Return the timestamps, the first and the largest of them."""
+        """Return the timestamps, the first timestamp and the largest timestamp."""
         if self._timestamp is None:
             same = pa.py_buffer(_STAMP.pack(now_us) * batch.num_rows)
             return pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, same]), now_us, now_us
@@ -187,7 +189,8 @@ class Preparer:
         min_us, max_us = int(values.min()), int(values.max())
         if min_us < 0 or max_us >= _TIMESTAMP_US_MAX:
             raise SchemaMismatchError(
-                "timestamps are microseconds since 1970, before the year 10000",
+                "a timestamp must be microseconds since 1970 and before the year 10000, not "
+                f"{min_us if min_us < 0 else max_us}",
                 column="timestamp",
                 got=min_us if min_us < 0 else max_us,
             )
@@ -219,13 +222,13 @@ def prepare(
 
 def _check_columns(names: list[str], types: list[pa.DataType]) -> None:
     if len(set(names)) != len(names):
-        raise SchemaMismatchError(f"a column occurs twice in {names}", columns=names)
+        raise SchemaMismatchError(f"a column occurs twice in the columns {names}", columns=names)
     for name, got in zip(names, types, strict=True):
         expected = PRODUCER_FIELDS.get(name)
         if expected is None or got != expected.type:
             wanted = {known.name: str(known.type) for known in PRODUCER_FIELDS.values()}
             raise SchemaMismatchError(
-                f"column {name!r} of type {got} is not one a record has; the columns are {wanted}",
+                f"a record has no column {name!r} of type {got}; its columns are {wanted}",
                 column=name,
                 got=str(got),
                 columns=wanted,
@@ -233,10 +236,10 @@ def _check_columns(names: list[str], types: list[pa.DataType]) -> None:
 
 
 def _serialize(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None) -> pa.Buffer:
-    """Write the encapsulated message; a sliced batch is copied to its own rows by Arrow."""
+    """Return the encapsulated message; of a sliced batch Arrow copies only the slice's rows."""
     if options is None:
         return batch.serialize()
-    # Only a stream takes options: write one, and cut its schema message and its end mark away.
+    # Only a stream writer takes options: write a stream, then cut off its schema message and end.
     prefix = len(_stream(batch.schema, None, options)) - _END_OF_STREAM_SIZE
     stream = _stream(batch.schema, batch, options)
     return stream.slice(prefix, len(stream) - prefix - _END_OF_STREAM_SIZE)
@@ -279,7 +282,7 @@ def encode_header(
 
 
 def encode_stored(header: BatchHeader) -> bytes:
-    """Return the bytes that :func:`decode_header` made ``header`` of."""
+    """Return the bytes from which :func:`decode_header` made ``header``."""
     head = _HEADER_BODY.pack(
         MAGIC,
         VERSION,
@@ -311,7 +314,9 @@ def decode_header(data: Any, position: int = 0) -> BatchHeader:
         producer_id, base_sequence, count, span, body_size, body_crc, columns, header_crc,
     ) = _HEADER.unpack(view)  # fmt: skip
     if magic != MAGIC:
-        raise BatchCorruptError(f"no record batch here: {bytes(magic).hex()}", position=position)
+        raise BatchCorruptError(
+            f"no record batch begins here: found the bytes {bytes(magic).hex()}", position=position
+        )
     if version != VERSION or size != HEADER_SIZE:
         raise BatchCorruptError(
             f"record batch version {version} (header of {size} bytes) is not known; "
@@ -365,7 +370,8 @@ def decode_body(header: BatchHeader, body: Any) -> pa.RecordBatch:
         ) from cause
     if batch.num_rows != header.records_count:
         raise BatchCorruptError(
-            f"{batch.num_rows} rows where the header says {header.records_count}",
+            f"the body at offset {header.base_offset} has {batch.num_rows} rows, its header says "
+            f"{header.records_count}",
             offset=header.base_offset,
         )
     return batch
@@ -381,7 +387,8 @@ def to_rows(
 ) -> pa.RecordBatch:
     """Return the batch as rows of ``schema``, a subset of ROW_SCHEMA's fields in any order.
 
-    An absent ``subject`` column is the partition's own subject; other absent columns are null.
+    Without a ``subject`` column every row has the partition's own subject. Other absent columns
+    become nulls.
     """
     arrays = []
     for name in schema.names:

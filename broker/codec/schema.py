@@ -1,7 +1,7 @@
 """The Arrow schemas: of a batch body on disk, of a producer's input, of a row as readers see it.
 
-Columns are named once here. The table (DESIGN §3) and every read have :data:`ROW_SCHEMA`; a body
-holds a subset of :data:`BODY_COLUMNS`, the header's column mask says which.
+Columns are named only here. The Delta table of a stream and every read have :data:`ROW_SCHEMA`. A
+body holds a subset of :data:`OPTIONAL_COLUMNS`; the header's column mask says which columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS_MASK: Final = sum(bit for bit, _ in OPTIONAL_COLUMNS)
 TIMESTAMP_FIELD: Final = pa.field("timestamp", pa.int64(), nullable=False)  # µs UTC
 OFFSET_DELTA_FIELD: Final = pa.field("offset_delta", pa.uint32(), nullable=False)
 
-# What a producer may send: any subset of these in any order; an absent timestamp is stamped here.
+# A producer may send any subset of these in any order. The broker stamps an absent timestamp.
 PRODUCER_FIELDS: Final[dict[str, pa.Field]] = {
     "timestamp": pa.field("timestamp", pa.int64()),
     **{field.name: field for _, field in OPTIONAL_COLUMNS},

@@ -1,8 +1,8 @@
-"""Bytes of a segment's index file, version 1: a cache that says what its segment holds.
+"""Bytes of a segment's index file, version 1: a cache of what the segment holds.
 
 A sealed segment is not scanned at start: its index carries the end offset, the size, the highest
-timestamp and the leader epochs that begin in it. The active segment's index covers a prefix. A
-missing or damaged index is rebuilt from the segment. Little-endian:
+timestamp and the leader epochs that begin in it. The index of the active segment covers a prefix
+of that segment. A missing or damaged index is rebuilt from the segment. Little-endian:
 
      0       4     5     6       8             16           24                 32
      | magic | ver | len | flags | base offset | end offset | covered position | max timestamp ...
@@ -65,7 +65,7 @@ class IndexEntries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSummary:
-    """What the header of an index says of its segment's first ``covered`` bytes."""
+    """The header of an index: it describes the first ``covered`` bytes of the segment."""
 
     partition_id: PartitionId
     base_offset: Offset
@@ -151,7 +151,7 @@ def decode_index_summary(data: Any) -> IndexSummary:
 
 
 def index_file_size(summary: IndexSummary) -> int:
-    """Return how long the file with this header has to be."""
+    """Return how many bytes a file with this header must have."""
     tables = summary.entries_count * _ENTRY_SIZE + summary.epochs_count * _EPOCH_SIZE
     return INDEX_HEADER_SIZE + tables
 
@@ -160,7 +160,9 @@ def decode_index(data: Any) -> IndexFile:
     """Parse and check a whole index file. Raises IndexCorruptError, nothing else."""
     summary = decode_index_summary(data)
     if len(data) != index_file_size(summary):
-        raise IndexCorruptError(f"the index is {len(data)} bytes, not {index_file_size(summary)}")
+        raise IndexCorruptError(
+            f"the index has {len(data)} bytes; its header says {index_file_size(summary)}"
+        )
     tables = memoryview(data)[INDEX_HEADER_SIZE:]
     if crc32c(tables) != summary.tables_crc:
         raise IndexCorruptError("index tables checksum mismatch")
@@ -175,7 +177,7 @@ def decode_index(data: Any) -> IndexFile:
 
 
 def _within(entries: IndexEntries, summary: IndexSummary) -> bool:
-    """Tell whether the columns ascend and point into what the index covers."""
+    """Tell whether the columns ascend and point into the bytes that the index covers."""
     offsets, positions, stamps = (
         entries.offsets, entries.positions, entries.timestamps_us_before,
     )  # fmt: skip

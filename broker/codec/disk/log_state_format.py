@@ -1,9 +1,10 @@
 """Bytes of the small files beside the segments: recovery point, epoch history, producer state.
 
-The recovery point lies in two slots that are overwritten in turn, each within one disk sector, so
-that moving it needs no room on a full disk and a torn write leaves the other slot. The other two
-are replaced as whole files. All are little-endian and end with, or begin with, a CRC-32C; damage
-of any byte is detected. Version 1 of each:
+The recovery point is in two slots, each within one disk sector, which are overwritten in turn. So
+a new recovery point needs no room on a full disk, and a torn write leaves the other slot whole.
+The epoch history and the producer state are replaced as whole files. All numbers are
+little-endian. A CRC-32C covers each slot and each file, so damage of any byte is detected.
+Version 1 of each:
 
     slot       | magic | ver u8, len u8, flags u16 | sequence | segment base | position |
                | log start | log end | partition u32 | stream uuid 16 | crc u32 |        = 72 bytes
@@ -33,7 +34,7 @@ _SLOT_MAGIC: Final = b"HWRP"
 _SLOT: Final = struct.Struct("<4sBBHqqqqqI16sI")
 SLOT_SIZE: Final = 72
 assert _SLOT.size == SLOT_SIZE
-SLOT_STRIDE: Final = 4096  # slots never share a sector, whatever the disk calls one
+SLOT_STRIDE: Final = 4096  # slots share no sector, of 512 or of 4,096 bytes
 RECOVERY_FILE_SIZE: Final = 2 * SLOT_STRIDE
 
 _EPOCHS_MAGIC: Final = b"HWEP"
@@ -51,10 +52,10 @@ PRODUCERS_BYTES_MAX: Final = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPoint:
-    """Everything below ``position`` of segment ``segment_base`` was durable when it was written."""
+    """Below ``position`` of segment ``segment_base`` all was durable when this was written."""
 
     partition_id: PartitionId
-    sequence: int  # the higher one of the two slots counts
+    sequence: int  # of the two slots, the one with the higher sequence is valid
     segment_base: Offset
     position: int
     log_start: Offset
@@ -119,7 +120,9 @@ def decode_epochs(data: Any) -> tuple[PartitionId, tuple[EpochStart, ...]]:
             f"not an epoch history of version {VERSION}: {bytes(view[:6]).hex()}"
         )
     if count > EPOCHS_COUNT_MAX or len(view) != EPOCHS_HEADER_SIZE + 16 * count + 4:
-        raise MetadataCorruptError(f"an epoch history of {len(view)} bytes cannot hold {count}")
+        raise MetadataCorruptError(
+            f"an epoch history of {len(view)} bytes cannot hold {count} epochs"
+        )
     if crc32c(view[:-4]) != _CRC.unpack(view[-4:])[0]:
         raise MetadataCorruptError("epoch history checksum mismatch")
     numbers = struct.unpack_from(f"<{2 * count}q", view, EPOCHS_HEADER_SIZE)
@@ -137,7 +140,7 @@ def decode_epochs(data: Any) -> tuple[PartitionId, tuple[EpochStart, ...]]:
 
 
 def encode_producer_state(offset: Offset, state: bytes) -> bytes:
-    """Return a producer-state file: opaque bytes that hold for all records below ``offset``."""
+    """Return a producer-state file: opaque bytes that describe all records below ``offset``."""
     head = _PRODUCERS.pack(
         _PRODUCERS_MAGIC, VERSION, PRODUCERS_HEADER_SIZE, 0, offset, len(state), 0
     )

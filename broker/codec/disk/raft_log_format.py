@@ -10,10 +10,11 @@
     snapshot | magic | ver u8, len u8, 0 u16 | index u64 | term u64 | size u64 | body crc u32 |
              owner 16 | crc u32 |                                                    = 56 bytes
 
-Little-endian, CRC-32C. A head's crc covers what stands before it. `number` counts the records of a
-node's life; `synced` is the number below or at which all were durable when this one was written,
-so a later record proves that a damaged earlier one once was whole. Neither end of a record's head
-can be eight zero bytes: a sector that was never written is told from one that changed.
+Little-endian, CRC-32C. The crc of a head covers the bytes before it. `number` counts all records
+that this node ever wrote. `synced`: when this record was written, all records with this number or
+a lower one were durable. So a later record proves that a damaged earlier record was once whole.
+Neither the first nor the last eight bytes of a record's head can be all zeros. So a sector that
+was never written can be told from a sector that changed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _META: Final = struct.Struct("<4sBBBBQQQQ16s64s")
 _META_MAGIC: Final = b"HWRM"
 META_SLOT_SIZE: Final = _META.size + 4
 assert META_SLOT_SIZE == 124
-META_SLOT_STRIDE: Final = 4096  # slots never share a sector, whatever the disk calls one
+META_SLOT_STRIDE: Final = 4096  # slots share no sector, of 512 or of 4,096 bytes
 META_FILE_SIZE: Final = 2 * META_SLOT_STRIDE
 
 _SNAPSHOT: Final = struct.Struct("<4sBBHQQQI16s")
@@ -67,8 +68,8 @@ assert SNAPSHOT_HEADER_SIZE == 56
 class RecordKind(IntEnum):
     """What a record does to the log."""
 
-    ENTRY = 1  # adds one
-    CUT = 2  # drops the entries from ``index`` on
+    ENTRY = 1  # adds one entry
+    CUT = 2  # drops the entry at ``index`` and all later ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class JournalHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecordHead:
-    """A record without its payload; ``entry`` has an empty one."""
+    """A record without its payload; the payload of ``entry`` is empty."""
 
     kind: RecordKind
     number: int
@@ -101,7 +102,7 @@ class RecordHead:
 
 @dataclass(frozen=True, slots=True)
 class MetaSlot:
-    """One of the two copies of what a node may not forget."""
+    """One of the two copies of the state that a Raft node must never lose: term, vote, commit."""
 
     sequence: int
     hard: HardState
@@ -119,7 +120,7 @@ def encode_journal_header(header: JournalHeader) -> bytes:
 
 
 def decode_journal_header(data: Any) -> JournalHeader:
-    """Parse and check. Raises MetadataCorruptError, nothing else."""
+    """Parse and check a journal's header. Raises MetadataCorruptError, nothing else."""
     view = _checked(data, _HEADER, _HEADER_MAGIC, JOURNAL_HEADER_SIZE, "a Raft journal")
     _, _, _, _, base_index, base_term, first_number, synced, owner, _ = _HEADER.unpack_from(view)
     return JournalHeader(base_index, base_term, first_number, synced, owner)
@@ -137,7 +138,7 @@ def encode_record(kind: RecordKind, number: int, synced: int, entry: Entry) -> b
 
 
 def decode_record_head(data: Any) -> RecordHead | None:
-    """Parse a record's head; None for bytes that are not one."""
+    """Parse a record's head; None when the bytes are not a record's head."""
     if len(data) < RECORD_HEAD_SIZE:
         return None
     view = memoryview(data)[:RECORD_HEAD_SIZE]
@@ -160,7 +161,7 @@ _ENTRY_KINDS: Final = frozenset(EntryKind)
 
 
 def decode_record_body(head: RecordHead, body: Any) -> Entry | None:
-    """Return the entry with its payload; None when the body is not what was written."""
+    """Return the entry with its payload; None if size, checksum or padding of the body is wrong."""
     payload = bytes(body[: head.length])
     if len(body) != head.size - RECORD_HEAD_SIZE or crc32c(payload) != head.body_crc:
         return None
@@ -188,13 +189,15 @@ def decode_meta(data: Any) -> MetaSlot:
     try:
         name = vote[:length].decode() if length <= NODE_ID_BYTES_MAX else ""
     except UnicodeDecodeError as cause:
-        raise MetadataCorruptError(f"a Raft meta slot holds no name: {cause}") from cause
+        raise MetadataCorruptError(
+            f"the vote in a Raft meta slot is not a node id: {cause}"
+        ) from cause
     hard = HardState(term, NodeId(name) if name else None, commit)
     return MetaSlot(sequence, hard, synced, owner)
 
 
 def encode_snapshot_header(snapshot: SnapshotId, owner: bytes) -> bytes:
-    """Return what stands before a snapshot's bytes."""
+    """Return the header of a snapshot file."""
     packed = _SNAPSHOT.pack(
         _SNAPSHOT_MAGIC, VERSION, SNAPSHOT_HEADER_SIZE, 0, snapshot.index, snapshot.term,
         snapshot.size, snapshot.crc, owner,
@@ -203,7 +206,7 @@ def encode_snapshot_header(snapshot: SnapshotId, owner: bytes) -> bytes:
 
 
 def decode_snapshot_header(data: Any) -> tuple[SnapshotId, bytes]:
-    """Parse and check; return whose snapshot it is, too. Raises MetadataCorruptError only."""
+    """Parse and check a header; return snapshot id and owner. Raises MetadataCorruptError only."""
     view = _checked(data, _SNAPSHOT, _SNAPSHOT_MAGIC, SNAPSHOT_HEADER_SIZE, "a Raft snapshot file")
     _, _, _, _, index, term, size, crc, owner = _SNAPSHOT.unpack_from(view)
     if size > SNAPSHOT_BYTES_MAX or index == 0:

@@ -1,10 +1,11 @@
-"""Bytes of the file that says: this disk has taken part in the group, from here on.
+"""Bytes of the Raft member file: its presence shows that this disk has taken part in the group.
 
     | magic | ver u8, len u8, 0 u16 | term u64 | floor term u64 | floor index u64 | owner 16 |
       crc u32 |                                                                     = 52 bytes
 
-Little-endian, CRC-32C of what stands before it. A disk without this file, and with an empty log,
-is a new one or was wiped; nothing else on it can tell which.
+Little-endian; the CRC-32C covers the bytes before it. A disk with an empty log and without this
+file is either new or was wiped. Nothing else on the disk can tell these two cases apart. The
+*floor* is a place in the log, see :mod:`broker.core.raft.rejoin`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ assert MEMBER_FILE_SIZE == 52
 
 @dataclass(frozen=True, slots=True)
 class MemberNote:
-    """The lowest term that the node may be in, with its vote in it spent; and its floor."""
+    """The lowest term that the node may use, with its vote in that term used; and its floor."""
 
     term: int
     floor: Floor
@@ -44,9 +45,11 @@ def encode_member_file(membership: MemberNote, owner: bytes) -> bytes:
 
 
 def decode_member_file(data: bytes) -> tuple[MemberNote, bytes]:
-    """Return what the file says, and whose it is. Raises MetadataCorruptError."""
+    """Return the file's content and its owner. Raises MetadataCorruptError."""
     if len(data) != MEMBER_FILE_SIZE:
-        raise MetadataCorruptError(f"a Raft member file has {len(data)} bytes")
+        raise MetadataCorruptError(
+            f"a Raft member file must have {MEMBER_FILE_SIZE} bytes, not {len(data)}"
+        )
     magic, version, length, zero, term, floor_term, floor_index, owner = _BODY.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _BODY.size)
     if crc != crc32c(data[: _BODY.size]):

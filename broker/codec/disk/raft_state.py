@@ -5,7 +5,8 @@
     session  | session u64 | used index u64 | floor u64 | replies u16 | reply* |
     reply    | sequence u64 | length u16 | bytes ... |           little-endian
 
-Equal states give equal bytes. The file and the transfer around it carry the checksum.
+Equal states give equal bytes. This format has no checksum: the snapshot file and the transfer of a
+snapshot have one. What a session and its floor are: :mod:`broker.core.raft.applier`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _REPLY: Final = struct.Struct("<QH")
 
 @dataclass(slots=True)
 class SessionState:
-    """What is remembered of one session."""
+    """What the group remembers of one session."""
 
     session: int
-    used_index: int  # of its newest entry: the least recently used session goes first
-    floor: int  # sequences below it are forgotten
+    used_index: int  # index of its newest entry; the least recently used session is dropped first
+    floor: int  # replies of lower sequences are forgotten
     replies: dict[int, bytes]  # by sequence
 
 
@@ -47,7 +48,7 @@ def encode_state(index: int, sessions: Sequence[SessionState], machine: bytes) -
 
 
 def decode_state(index: int, data: bytes) -> tuple[list[SessionState], bytes]:
-    """Parse a snapshot that has to be of ``index``. Raises MetadataCorruptError, nothing else."""
+    """Parse a snapshot, which must be of ``index``. Raises MetadataCorruptError, nothing else."""
     try:
         magic, version, zero, count, found, length = _HEAD.unpack_from(data)
         if magic != _MAGIC or version != VERSION or zero or found != index:
@@ -62,7 +63,9 @@ def decode_state(index: int, data: bytes) -> tuple[list[SessionState], bytes]:
     except struct.error as cause:
         raise MetadataCorruptError(f"a Raft snapshot ends early: {cause}") from cause
     if len(data) - at != length:
-        raise MetadataCorruptError("a Raft snapshot has another length than it says")
+        raise MetadataCorruptError(
+            f"a Raft snapshot has {len(data) - at} bytes of state where its header says {length}"
+        )
     if any(a.session >= b.session for a, b in itertools.pairwise(sessions)):
         raise MetadataCorruptError("a Raft snapshot's sessions are out of order")
     return sessions, data[at:]

@@ -1,8 +1,8 @@
 """Bytes of a segment file's header and the names of a segment's files, version 1.
 
 A segment file is a 64-byte header and then record batches (broker/codec/record_batch.py) without
-any gap; after the last batch come zeros (disk reserved ahead) or the end of the file. The header
-is written together with the first batch, so an empty segment is an empty or all-zero file.
+any gap. After the last batch come zeros (reserved space) or the end of the file. The header is
+written together with the first batch, so an empty segment is an empty or all-zero file.
 Little-endian:
 
      0       4     5     6       8             16           24          28
@@ -10,7 +10,7 @@ Little-endian:
     44               60      64
      | zeros, for later | crc  | record batches ...
 
-The identity guards against a file that was copied or restored into the wrong folder.
+Partition and stream uuid show when a file was copied or restored into the wrong folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME: Final = re.compile(r"(\d{20})\.(log|index|producers)\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
-    """Whose segment this is and when its first batch was written (µs UTC)."""
+    """The partition of a segment, and when its first batch was written (µs UTC)."""
 
     partition_id: PartitionId
     base_offset: Offset

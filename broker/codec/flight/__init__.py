@@ -1,1 +1,1 @@
-"""Formats of what clients and brokers say over Flight."""
+"""Formats of messages that clients and brokers exchange over Flight."""

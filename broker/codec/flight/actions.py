@@ -1,10 +1,11 @@
 """The Flight actions: their names, the fields of their JSON bodies, and the bounds of each field.
 
-One table (:data:`ACTIONS`) is both the validator of the server and the help text that
-``list_actions`` gives; the client builds its bodies with the same names. An action is performed by
-the method ``_action_<name>`` of ``broker/adapters/flight/service.py``, which is found by its name
-and takes the fields as keywords; one of operators by ``broker/adapters/flight/operations.py``. It
-has to be harmless when done twice: a client that got no answer asks the next broker.
+The table :data:`ACTIONS` has two uses: the server validates bodies with it, and ``list_actions``
+returns its help texts. The client builds bodies with the same field names. The method
+``_action_<name>`` of ``broker/adapters/flight/service.py`` performs an action: it is found by its
+name and takes the fields as keywords. ``broker/adapters/flight/operations.py`` performs the actions
+of operators. An action must be harmless when it is done twice, because a client that got no answer
+asks the next broker.
 """
 
 from __future__ import annotations
@@ -77,14 +78,17 @@ def _names(value: object) -> list[str]:
 def _positions(value: object) -> list[CutPosition]:
     if not isinstance(value, list) or not 1 <= len(value) <= PARTITIONS_MAX:
         raise InvalidRequestError(
-            f"positions must be a list of 1 to {PARTITIONS_MAX} pairs", field="positions"
+            f"positions must be a list of 1 to {PARTITIONS_MAX} pairs [lineage id, hot end]",
+            field="positions",
         )
     return [_position(one) for one in value]
 
 
 def _position(value: object) -> CutPosition:
     if not isinstance(value, list) or len(value) != 2:
-        raise InvalidRequestError("a position is [lineage id, end]", field="positions")
+        raise InvalidRequestError(
+            "each of positions must be a pair [lineage id, hot end]", field="positions"
+        )
     lineage_id, end = value
     if lineage_id is not None:
         lineage_id = short_text(lineage_id, "positions", bytes_max=64)
@@ -107,12 +111,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     ),
     "describe_stream": ActionSpec(
         "Describe a stream and its partitions' positions. {name, positions?} -> "
-        "{cluster, stream, partitions}; no partitions where positions is false.",
+        "{cluster, stream, partitions}; partitions is empty if positions is false.",
         {"name": _name, "positions": _flag},
         {"positions": True},
     ),
     "brokers": ActionSpec(
-        "Tell the cluster's brokers. {} -> {broker, flight, alive} each.",
+        "List the cluster's brokers. {} -> {broker, flight, alive} each.",
         {},
         {},
     ),
@@ -129,7 +133,8 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"stream_uuid": None},
     ),
     "take_lease": ActionSpec(
-        "Hold all of a stream for a while. {name, owner, ttl_ms} -> {lease_id, expires_us}.",
+        "Take a lease: until it expires, nothing of the stream is deleted. {name, owner, ttl_ms} "
+        "-> {lease_id, expires_us}.",
         {"name": _name, "owner": _owner, "ttl_ms": _ttl_ms},
         {},
     ),
@@ -150,9 +155,9 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "check_cut": ActionSpec(
-        "Confirm that a saved cut is of the history that is here. {name, stream_uuid, positions: "
-        "[[lineage_id, hot_end], ...], believe_forgotten?} -> {}; a leadership too old to be "
-        "remembered is refused unless it is to be believed.",
+        "Confirm that a saved cut belongs to this cluster's history of the stream. {name, "
+        "stream_uuid, positions: [[lineage_id, hot_end], ...], believe_forgotten?} -> {}; a "
+        "leadership that is too old to be remembered is refused, unless believe_forgotten is true.",
         {
             "name": _name,
             "stream_uuid": _uuid,
@@ -162,8 +167,8 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {"believe_forgotten": False},
     ),
     "high_watermarks": ActionSpec(
-        "Tell the high watermarks of all partitions of some streams, which all held at one "
-        "moment, and under which leaderships. {names} -> {name, stream_uuid, high_watermarks, "
+        "Return the high watermarks of all partitions of some streams at one moment, and the "
+        "leaderships that they belong to. {names} -> {name, stream_uuid, high_watermarks, "
         "lineage_ids} per stream.",
         {"names": _names},
         {},
@@ -187,7 +192,7 @@ def encode_body(action: str, values: Mapping[str, Any]) -> bytes:
 
 
 def decode_body(action: str, body: bytes) -> dict[str, Any]:
-    """Check an action's body, field by field; an absent optional field has its default.
+    """Check an action's body, field by field; an absent optional field gets its default.
 
     Raises:
         InvalidRequestError: unknown action, not JSON, or a field that is missing, unknown or out
@@ -196,14 +201,14 @@ def decode_body(action: str, body: bytes) -> dict[str, Any]:
     spec = ACTIONS.get(action)
     if spec is None:
         raise InvalidRequestError(
-            f"no action {action[:64]!r}; there are {', '.join(ACTIONS)}", field="action"
+            f"unknown action {action[:64]!r}; the actions are {', '.join(ACTIONS)}", field="action"
         )
     what = f"the body of {action}"
     values = parse_object(body or b"{}", what=what, bytes_max=BODY_BYTES_MAX)
     refuse_unknown(values, list(spec.fields), what=what)
     missing = [name for name in spec.fields if name not in values and name not in spec.defaults]
     if missing:
-        raise InvalidRequestError(f"{what} lacks {missing[0]!r}", field=missing[0])
+        raise InvalidRequestError(f"{what} lacks the field {missing[0]!r}", field=missing[0])
     return {
         name: check(values[name]) if name in values else spec.defaults[name]
         for name, check in spec.fields.items()

@@ -1,6 +1,6 @@
 """The Flight actions for operators: their fields and the bounds of each.
 
-Part of the table in :mod:`broker.codec.flight.actions`, which checks bodies with it.
+Part of the table :data:`broker.codec.flight.actions.ACTIONS`, which validates their bodies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def _name(value: object) -> str:
 def _broker_of(field: str) -> Check:
     def check(value: object) -> str:
         if not isinstance(value, str) or not is_stream_name(value):
-            raise InvalidRequestError("a broker's id is 1 to 128 of A-Z a-z 0-9 _ -", field=field)
+            raise InvalidRequestError(
+                f"{field} must be a broker's id: 1 to 128 characters of A-Z a-z 0-9 _ -",
+                field=field,
+            )
         return value
 
     return check
@@ -83,12 +86,14 @@ def _accepted(value: object) -> bool:
 
 OPERATIONS: Final[Mapping[str, ActionSpec]] = {
     "cluster_status": ActionSpec(
-        "Tell how the cluster stands: brokers and partitions. {confirm_ms?} -> the status.",
+        "Return the state of the cluster's brokers and partitions. {confirm_ms?} -> the status.",
         {"confirm_ms": _confirm_ms},
         {"confirm_ms": 1_000},
     ),
     "cluster_replicas": ActionSpec(
-        "Tell how the replicas on this very broker stand. {} -> one result per replica.", {}, {}
+        "Return the state of the replicas on the asked broker. {} -> one result per replica.",
+        {},
+        {},
     ),
     "move_partition": ActionSpec(
         "Begin to move a partition to other brokers. {name, partition, target} -> what was done.",
@@ -106,7 +111,7 @@ OPERATIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "elect_unclean": ActionSpec(
-        "Let the asked broker lead although records are lost. {name, partition, broker, "
+        "Let the given broker lead although records are lost. {name, partition, broker, "
         "partition_epoch, known_end, operator, accept_data_loss} -> what was done.",
         {
             "name": _name,

@@ -1,15 +1,16 @@
 """The Flight data plane as bytes: paths, tickets, row-range marks and acknowledgements.
 
-Text from a client is JSON of bounded size with known fields of known types, numbers are
-little-endian structs; nothing is unpickled or evaluated. Whatever does not parse is an
-InvalidRequestError that names the field. Drawn in docs/wire_and_disk_formats.md:
+Text from a client is JSON of bounded size, with known fields of known types. Numbers are
+little-endian structs. Nothing is unpickled or evaluated. A request that does not parse raises
+InvalidRequestError, which names the field. Drawn in docs/wire_and_disk_formats.md:
 
     do_put path     [stream, partition] or [stream, partition, stream_uuid], and after it
                     acks=leader or acks=none, if not all
     do_put mark     <qq      producer_id, base_sequence                       (optional, per batch)
     do_put ack      <BB2xIqq 0, duplicate, records_count, base_offset, leader_epoch
-                    or 1, JSON of the error;  or 2: the server closes, finish your stream;
-                    or 3, first and under acks=none only: batches are taken
+                    or 1, JSON of the error
+                    or 2: the server closes, so the client must finish its stream
+                    or 3, first and under acks=none only: the server is ready for batches
     do_get ticket   JSON, see ReadRequest
     do_get mark     <qqqq    base_offset, end_offset, high_watermark, leader_epoch   (every batch)
 
@@ -54,7 +55,7 @@ BATCH_BYTES_MIN: Final = 4 * 1024
 BATCH_BYTES_DEFAULT: Final = 4 * 1024 * 1024
 BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 
-# gRPC refuses more than 8 KiB of trailing metadata, and an error travels there twice, once encoded.
+# gRPC refuses more than 8 KiB of trailing metadata, which has an error twice, one copy encoded.
 ERROR_TEXT_BYTES_MAX: Final = 1024
 ERROR_WIRE_BYTES_MAX: Final = 3 * 1024
 
@@ -66,7 +67,7 @@ _ACK_OK: Final = 0
 _ACK_ERROR: Final = 1
 _ACK_CLOSING: Final = 2
 _ACK_READY: Final = 3
-_ACKS: Final = "acks="  # neither a partition nor a stream uuid has such a sign in it
+_ACKS: Final = "acks="  # a partition number or a stream uuid has no equals sign
 
 
 # ---------------------------------------------------------------------------- paths
@@ -79,7 +80,7 @@ class StreamPath:
     stream: str
     partition: int | None = None  # None: all of them
     stream_uuid: StreamUuid | None = None  # given: another incarnation is refused
-    acks: AckPolicy = AckPolicy.ALL  # of a do_put; elsewhere it means nothing and is refused
+    acks: AckPolicy = AckPolicy.ALL  # only for do_put; other calls refuse it
 
     def to_path(self) -> list[bytes]:
         """Return the descriptor's path."""
@@ -94,7 +95,7 @@ class StreamPath:
 
     @classmethod
     def from_path(cls, path: Sequence[bytes] | None, *, put: bool = False) -> StreamPath:
-        """Parse a descriptor's path, of a do_put or not; raises InvalidRequestError."""
+        """Parse a descriptor's path; ``put`` for a do_put. Raises InvalidRequestError."""
         acks = AckPolicy.ALL
         if put and path and len(path) <= 4 and path[-1].startswith(_ACKS.encode()):
             *path, last = path
@@ -124,7 +125,9 @@ def ack_policy(text: object) -> AckPolicy:
 
 def _ascii(part: bytes, field: str) -> str:
     if len(part) > 256 or not part.isascii():
-        raise InvalidRequestError(f"{field} holds a part that is not short ASCII", field=field)
+        raise InvalidRequestError(
+            f"{field} has a part that is too long or is not ASCII text", field=field
+        )
     return part.decode("ascii")
 
 
@@ -221,10 +224,11 @@ StartAt = int | Literal["earliest", "latest"] | AtTime
 class ReadRequest:
     """A do_get: the committed rows of ``[start, end)`` of one partition, in offset order.
 
-    ``end`` None without ``follow`` means the high watermark at the time of the request; with
-    ``follow`` it means for ever. ``columns`` None means all of ROW_SCHEMA. A reader that goes on
-    says the ``leader_epoch`` of the record before ``start``, and hears if that record is gone.
-    ``uncommitted`` reads up to the leader's log end, of which the tail may be truncated later.
+    ``end`` None without ``follow`` means the high watermark at the time of the request; ``end``
+    None with ``follow`` means that the read never ends. ``columns`` None means all of ROW_SCHEMA.
+    A reader that continues an earlier read gives the ``leader_epoch`` of the record before
+    ``start``: if that record was truncated, the read fails with TruncatedError. ``uncommitted``
+    reads up to the leader's log end; records above the high watermark may be truncated later.
     """
 
     stream: str
@@ -234,7 +238,7 @@ class ReadRequest:
     follow: bool = False
     columns: tuple[str, ...] | None = None
     stream_uuid: StreamUuid | None = None
-    batch_bytes_max: int = BATCH_BYTES_DEFAULT  # soft: a larger stored batch comes whole
+    batch_bytes_max: int = BATCH_BYTES_DEFAULT  # soft: a larger stored batch is sent whole
     leader_epoch: LeaderEpoch | None = None
     uncommitted: bool = False
 
@@ -279,7 +283,9 @@ class ReadRequest:
             epoch = LeaderEpoch(whole_number(epoch, "leader_epoch", low=0, high=OFFSET_MAX))
             if not isinstance(start, int) or start == 0:
                 raise InvalidRequestError(
-                    "leader_epoch is that of the record before an offset", field="leader_epoch"
+                    "leader_epoch is the epoch of the record before start: start must be an offset "
+                    "above 0",
+                    field="leader_epoch",
                 )
         uuid = body.get("stream_uuid")
         return cls(
@@ -342,17 +348,17 @@ def _columns(value: object) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-# ---------------------------------------------------------------------------- marks and acks
+# ---------------------------------------------------------------------------- batch metadata, acks
 
 
 @dataclass(frozen=True, slots=True)
 class RowsMark:
-    """What comes with each reply batch: its offsets ``[base_offset, end_offset)``, and the log."""
+    """The metadata of a reply batch: its offsets ``[base_offset, end_offset)``, HW and epoch."""
 
     base_offset: Offset
     end_offset: Offset
     high_watermark: Offset
-    leader_epoch: LeaderEpoch  # in which the last record was written: with the end, a position
+    leader_epoch: LeaderEpoch  # of the last record; with end_offset, where a reader continues
 
     def to_bytes(self) -> bytes:
         """Return the 32 bytes of a reply batch's metadata."""
@@ -362,23 +368,26 @@ class RowsMark:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, uncommitted: bool = False) -> RowsMark:
-        """Parse and check a mark, of a reply to such a request; raises EnvelopeError."""
+        """Parse and check a mark; ``uncommitted`` as in the request. Raises EnvelopeError."""
         if len(data) != _ROWS_MARK.size:
             raise EnvelopeError(f"{len(data)} bytes are not the metadata of a reply batch")
         base, end, high_watermark, epoch = _ROWS_MARK.unpack(data)
         bounded = uncommitted or end <= high_watermark
         if not 0 <= base < end or not bounded or high_watermark < 0 or epoch < 0:
-            raise EnvelopeError(f"a reply batch cannot be [{base}, {end}) below {high_watermark}")
+            raise EnvelopeError(
+                f"a reply batch cannot have offsets [{base}, {end}), high watermark "
+                f"{high_watermark} and leader epoch {epoch}"
+            )
         return cls(base, end, high_watermark, epoch)
 
 
 def encode_put_mark(producer_id: ProducerId, base_sequence: int) -> bytes:
-    """Return the metadata that makes a batch of a producer recognisable when it is sent again."""
+    """Return the metadata of a producer's batch, by which the broker recognises a retry."""
     return _PUT_MARK.pack(producer_id, base_sequence)
 
 
 def decode_put_mark(data: bytes | None) -> tuple[ProducerId, int]:
-    """Parse a batch's metadata; none means no producer. Raises InvalidRequestError."""
+    """Parse a batch's metadata; without it there is no producer. Raises InvalidRequestError."""
     if not data:
         return NO_PRODUCER, NO_SEQUENCE
     if len(data) != _PUT_MARK.size:
@@ -397,7 +406,7 @@ def decode_put_mark(data: bytes | None) -> tuple[ProducerId, int]:
 
 
 def encode_ack(outcome: AppendResult | HeadwaterError) -> bytes:
-    """Return the frame that tells a producer how one batch fared."""
+    """Return the frame that tells a producer the outcome of one batch."""
     if isinstance(outcome, HeadwaterError):
         return bytes([_ACK_ERROR]) + bounded_wire(outcome)
     return _ACK.pack(
@@ -410,12 +419,12 @@ def encode_ack(outcome: AppendResult | HeadwaterError) -> bytes:
 
 
 def encode_closing() -> bytes:
-    """Return the frame that asks a producer to finish its stream: the server closes."""
+    """Return the frame that asks a producer to finish its stream, because the server closes."""
     return bytes([_ACK_CLOSING])
 
 
 def encode_ready() -> bytes:
-    """Return the frame that tells a producer under NONE that its put has begun."""
+    """Return the frame that tells a producer with acks=none that its put has begun."""
     return bytes([_ACK_READY])
 
 
@@ -434,7 +443,7 @@ def decode_ack(frame: bytes) -> AppendResult | HeadwaterError | None:
             raise EnvelopeError("an error frame without an error in it")
         return error
     if len(frame) != _ACK.size or frame[0] != _ACK_OK:
-        raise EnvelopeError(f"not an acknowledgement: {frame[:32].hex()}")
+        raise EnvelopeError(f"these bytes are not an acknowledgement: {frame[:32].hex()}")
     _, duplicate, records_count, base_offset, leader_epoch = _ACK.unpack(frame)
     if records_count < 1 or base_offset < 0 or leader_epoch < 0 or duplicate > 1:
         raise EnvelopeError(f"an acknowledgement with impossible values: {frame.hex()}")
@@ -450,7 +459,7 @@ def decode_ack(frame: bytes) -> AppendResult | HeadwaterError | None:
 
 
 def bounded_wire(error: HeadwaterError) -> bytes:
-    """Return ``errors.to_wire`` of the error, without its largest facts where it is too long."""
+    """Return ``errors.to_wire`` of the error; if it is too long, without its largest facts."""
     facts = dict(error.facts)
     message = bounded_text(error.message)
     while True:

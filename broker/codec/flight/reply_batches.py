@@ -1,7 +1,8 @@
 """From stored batches to reply batches: exact offsets, the wanted columns, no tiny pieces.
 
-A large stored batch passes through without a copy. Small neighbours (a quiet stream stores one
-record per batch) are joined first, so that a reader pays per megabyte and not per record.
+A large stored batch is not copied. Small neighbouring batches are joined first (a stream with
+little traffic stores one record per batch), so that the cost of a read depends on its bytes and
+not on the number of batches.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from broker.codec.record_batch import BatchHeader, decode_body, to_rows
 from broker.errors import GapError
 from broker.model.offsets import Offset
 
-_ALONE_BYTES: Final = 256 * 1024  # from this size on, a copy costs more than a reply batch
+_ALONE_BYTES: Final = 256 * 1024  # from this size on, copying costs more than one more reply batch
 _JOINED_BYTES_MAX: Final = 4 * 1024 * 1024
 _JOINED_ROWS_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Rows of ``[base_offset, end_offset)``, of which each offset occurs once, in order."""
+    """The rows of ``[base_offset, end_offset)``: in order, each offset at most once."""
 
     rows: pa.RecordBatch
     base_offset: Offset
@@ -35,7 +36,7 @@ class Reply:
 class _Piece:
     """The part of one stored batch that the reader asked for, decoded."""
 
-    header: BatchHeader  # of the part, where it is dense; else of the whole batch
+    header: BatchHeader  # of the part if the batch is dense, of the whole batch if it is sparse
     body: pa.RecordBatch
     base_offset: Offset
     end_offset: Offset
@@ -50,9 +51,9 @@ def replies(
     subject: str,
     schema: pa.Schema,
 ) -> Iterator[Reply]:
-    """Yield the rows of ``[start, end)`` that ``stored`` holds; it covers ``start``, in order.
+    """Yield the rows of ``[start, end)`` from the batches ``stored``, in order.
 
-    Ends where ``stored`` ends, if that is before ``end``.
+    The first batch must hold ``start``. If ``stored`` ends before ``end``, the rows end there.
 
     Raises:
         GapError: a batch does not begin where the one before it ended.
@@ -104,7 +105,7 @@ def _clip(header: BatchHeader, body: pa.RecordBatch, start: Offset, end: Offset)
 
 
 def _join(pieces: Sequence[_Piece], partition: int, subject: str, schema: pa.Schema) -> Reply:
-    """Make one reply; neighbours of one shape are joined before columns are made, in one go."""
+    """Make one reply; neighbours of the same shape are joined before their columns are made."""
     parts: list[pa.RecordBatch] = []
     run: list[_Piece] = []
     for piece in pieces:

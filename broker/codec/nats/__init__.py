@@ -1,1 +1,1 @@
-"""Formats of what publishers and brokers say over NATS."""
+"""Formats of messages that publishers and brokers exchange over NATS."""

@@ -3,10 +3,11 @@
     0        4     5     6       7      8         12
     | magic  | ver | len | flags | type | crc32c? | payload ...      big-endian
 
-``len`` is 8, or 12 when flag bit 0 says that a CRC-32C of the payload follows. Bytes that do not
-parse are not an error of their sender: on a stream's subject they are a plain message, stored raw.
-The payloads themselves are protobuf and belong to broker/adapters/nats/liftbridge_messages.py; here
-are only their values, in our units (half-open offsets, microseconds).
+``len`` is 8, or 12 when flag bit 0 says that a CRC-32C of the payload follows. On a stream's
+subject, bytes that do not parse as an envelope are no error: they are a plain message and are
+stored as they are. The payloads are protobuf, encoded in broker/adapters/nats/
+liftbridge_messages.py. This module has only their values, in our units (half-open offsets,
+microseconds).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ HEADER_SIZE: Final = 8
 HEADER_SIZE_WITH_CRC: Final = 12
 assert _HEADER.size == HEADER_SIZE
 assert _HEADER.size + _CRC.size == HEADER_SIZE_WITH_CRC
-_HAS_CRC: Final = 1  # the other flag bits are reserved, and ignored as Liftbridge ignores them
+_HAS_CRC: Final = 1  # the other flag bits are reserved; we ignore them, as Liftbridge does
 
 
 class EnvelopeKind(IntEnum):
-    """What the payload is. The first two meet clients, the others are between replicas."""
+    """The type of the payload. Clients exchange the first two types, replicas the others."""
 
     PUBLISH = 0
     ACK = 1
@@ -45,7 +46,7 @@ class EnvelopeKind(IntEnum):
 
 
 class AckError(Enum):
-    """Why a record was not stored, as far as Liftbridge's clients can tell."""
+    """Why a record was not stored, in the error codes that Liftbridge's clients know."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -56,7 +57,7 @@ class AckError(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """What a publisher put into an envelope. An empty key is no key: protobuf cannot tell."""
+    """The content of a publisher's envelope. An empty key counts as no key, as in protobuf."""
 
     key: bytes | None
     value: bytes
@@ -69,7 +70,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """The answer to one published record. Times are microseconds UTC, 0 when not reached."""
+    """The answer to one published record. A time is microseconds UTC, or 0 if it did not happen."""
 
     stream: str
     partition_subject: str
@@ -84,9 +85,9 @@ class Ack:
 
 
 def encode(kind: int, payload: bytes, *, checksum: bool = False, extension: bytes = b"") -> bytes:
-    """Wrap a payload. Servers send no checksum; they verify the one that a client sends.
+    """Wrap a payload. Servers send no checksum; they verify the checksum that a client sends.
 
-    An ``extension`` makes the header longer; whoever does not know it passes over it.
+    An ``extension`` makes the header longer; a reader that does not know it skips it.
     """
     if extension:
         size = HEADER_SIZE + len(extension)
@@ -114,17 +115,17 @@ def decode_extended(frame: bytes, kind: int) -> tuple[memoryview, memoryview]:
 
 
 def _header_size(frame: bytes, kind: int) -> int:
-    """Check everything about an envelope but its payload's meaning."""
+    """Check an envelope's header and checksum; return the size of the header."""
     if len(frame) < HEADER_SIZE or not frame.startswith(MAGIC):
         raise EnvelopeError(f"not an envelope: {frame[:HEADER_SIZE].hex()}")
     _, version, header_size, flags, found = _HEADER.unpack_from(frame)
     if version != VERSION:
-        raise EnvelopeError(f"envelope version {version}; only {VERSION} is known")
-    # One byte from outside, up to 255: Liftbridge trusts it and can be made to read past the end.
+        raise EnvelopeError(f"envelope version {version} is not known; this build reads {VERSION}")
+    # The length is one byte, up to 255. Liftbridge does not check it and may read past the end.
     if not HEADER_SIZE <= header_size <= len(frame):
-        raise EnvelopeError(f"a header of {header_size} bytes in {len(frame)}")
+        raise EnvelopeError(f"an envelope of {len(frame)} bytes has no header of {header_size}")
     if found != kind:
-        raise EnvelopeError(f"envelope type {found} where {kind} is expected")
+        raise EnvelopeError(f"the envelope has type {found}, expected type {kind}")
     if flags & _HAS_CRC:
         if header_size != HEADER_SIZE_WITH_CRC:
             raise EnvelopeError(f"a checksum needs a header of 12 bytes, not {header_size}")

@@ -1,8 +1,8 @@
 """NATS header blocks: ``NATS/1.0[ status[ description]]`` CRLF, ``name: value`` lines, CRLF.
 
-Nothing is lost or merged: order is kept, a name may occur more than once, values are bytes. Space
-and tab before a value are not part of it, as in every NATS client. A block that breaks the rules
-raises one typed error; nobody guesses what its publisher meant. Source: NATS ADR-4.
+Nothing is lost or merged: the order is kept, a name may occur more than once, values are bytes.
+Spaces and tabs before a value are not part of the value, as in every NATS client. A block that
+breaks the rules raises one typed error and is never read in part. Source: NATS ADR-4.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DESCRIPTION_HEADER: Final = "Description"
 
 @dataclass(frozen=True, slots=True)
 class HeaderBlock:
-    """A parsed block. ``status`` is 0 when the block has none, as with every published message."""
+    """A parsed block. ``status`` is 0 if the block has no status; published messages have none."""
 
     headers: Headers
     status: int = 0
@@ -32,7 +32,7 @@ class HeaderBlock:
 
 
 def parse(block: bytes) -> HeaderBlock:
-    """Parse a whole block, the empty line at its end included.
+    """Parse a whole block, including the empty line at its end.
 
     Raises:
         MalformedMessageError: for every malformed block, and nothing else.
@@ -49,7 +49,7 @@ def parse(block: bytes) -> HeaderBlock:
 
 
 def read(block: bytes) -> Headers:
-    """Return a block's headers as they are stored, a status line as two headers before them.
+    """Return a block's headers as the log stores them; a status becomes two headers before them.
 
     Raises:
         MalformedMessageError: for every malformed block, and nothing else.
@@ -62,7 +62,7 @@ def read(block: bytes) -> Headers:
         or block.count(b"\r") != line_ends
         or line_ends < 3
     ):
-        return _with_status(parse(block))  # a status, no header, or a mistake that it will name
+        return _with_status(parse(block))  # a status, no header, or a mistake: parse() raises
     return tuple([_header(line) for line in block[len(_NO_STATUS) : -len(_END)].split(b"\r\n")])
 
 
@@ -82,7 +82,7 @@ def _header(line: bytes) -> tuple[str, bytes]:
     return _name(name), value.lstrip(b" \t")
 
 
-@lru_cache(maxsize=4096)  # publishers use few names, again and again
+@lru_cache(maxsize=4096)  # publishers use the same few names again and again
 def _name(name: bytes) -> str:
     try:
         text = name.decode("ascii")
@@ -105,13 +105,16 @@ def encode(headers: Iterable[tuple[str, bytes]]) -> bytes:
     """Return the block of these headers, in their order.
 
     Raises:
-        MalformedMessageError: a name or value that would not come back as it is.
+        MalformedMessageError: a name or value that :func:`parse` would not return unchanged.
     """
     lines = [_VERSION]
     for name, value in headers:
         legal = name.isascii() and name.isprintable() and name and not set(name) & {" ", ":"}
         if not legal or b"\r" in value or b"\n" in value or value[:1] in {b" ", b"\t"}:
-            raise _malformed(f"{name[:64]!r} cannot be sent with this value")
+            raise _malformed(
+                f"{name[:64]!r} has a blank, a colon or a control character, or its value has a "
+                "line end or begins with a blank"
+            )
         lines.append(name.encode() + b": " + value)
     return b"\r\n".join(lines) + _END
 

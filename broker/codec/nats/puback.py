@@ -1,8 +1,8 @@
-"""What a plain NATS publisher hears on its reply subject: JetStream's JSON, and facts of our own.
+"""The answer to a plain NATS publisher on its reply subject: JetStream's JSON, and our own fields.
 
 A JetStream client reads ``stream``, ``seq`` (from 1) and ``duplicate``, or ``error`` with its code
-and number; the other fields are ours, those of an error stand under ``headwater``. Source:
-JetStream's PubAck and its error table (errors.json).
+and number. The other fields are ours; in an error they are under ``headwater``. Source: JetStream's
+PubAck and its error table (errors.json).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], int, int], ...]] = (
 
 
 class PubAckEncoder:
-    """Acks of one partition; all but the numbers is encoded once for a leader epoch."""
+    """Encodes acks of one partition; the parts that do not change are encoded once per epoch."""
 
     __slots__ = ("_head", "_tail", "_tails")
 
     def __init__(self, stream: Stream, partition: int) -> None:
-        """Encode what never changes."""
+        """Encode the parts that never change."""
         self._head = f'{{"stream":{json.dumps(stream.name)},"seq":'.encode()
         self._tail = f',"partition":{partition},"stream_uuid":"{stream.uuid}"}}'.encode()
         self._tails: dict[LeaderEpoch, bytes] = {}
@@ -61,7 +61,7 @@ class PubAckEncoder:
 
 
 def encode_error(error: HeadwaterError) -> bytes:
-    """Return the refusal of one record: JetStream's three fields, our class and its facts."""
+    """Return the refusal of one record: JetStream's three fields, our error class and its facts."""
     code, number = next((code, number) for kind, code, number in _CODES if isinstance(error, kind))
     body: dict[str, Any] = {
         "error": {
@@ -69,7 +69,7 @@ def encode_error(error: HeadwaterError) -> bytes:
             "err_code": number,
             "description": error.message,
         },
-        # Beside it, not in it: JetStream clients refuse an error with fields they do not know.
+        # Not inside "error": JetStream clients refuse an error with fields that they do not know.
         "headwater": {
             "type": type(error).__name__,
             "retriable": error.retriable,
@@ -82,7 +82,7 @@ def encode_error(error: HeadwaterError) -> bytes:
 def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the NATS protocol bytes that publish each (subject, payload), for one write.
 
-    Subjects must have passed :func:`is_publish_subject`; whatever stands there is sent.
+    Each subject must have passed :func:`is_publish_subject`: it is not checked again here.
     """
     return b"".join(
         [b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload) for subject, payload in messages]
@@ -92,7 +92,8 @@ def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:
 def is_publish_subject(subject: bytes) -> bool:
     """Tell whether the bytes may follow ``PUB``: one to 1024 visible bytes, no wildcard token.
 
-    An AckInbox comes out of a publisher's payload; with a line end in it, it would be a command.
+    An AckInbox comes from a publisher's payload. With a line end in it, the rest of it would be
+    read by the NATS server as another command.
     """
     if not 0 < len(subject) <= 1024 or not subject.isascii():
         return False

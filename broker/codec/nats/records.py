@@ -1,8 +1,8 @@
-"""NATS messages of one partition to the log's producer columns, and who waits for an answer. Pure.
+"""NATS messages of one partition to the log's columns, and the publishers to answer. Pure.
 
-A batch of bare messages becomes one Arrow column and nothing is looked at twice; headers, reply
-subjects, foreign subjects and envelopes each cost only the rows that have them. A message that
-cannot be a record is taken out alone, with its typed error; its neighbours are not held up.
+A batch of bare messages becomes one Arrow column, and no message is read twice. Headers, reply
+subjects, other subjects and envelopes cost time only for the rows that have them. A message that
+cannot be a record is taken out alone, with a typed error; the other messages are stored.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
-MESSAGE_ID_BYTES_MAX: Final = 1024  # ids are kept in memory for the whole window
-_VECTOR_ROWS_MIN: Final = 64  # below it, Python's loop is faster than setting numpy up
+MESSAGE_ID_BYTES_MAX: Final = 1024  # ids are kept in memory for the whole deduplication window
+_VECTOR_ROWS_MIN: Final = 64  # for fewer rows a Python loop is faster than numpy
 _FIXED_BYTES: Final = 2048  # an Arrow message with every column is 1.2 KiB without a byte of data
 _ROW_BYTES: Final = 16  # timestamp, validity and padding
 
@@ -39,7 +39,7 @@ DecodePublish = Callable[[bytes], Publish]  # raises EnvelopeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRules:
-    """What a partition makes of the messages on its subject."""
+    """How a partition turns the messages on its subject into records."""
 
     subject: bytes
     key_header: str
@@ -49,7 +49,7 @@ class RecordRules:
 
     @classmethod
     def of(cls, config: StreamConfig, partition: int) -> RecordRules:
-        """Take a stream's configuration over; a batch has to fit a segment."""
+        """Take the rules from a stream's configuration; a batch must fit into a segment."""
         return cls(
             subject=config.partition_subject(partition).encode(),
             key_header=config.key_header,
@@ -61,7 +61,7 @@ class RecordRules:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An envelope's content, and the subject it came on."""
+    """The content of an envelope, and the subject on which it arrived."""
 
     publish: Publish
     subject: bytes
@@ -69,7 +69,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """A message that is not stored, why, and who may be told."""
+    """A message that is not stored, the reason, and where to send the refusal."""
 
     error: HeadwaterError
     reply: bytes | None
@@ -78,13 +78,13 @@ class RefusedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Rows to append together, and who waits for an answer to which of them."""
+    """Rows to append together, and the publishers that wait for an answer, by row."""
 
     batch: pa.RecordBatch
     message_ids: Sequence[str | None] | None
     replies: Mapping[int, bytes]  # row -> reply subject
     opened: Mapping[int, Opened]  # row -> envelope
-    policy: AckPolicy = AckPolicy.ALL  # what whoever waits was promised
+    policy: AckPolicy = AckPolicy.ALL  # the ack policy that these publishers asked for
 
     @property
     def rows_count(self) -> int:
@@ -94,12 +94,12 @@ class Records:
 
     @property
     def size_bytes(self) -> int:
-        """Upper estimate of what the rows take in the log."""
+        """Upper estimate of the bytes that the rows take in the log."""
         size: int = self.batch.nbytes + self.batch.num_rows * _ROW_BYTES + _FIXED_BYTES
         return size
 
     def halves(self) -> tuple[Records, Records]:
-        """Split into two of about half the rows each; there must be two rows at least."""
+        """Split into two parts of about half the rows each; there must be at least two rows."""
         middle = self.batch.num_rows // 2
         assert middle > 0, "one record cannot be split"
         return self._slice(0, middle), self._slice(middle, self.batch.num_rows)
@@ -117,7 +117,7 @@ class Records:
     def by_policy(self, *, puback: bool) -> Iterator[Records]:
         """Yield the same rows in order, in runs of one ack policy.
 
-        A row without an envelope is of policy ALL, and so is one that gets a PubAck.
+        A row without an envelope has policy ALL. A row that gets a PubAck has policy ALL too.
         """
         weaker = {
             row: one.publish.ack_policy
@@ -135,7 +135,7 @@ class Records:
                 start = row
 
     def fitting(self, bytes_max: int) -> Iterator[Records]:
-        """Yield the same rows in order, in parts that fit; a single row may still be too big."""
+        """Yield the same rows in order, in parts of at most ``bytes_max``, or of a single row."""
         if self.size_bytes <= bytes_max or self.batch.num_rows == 1:
             yield self
             return
@@ -146,7 +146,7 @@ class Records:
 def to_records(
     messages: MessageBatch, rules: RecordRules, decode_publish: DecodePublish
 ) -> tuple[list[Records], list[RefusedMessage]]:
-    """Turn one parsed batch into appends and refusals. Raises nothing a message could cause."""
+    """Turn one parsed batch into records to append and refusals. No message makes it raise."""
     values = pa.array(messages.payloads, pa.binary())
     if _is_plain(messages, values, rules):
         batch = pa.RecordBatch.from_arrays([values], names=["value"])
@@ -183,12 +183,12 @@ def _is_plain(messages: MessageBatch, values: pa.Array, rules: RecordRules) -> b
     if not len(starts):
         return True
     data = np.frombuffer(data_buffer, dtype=np.uint8)
-    # One byte rules out text and JSON; whoever shares it takes the careful path.
+    # Text and JSON never begin with this byte. A batch with such a payload takes the slow path.
     return not bool((data[starts] == envelope.MAGIC[0]).any())
 
 
 class _Columns:
-    """The careful path: per-row lists, made only for what some row has."""
+    """The slow path: one list per property of rows, made only if some row has the property."""
 
     def __init__(self, messages: MessageBatch, rules: RecordRules) -> None:
         self._rules = rules
@@ -205,7 +205,7 @@ class _Columns:
         self._reply_texts: dict[int, str] = {}
 
     def read_envelopes(self, decode_publish: DecodePublish) -> None:
-        """Replace envelopes by what is in them; what does not parse stays as it is."""
+        """Replace envelopes by their content; a payload that does not parse stays as it is."""
         magic = envelope.MAGIC
         rows = [row for row, payload in enumerate(self._values) if payload.startswith(magic)]
         for row in rows:
@@ -253,13 +253,17 @@ class _Columns:
         for row, size in enumerate(sizes):
             if size > limit:
                 self._errors[row] = RecordTooLargeError(
-                    f"a record of {size} bytes exceeds the stream's {limit}",
+                    f"the record has {size} bytes; this stream takes at most {limit} "
+                    "(record_bytes_max)",
                     size_bytes=size,
                     limit_bytes=limit,
                 )
 
     def read_subjects(self) -> None:
-        """Make text of what is stored: subjects other than the own, replies that get no ack."""
+        """Decode as text the subjects to store, and the reply subjects that get no PubAck.
+
+        The partition's own subject is not stored with each record.
+        """
         own = self._rules.subject
         different = {subject for subject in self._subjects if subject != own}
         if different:
@@ -279,7 +283,7 @@ class _Columns:
                 self._reply_texts[row] = text
 
     def build(self) -> tuple[Records | None, list[RefusedMessage]]:
-        """Return the rows that can be stored as Arrow columns, and the others with their errors."""
+        """Return the rows to store as Arrow columns, and the other rows with their errors."""
         refused = [
             RefusedMessage(error, self._replies.get(row), self._opened(row))
             for row, error in self._errors.items()

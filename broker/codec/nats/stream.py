@@ -1,12 +1,13 @@
-"""The NATS protocol as a subscriber hears it: socket bytes to columns of messages. Sans-I/O.
+"""The NATS protocol on the subscriber's side: socket bytes to columns of messages. Sans-I/O.
 
-A callback for each message costs more than the message. This parser walks the buffer once and
-hands out one batch per subscription and feed; a control line that was seen before costs one
-dictionary look-up. What is not a message of a *hot* subscription (PING, INFO, -ERR, +OK, messages
-of other subscriptions) is cut out whole, for the client library's own parser.
+A Python callback for each message would cost more than the message itself. So this parser reads
+the buffer once and returns one batch per subscription and call of :meth:`NatsStream.feed`. A
+control line that was seen before costs one dictionary look-up. A *hot* subscription is one whose
+messages this parser reads. All other protocol items (PING, INFO, -ERR, +OK, messages of other
+subscriptions) are cut out whole, for the client library's own parser.
 
-Every item begins where the one before ended, so the CRLF that ends an item is read as the first two
-bytes of the next control line. A wrong length then shows as a line that is not known, at no cost.
+The CRLF at the end of an item is read as the first two bytes of the next control line. So a wrong
+length needs no check of its own: the next control line is then an unknown line.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ _REMEMBERED_MAX: Final = 16 * 1024  # control lines, subjects, lengths; about 25
 _CRLF: Final = b"\r\n"
 _PLAIN_OPS: Final = frozenset({b"PING", b"PONG", b"+OK", b"-ERR", b"INFO"})
 _LENGTH_DIGITS_MAX: Final = 9
-_M: Final = ord("M")  # of MSG; HMSG begins otherwise
+_M: Final = ord("M")  # the first byte of MSG, not of HMSG
 
 
 @dataclass(slots=True)
 class MessageBatch:
-    """Messages of one subscription out of one feed, in the order of arrival, as columns.
+    """Messages of one subscription from one feed, in the order of arrival, as columns.
 
-    Sparse columns are dictionaries by row: an object for each message would cost more than it.
+    Columns that few rows have are dictionaries by row. There is no object per message, because an
+    object would cost more than the message.
     """
 
     sid: int
     payloads: list[bytes] = field(default_factory=list)
-    # (first row, subject): it holds until the next run begins; neighbours may be equal.
+    # (first row, subject): the subject of all rows up to the next run, which may have the same one.
     runs: list[tuple[int, bytes]] = field(default_factory=list)
     replies: dict[int, bytes] = field(default_factory=dict)  # reply subjects
     blocks: dict[int, bytes] = field(default_factory=dict)  # header blocks
@@ -40,7 +42,7 @@ class MessageBatch:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What one feed completed. After an ``error`` the connection is not to be trusted."""
+    """The items that one feed completed. After an ``error`` the connection must be closed."""
 
     batches: list[MessageBatch]  # one per hot subscription that got messages
     others: list[bytes]  # whole protocol items for the client library, in order
@@ -50,7 +52,7 @@ class Parsed:
 _NOTHING: Final = Parsed([], [])
 
 _Route = tuple[int, bytes]  # subscription id, subject; equal routes are the same object
-# What a control line means: route, bytes of the header block, bytes in all, reply subject.
+# The parts of a control line: route, bytes of the header block, bytes in total, reply subject.
 _Line = tuple[_Route, int, int, bytes | None]
 
 
@@ -64,7 +66,7 @@ class NatsStream:
     __slots__ = ("_chunks", "_failed", "_have", "_heads", "_hot", "_lengths", "_lines", "_need")
 
     def __init__(self) -> None:
-        """Begin with no hot subscription."""
+        """Begin without a hot subscription."""
         self._hot: dict[bytes, int] = {}
         self._forget_lines()
         self.reset()
@@ -75,10 +77,10 @@ class NatsStream:
         self._lengths: dict[bytes, int] = {}
 
     def reset(self) -> None:
-        """Forget every half item: the next byte is the first of a new connection."""
+        """Forget the incomplete item: the next byte is the first byte of a new connection."""
         self._chunks: list[bytes] = [_CRLF]
         self._have = len(_CRLF)
-        self._need = 0  # bytes that the item in progress takes, as far as known
+        self._need = 0  # bytes of the item in progress; 0 while unknown
         self._failed = False
 
     def add_hot(self, sid: int) -> None:
@@ -96,12 +98,12 @@ class NatsStream:
         return self._have
 
     def feed(self, data: bytes) -> Parsed:
-        """Take the next bytes off the socket; return everything that they complete."""
+        """Take the next bytes from the socket; return the items that they complete."""
         assert not self._failed, "a parser that met a protocol error takes no more bytes"
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
-            return _NOTHING  # joining only whole items keeps a large message linear
+            return _NOTHING  # join chunks only for a whole item: a large message costs linear time
         joined = b"".join(self._chunks)
         batches: dict[int, MessageBatch] = {}
         others: list[bytes] = []
@@ -117,7 +119,7 @@ class NatsStream:
         return Parsed([one for one in batches.values() if one.payloads], others, error)
 
     def _walk(self, data: bytes, batches: dict[int, MessageBatch], others: list[bytes]) -> int:
-        """Parse whole items; return where the CRLF before the first incomplete one stands."""
+        """Parse whole items; return the position of the CRLF before the first incomplete item."""
         size = len(data)
         find = data.find
         known = self._lines.get
@@ -135,7 +137,7 @@ class NatsStream:
             meaning = known(line) or self._with_reply(line)
             if meaning is None:
                 meaning = self._new_line(line, batch)
-                if meaning is None:  # not ours: a word of the protocol, or a foreign message
+                if meaning is None:  # for the client library: a protocol item or a cold message
                     position = self._cut_other(data, position, end_of_line, others)
                     if self._need:
                         return position
@@ -163,7 +165,10 @@ class NatsStream:
             position = end
 
     def _with_reply(self, line: bytes) -> _Line | None:
-        """Understand a line with a reply subject, always a new one, by its remembered parts."""
+        """Parse a line with a reply subject by its remembered parts.
+
+        Each message has a new reply subject, so the whole line is never remembered.
+        """
         lengths = self._lengths
         parts = line.rsplit(b" ", 2)
         route = self._heads.get(parts[0])
@@ -180,7 +185,7 @@ class NatsStream:
         return route, header_size, total, parts[1]
 
     def _new_line(self, line: bytes, batch: MessageBatch | None) -> _Line | None:
-        """Understand and remember a control line; None when it is not for us."""
+        """Parse and remember a control line; None when the line is for the client library."""
         if len(line) > CONTROL_LINE_BYTES_MAX:
             raise _BadProtocol(f"a control line is longer than {CONTROL_LINE_BYTES_MAX} bytes")
         if not line.startswith(_CRLF):
@@ -201,7 +206,7 @@ class NatsStream:
         total = self._length(words[-1])
         header_size = self._length(words[-2]) if sizes == 2 else 0
         if header_size > total:
-            raise _BadProtocol(f"a header block of {header_size} in {total} bytes")
+            raise _BadProtocol(f"a header block of {header_size} bytes in a message of {total}")
         sid = self._hot.get(words[2])
         if sid is None:
             return None
@@ -219,7 +224,7 @@ class NatsStream:
         return length
 
     def _cut_other(self, data: bytes, position: int, end_of_line: int, others: list[bytes]) -> int:
-        """Cut one item that is not ours; set ``_need`` and stay when it is not complete."""
+        """Cut one item for the client library; if it is incomplete, set ``_need`` and stay."""
         words = data[position:end_of_line].split()
         end = end_of_line
         if words[0] in {b"MSG", b"HMSG"}:
@@ -250,7 +255,7 @@ def _length(digits: bytes) -> int:
 
 
 def _drop_last(batch: MessageBatch | None) -> None:
-    """Take back the message before a missing CRLF: its length was wrong, so it is not whole."""
+    """Remove the message before a missing CRLF: its length was wrong, so it may not be whole."""
     if batch is None or not batch.payloads:
         return
     batch.payloads.pop()

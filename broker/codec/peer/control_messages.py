@@ -1,11 +1,12 @@
-"""Bytes of what brokers and the controller in office say to each other.
+"""Bytes of the messages between brokers and the active controller.
 
      0         1      2      3
     | version | kind | flag | zero | fields, 8 bytes each, by kind ...              little-endian
 
-A message about a partition has its number and its stream's uuid first (4 + 16 bytes). Nothing has
-a variable length. Whatever is not exactly one message is an EnvelopeError. Since version 2, who
-tells its log end names its broker epoch and the leader epoch that it has heard of.
+A message about a partition has the partition's number and its stream's uuid first (4 + 16 bytes).
+No field has a variable length. Bytes that are not exactly one message raise EnvelopeError. Since
+version 2 a `LogEndTold` names the broker epoch of its sender, and the newest leader epoch that the
+sender knows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from broker.model.raft import Floor, Standing
 VERSION: Final = 2
 _HEAD: Final = struct.Struct("<BBBB")
 _PARTITION: Final = struct.Struct("<I16s")
-_NUMBER_MAX: Final = 1 << 62  # an epoch, offset or clock beyond it was never counted up to
+_NUMBER_MAX: Final = 1 << 62  # no real epoch, offset or clock is larger
 
 (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
@@ -96,14 +97,16 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
 def decode(data: bytes) -> ControlMessage:
     """Parse one message. Raises EnvelopeError for everything else, and nothing else."""
     if len(data) < _HEAD.size:
-        raise EnvelopeError(f"{len(data)} bytes are no control message")
+        raise EnvelopeError(f"{len(data)} bytes are too few for a control message")
     version, kind, flag, zero = _HEAD.unpack_from(data)
     layout = _FIELDS.get(kind)
     if version != VERSION or zero or flag > (kind in _WITH_FLAG) or layout is None:
         raise EnvelopeError(f"not a control message of version {VERSION}: {data[:4].hex()}")
     at = _HEAD.size + (0 if kind in _WITHOUT_PARTITION else _PARTITION.size)
     if len(data) != at + layout.size:
-        raise EnvelopeError(f"a control message of kind {kind} has {len(data)} bytes")
+        raise EnvelopeError(
+            f"a control message of kind {kind} has {len(data)} bytes, not {at + layout.size}"
+        )
     fields = layout.unpack_from(data, at)
     if max(fields) > _NUMBER_MAX:
         raise EnvelopeError("a control message's numbers are out of bounds")
@@ -127,7 +130,7 @@ def _member_told(fields: tuple[int, ...], *, fresh: bool) -> MemberTold:
     request_id, life, behind, term, last_term, last_index = fields
     standing = Standing(fresh, bool(behind), term, Floor(last_term, last_index))
     if behind > 1 or (fresh and standing != Standing(fresh=True)):
-        raise EnvelopeError("a control message's account of a member does not add up")
+        raise EnvelopeError("a control message describes a Raft member that cannot exist")
     return MemberTold(request_id=request_id, life=life, standing=standing)
 
 
@@ -154,7 +157,7 @@ def _about_partition(
         return NewestAsked(partition_id=partition, request_id=fields[0])
     request_id, leader_epoch, log_start, high_watermark = fields
     if high_watermark and not flag:
-        raise EnvelopeError("a control message tells what it says that it does not know")
+        raise EnvelopeError("a control message has a high watermark and says that it has none")
     return NewestTold(
         partition_id=partition,
         request_id=request_id,

@@ -1,12 +1,13 @@
-"""Frames between two brokers: several lanes of messages over one connection.
+"""Frames between two brokers: several lanes (priority classes) of messages over one connection.
 
      0               4                8         9      10     12
     | payload bytes | message bytes | version | lane | zero | payload ...      little-endian
 
-A message is cut into frames of at most 256 KiB, so that one of a more urgent lane never waits for
-long. A lane's frames stay in order: a frame continues its lane's unfinished message, or begins one
-of ``message bytes``. Both numbers are bounded before they are believed, and memory grows with what
-has arrived, not with what was announced. Whatever is not such a frame is an EnvelopeError.
+A message is cut into frames of at most 256 KiB, so that a message of a more urgent lane never waits
+for long. The frames of a lane stay in order: a frame continues the unfinished message of its lane,
+or begins a new message of ``message bytes``. Both lengths are checked against bounds before they
+are used. Memory grows with the bytes that arrived, not with the length that a frame announces.
+Bytes that are not such a frame raise EnvelopeError.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ FRAME_HEADER_SIZE: Final = 12
 assert _HEADER.size == FRAME_HEADER_SIZE
 PAYLOAD_BYTES_MAX: Final = 256 * 1024
 _STAGING_BYTES: Final = 64 * 1024
-_STAGED_BYTES_MAX: Final = 16 * 1024  # a larger payload is read to where it stays
-_FIRST_BYTES_MAX: Final = 1024 * 1024  # the memory that an announcement alone gets
+_STAGED_BYTES_MAX: Final = 16 * 1024  # a larger payload is read directly into its message
+_FIRST_BYTES_MAX: Final = 1024 * 1024  # the most memory that is allocated before bytes arrive
 
 
 class LaneKind(IntEnum):
-    """What a message is about; lanes of a lower number go first."""
+    """The lane of a message; a lane with a lower number is sent first."""
 
     RAFT = 0
     CONTROL = 1
@@ -42,12 +43,12 @@ class LaneKind(IntEnum):
 LANE_BYTES_MAX: Final = {
     LaneKind.RAFT: 1024 * 1024,
     LaneKind.CONTROL: 64 * 1024,
-    LaneKind.REPLICA: BODY_BYTES_MAX + 1024 * 1024,  # the largest batch goes in one answer
+    LaneKind.REPLICA: BODY_BYTES_MAX + 1024 * 1024,  # one answer holds even the largest batch
 }
 
 
 def encode_frame_header(lane: LaneKind, payload_bytes: int, message_bytes: int) -> bytes:
-    """Return the bytes before a frame's payload."""
+    """Return the header of a frame."""
     return _HEADER.pack(payload_bytes, message_bytes, VERSION, lane, 0)
 
 
@@ -60,7 +61,7 @@ class _Unfinished:
     got: int = 0
 
     def room(self, size: int) -> memoryview:
-        """Return where the next ``size`` bytes go; the buffer at least doubles when it grows."""
+        """Return space for the next ``size`` bytes; a buffer that must grow at least doubles."""
         if self.got + size > len(self.buffer):
             larger = bytearray(min(self.size, max(2 * len(self.buffer), self.got + size)))
             larger[: self.got] = memoryview(self.buffer)[: self.got]
@@ -69,13 +70,15 @@ class _Unfinished:
 
 
 class FrameAssembler:
-    """Bytes of one connection to messages. Read into :attr:`target`, then tell how much came.
+    """Turns the bytes of one connection into messages.
 
-    Small frames are staged, many at once; a large payload is read to its place in its message.
+    The caller reads from the socket into :attr:`target`, then passes the number of bytes to
+    :meth:`received`. Small frames are collected in a staging buffer, many per read. A large payload
+    is read directly into its message.
     """
 
     def __init__(self) -> None:
-        """Begin where a frame begins."""
+        """Expect the first byte of a frame."""
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = 0
         self._direct: memoryview | None = None  # the rest of a large payload
@@ -84,19 +87,19 @@ class FrameAssembler:
 
     @property
     def target(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The buffer for the next bytes; never empty."""
         return self._staging[self._staged :] if self._direct is None else self._direct
 
     @property
     def is_within_frame(self) -> bool:
-        """Tell whether a frame has begun and not ended."""
+        """Tell whether a frame has begun and is not complete."""
         return self._direct is not None or self._staged > 0
 
     def received(self, size: int) -> Iterator[tuple[LaneKind, memoryview]]:
         """Take ``size`` bytes that were read into the target; yield the messages they complete.
 
         Raises:
-            EnvelopeError: the bytes are no frames; nothing more can be read.
+            EnvelopeError: the bytes are not a frame; the connection cannot be read any further.
         """
         if self._direct is not None:
             self._direct = self._direct[size:]
@@ -132,7 +135,7 @@ class FrameAssembler:
         self._staged = len(rest)
 
     def _header(self, at: int, left: int) -> tuple[LaneKind, int, int] | None:
-        """Check a frame's header as far as it is there; None while it is not whole."""
+        """Check the part of a frame's header that has arrived; None while more of it is missing."""
         (payload_bytes,) = _LENGTH.unpack_from(self._staging, at)
         if not 0 < payload_bytes <= PAYLOAD_BYTES_MAX:
             raise EnvelopeError(f"a frame of {payload_bytes} bytes is out of bounds")
@@ -140,14 +143,19 @@ class FrameAssembler:
             return None
         _, message_bytes, version, lane_number, zero = _HEADER.unpack_from(self._staging, at)
         if version != VERSION or zero or lane_number not in LANE_BYTES_MAX:
-            raise EnvelopeError(f"not a frame of version {VERSION}, or of no known lane")
+            raise EnvelopeError(
+                f"not a frame of version {VERSION} and a known lane: version {version}, lane "
+                f"{lane_number}"
+            )
         lane = LaneKind(lane_number)
         unfinished = self._unfinished.get(lane)
         missing = message_bytes
         if unfinished is not None:
             missing = unfinished.size - unfinished.got
             if message_bytes != unfinished.size:
-                raise EnvelopeError("a frame begins a message within another")
+                raise EnvelopeError(
+                    "a frame begins a message before its lane's last message is complete"
+                )
         if message_bytes > LANE_BYTES_MAX[lane] or payload_bytes > missing:
             raise EnvelopeError(f"a message of {message_bytes} bytes is out of bounds")
         return lane, payload_bytes, message_bytes

@@ -1,12 +1,13 @@
-"""The answer to a fetch as it travels over NATS: Liftbridge's layout, ours in what it passes over.
+"""The answer to a fetch over NATS: Liftbridge's layout, with our fields where readers skip bytes.
 
      0       4     5     6       7      8               len            len + 8  len + 16
     | magic | ver | len | flags | type | our extension | leader epoch | HW     | batches ...
 
-The envelope says how long its header is, up to 255 bytes, and readers skip what they do not know:
-there our own fields are, big-endian as all of it. The 16 bytes behind the header and the stored
-batches, exactly as on disk, are the seed's; its HW is inclusive. An answer that no NATS message
-can hold is cut into parts, each with its whole header; only a single batch is ever so large.
+The envelope says how long its header is, up to 255 bytes. A reader skips header fields that it does
+not know, so our own fields are an extension of this header. All numbers are big-endian. The 16
+bytes after the header, and the stored batches exactly as on disk, are Liftbridge's layout; its HW
+is inclusive. An answer that is too large for one NATS message is cut into parts, and each part has
+the whole header. Only an answer with a single large batch needs parts.
 
     extension | version u8 | refusal u8 | parts u16 | part u16 | batches u32 | stream uuid 16 |
               | partition u32 | request id u64 | start u64 | log end u64 | whole size u32 | sender |
@@ -39,7 +40,7 @@ from broker.model.replica_messages import FetchAnswer
 
 VERSION: Final = 1
 _EXTENSION: Final = struct.Struct(">BBHHI16sIQQQI")
-_HEADER: Final = struct.Struct(">Qq")  # the seed's 16 bytes
+_HEADER: Final = struct.Struct(">Qq")  # Liftbridge's 16 bytes
 WHOLE_BYTES_MAX: Final = BODY_BYTES_MAX + 4096
 SENDER_BYTES_MAX: Final = 128
 _OVERHEAD: Final = envelope.HEADER_SIZE + _EXTENSION.size + SENDER_BYTES_MAX + _HEADER.size
@@ -53,7 +54,7 @@ class AnswerPart:
 
     sender: BrokerId
     partition_id: PartitionId
-    answer: FetchAnswer  # without its batches
+    answer: FetchAnswer  # without batches
     batches_count: int
     parts_count: int
     part: int
@@ -64,7 +65,7 @@ class AnswerPart:
 def fitting(answer: FetchAnswer, payload_bytes_max: int) -> FetchAnswer:
     """Return the answer with as many whole batches as one message holds, but at least one.
 
-    Fewer is no loss: a follower asks for what follows.
+    Leaving batches out is harmless: the follower asks for them next.
     """
     room = payload_bytes_max - _OVERHEAD
     count = 0
@@ -81,17 +82,18 @@ def fitting(answer: FetchAnswer, payload_bytes_max: int) -> FetchAnswer:
 def encode(
     partition: PartitionId, answer: FetchAnswer, *, sender: BrokerId, payload_bytes_max: int
 ) -> Iterator[bytes]:
-    """Return the NATS messages of an answer; their payload is at most ``payload_bytes_max``.
+    """Return the NATS messages of an answer; the payload of each is at most ``payload_bytes_max``.
 
     Raises:
-        RecordTooLargeError: a server that takes so little would need too many.
+        RecordTooLargeError: the answer would need too many messages of this size.
     """
     whole = memoryview(b"".join(encode_tail(answer)))
     room = payload_bytes_max - _OVERHEAD
     parts = max(1, -(-len(whole) // max(1, room)))
     if room <= 0 or parts > _PARTS_MAX:
         raise RecordTooLargeError(
-            f"{len(whole)} bytes of batches do not go over NATS in messages of {payload_bytes_max}",
+            f"{len(whole)} bytes of batches need more than {_PARTS_MAX} NATS messages of "
+            f"{payload_bytes_max} bytes; raise max_payload of the NATS server",
             size_bytes=len(whole),
             limit_bytes=payload_bytes_max,
         )
@@ -115,7 +117,7 @@ def decode(frame: bytes) -> AnswerPart:
     """Parse one message. Raises EnvelopeError for everything else, and nothing else."""
     extension, payload = envelope.decode_extended(frame, EnvelopeKind.REPLICATION_RESPONSE)
     if len(extension) < _EXTENSION.size or len(payload) < _HEADER.size:
-        raise EnvelopeError("an answer between replicas without our fields")
+        raise EnvelopeError("a fetch answer lacks Headwater's fields or its header")
     (
         version, refusal, parts, part, batches, uuid_bytes, number, request_id, start, log_end,
         whole_size,
@@ -134,7 +136,7 @@ def decode(frame: bytes) -> AnswerPart:
         and is_stream_name(sender)
     )
     if not sound:
-        raise EnvelopeError("an answer between replicas does not add up")
+        raise EnvelopeError("a fetch answer has values that are out of bounds or disagree")
     answer = FetchAnswer(
         leader_epoch=LeaderEpoch(leader_epoch),
         request_id=request_id,
@@ -156,31 +158,33 @@ def decode(frame: bytes) -> AnswerPart:
 
 
 def assembled(parts: Sequence[AnswerPart], batch: BatchMaker) -> FetchAnswer:
-    """Make the answer of all its parts, in order.
+    """Return the answer that consists of these parts, which must be all parts in order.
 
     Raises:
-        EnvelopeError: they do not add up.
+        EnvelopeError: the sizes of the parts do not match the size of the answer.
         BatchCorruptError: a batch is damaged.
     """
     first = parts[0]
     data = first.data if len(parts) == 1 else memoryview(b"".join(one.data for one in parts))
     if len(data) != first.whole_size:
-        raise EnvelopeError("the parts of an answer do not add up")
+        raise EnvelopeError(
+            f"the parts of a fetch answer have {len(data)} bytes, not {first.whole_size}"
+        )
     answer = first.answer
     batches, prefix = decode_tail(data, first.batches_count, answer.refusal, batch)
     return dataclasses.replace(answer, batches=batches, prefix=prefix)
 
 
 class AnswerAssembler:
-    """Parts of one answer after the other; a gap or a new answer drops what was there."""
+    """Collects the parts of one answer at a time; a gap or a new answer drops earlier parts."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin without parts."""
         self._parts: list[AnswerPart] = []
         self._size = 0
 
     def add(self, part: AnswerPart) -> Sequence[AnswerPart] | None:
-        """Take a part; return all of them when it was the last one."""
+        """Take a part; return all parts of the answer if this was the last one."""
         if part.part == 0:
             self._parts, self._size = [], 0
         first = self._parts[0] if self._parts else part

@@ -1,4 +1,4 @@
-"""Bytes of what replicas of a partition say to each other over the link between brokers.
+"""Bytes of the messages between replicas of a partition, over the link between brokers.
 
      0         1      2         3      4           8
     | version | kind | refusal | zero | partition | stream uuid ...                 little-endian
@@ -6,12 +6,12 @@
     | fields, 8 bytes each, by kind | batches: header, body, header, body ...
                                     | or: epochs u32 | (epoch u64, start u64) ... | producers
 
-Only an answer of refusal "below start" has a prefix.
+Only an answer with refusal "below_start" has the epochs and producers (a `LogPrefix`).
 
-A stored batch travels as the bytes that it has on disk, and is checked as a read from disk checks
-it. All is 8-byte aligned, so that Arrow can read a body where it arrived. No request names its
-sender: the link knows it. Counts and sizes are checked against the message's own size before they
-are used. Whatever is not exactly one message is a CorruptDataError.
+A stored batch travels as the bytes that it has on disk, and is checked like a read from disk. All
+fields are 8-byte aligned, so that Arrow can read a body in the receive buffer. No request names its
+sender: the link knows the sender. Counts and sizes are checked against the message's own size
+before they are used. Bytes that are not exactly one message raise a CorruptDataError.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BatchMaker = Callable[[BatchHeader, memoryview], Any]
 _HEAD: Final = struct.Struct("<BBBBI16s")
 HEAD_SIZE: Final = 24
 assert _HEAD.size == HEAD_SIZE
-NUMBER_MAX: Final = 1 << 62  # an epoch, offset or id beyond it was never counted up to
+NUMBER_MAX: Final = 1 << 62  # no real epoch, offset or id is larger
 REFUSALS: Final[tuple[Refusal | None, ...]] = (
     None, "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged",
     "below_start",
@@ -61,7 +61,7 @@ _COUNT: Final = struct.Struct("<I")
 _EPOCH: Final = struct.Struct("<QQ")
 
 _EPOCH_END_REQUEST, _EPOCH_END_ANSWER, _FETCH_REQUEST, _FETCH_ANSWER, _NOTICE = range(1, 6)
-_FIELDS: Final = {  # how many numbers of 8 bytes
+_FIELDS: Final = {  # the numbers of each kind, 8 bytes each
     _EPOCH_END_REQUEST: struct.Struct("<4Q"),
     _EPOCH_END_ANSWER: struct.Struct("<5Q"),
     _FETCH_REQUEST: struct.Struct("<7Q"),
@@ -71,7 +71,7 @@ _FIELDS: Final = {  # how many numbers of 8 bytes
 
 
 def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
-    """Return a message as buffers to be sent one after the other; bodies are not copied."""
+    """Return a message as buffers to send one after the other; bodies are not copied."""
     refusal: Refusal | None = None
     tail: list[Any] = []
     m = message
@@ -100,10 +100,10 @@ def encode(partition: PartitionId, message: ReplicaMessage) -> list[Any]:
 
 
 def encode_tail(answer: FetchAnswer) -> list[Any]:
-    """Return what an answer has behind its fields: batches or a prefix, as buffers."""
+    """Return the part of an answer after its fields, batches or a prefix, as buffers."""
     if answer.prefix is not None:
-        assert answer.refusal == "below_start", "only who has to begin anew needs what was before"
-        assert not answer.batches, "a prefix stands for records that are in no log"
+        assert answer.refusal == "below_start", "only a follower that must begin anew gets a prefix"
+        assert not answer.batches, "a prefix describes records that no log has, so no batches"
         return [_encode_prefix(answer.prefix)]
     buffers: list[Any] = []
     for batch in answer.batches:
@@ -114,29 +114,29 @@ def encode_tail(answer: FetchAnswer) -> list[Any]:
 def decode(
     data: memoryview, *, sender: BrokerId, batch: BatchMaker
 ) -> tuple[PartitionId, ReplicaMessage]:
-    """Parse one message of ``sender``; ``batch`` makes what a batch is to the caller.
+    """Parse one message of ``sender``; ``batch`` makes the caller's type of a stored batch.
 
-    Bodies are views of ``data``, which must not change any more.
+    Bodies are views of ``data``, so ``data`` must not change after this call.
 
     Raises:
-        EnvelopeError: it is no message, or more than one.
+        EnvelopeError: the bytes are not exactly one message.
         BatchCorruptError: a batch is damaged.
     """
     if len(data) < HEAD_SIZE:
-        raise EnvelopeError(f"{len(data)} bytes are no replica message")
+        raise EnvelopeError(f"{len(data)} bytes are too few for a replica message")
     version, kind, refusal_number, zero, partition_number, uuid_bytes = _HEAD.unpack_from(data)
     layout = _FIELDS.get(kind)
     if version != VERSION or zero or layout is None or refusal_number >= len(REFUSALS):
         raise EnvelopeError(f"not a replica message of version {VERSION}: {bytes(data[:4]).hex()}")
     at = HEAD_SIZE + layout.size
     if len(data) < at or (kind != _FETCH_ANSWER and len(data) != at):
-        raise EnvelopeError(f"a replica message of kind {kind} has {len(data)} bytes")
+        raise EnvelopeError(f"a replica message of kind {kind} cannot have {len(data)} bytes")
     fields = layout.unpack_from(data, HEAD_SIZE)
     if max(fields) > NUMBER_MAX:
         raise EnvelopeError("a replica message's numbers are out of bounds")
     refusal = REFUSALS[refusal_number]
     if refusal is not None and kind not in (_EPOCH_END_ANSWER, _FETCH_ANSWER):
-        raise EnvelopeError(f"a replica message of kind {kind} refuses nothing")
+        raise EnvelopeError(f"a replica message of kind {kind} cannot have a refusal")
     message = _message(kind, fields, refusal, sender=sender, rest=data[at:], batch=batch)
     return unpack_partition_id(partition_number, uuid_bytes), message
 
@@ -205,21 +205,21 @@ def _decode_prefix(data: memoryview) -> LogPrefix:
 def decode_tail(
     data: memoryview, count: int, refusal: Refusal | None, batch: BatchMaker
 ) -> tuple[tuple[Any, ...], LogPrefix | None]:
-    """Parse what an answer of ``count`` batches has behind its fields.
+    """Parse the part of an answer after its fields: ``count`` batches or a prefix.
 
     Raises:
-        EnvelopeError: it does not add up.
+        EnvelopeError: the bytes are not exactly this part.
         BatchCorruptError: a batch is damaged.
     """
     if refusal != "below_start":
         return _decode_batches(data, count, batch), None
     if count:
-        raise EnvelopeError("an answer about what is below a log has batches")
+        raise EnvelopeError('an answer with refusal "below_start" must not have batches')
     return (), _decode_prefix(data)
 
 
 def _decode_batches(data: memoryview, count: int, batch: BatchMaker) -> tuple[Any, ...]:
-    """Parse ``count`` stored batches that are all of ``data``."""
+    """Parse exactly ``count`` stored batches."""
     if count * HEADER_SIZE > len(data):
         raise EnvelopeError(f"{len(data)} bytes cannot hold {count} batches")
     found = []
