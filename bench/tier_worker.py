@@ -15,7 +15,6 @@ from typing import Any
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
@@ -24,6 +23,7 @@ from broker.ports.tiering import TierSource
 from broker.process.arrow_without_pandas import keep_pandas_out
 from broker.process.logging import configure_logging
 from broker.runtime.broker import Broker
+from broker.runtime.metadata.lone import open_alone
 from broker.runtime.partition.commit_scheduler import CommitScheduler
 from tiering.read.lake import Lake
 from tiering.store.location import StoreConfig
@@ -65,12 +65,13 @@ def main(arguments: list[str]) -> int:
     keep_pandas_out()
     clock = SystemClock()
     files = DiskFiles(Path(wanted["data_dir"]))
-    metadata = LocalMetadataLog(files)
+    me = BrokerId("broker-0")
+    metadata = open_alone(files, cluster="headwater", me=me, clock=clock, on_crash=_crashed)
     scheduler = CommitScheduler(2, _crashed)
     scheduler.start()
     broker = Broker(
         cluster="headwater",
-        broker_id=BrokerId("broker-0"),
+        broker_id=me,
         namespace="default",
         files=files,
         metadata=metadata,

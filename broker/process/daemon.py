@@ -21,7 +21,6 @@ import structlog
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
@@ -39,12 +38,13 @@ from broker.process.allocator import keep_freed_memory
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.logging import configure_logging
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
-from broker.process.node import TICK_MS, ClusterNode, LateListener
+from broker.process.node import TICK_MS, ClusterNode, LateListener, consensus_of
 from broker.process.samples import BrokerSamples
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.identity import claim_directory
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.ingest.nats_ingest import NatsIngest
+from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -146,9 +146,8 @@ class _Daemon:
         health = self._start_health()
         clock = SystemClock()
         node = await self._start_cluster(files, clock, promises)
-        metadata: LocalMetadataLog | RaftMetadataLog
         if node is None:
-            metadata = LocalMetadataLog(files, promises=promises)
+            metadata = await asyncio.to_thread(self._open_alone, files, clock, promises)
             self._undo.append(metadata.close)
         else:
             metadata = node.metadata
@@ -231,10 +230,6 @@ class _Daemon:
         self, files: DiskFiles, clock: SystemClock, promises: Promises
     ) -> ClusterNode | None:
         if not self._config.cluster.brokers:
-            if files.exists("raft"):
-                raise InvalidConfigError(
-                    "this data directory belongs to a cluster, and cluster.brokers is empty"
-                )
             return None
         return await asyncio.to_thread(
             ClusterNode,
@@ -245,6 +240,21 @@ class _Daemon:
             self._stop_asked,
             promises=promises,
             on_refused=self._refused,
+        )
+
+    def _open_alone(
+        self, files: DiskFiles, clock: SystemClock, promises: Promises
+    ) -> RaftMetadataLog:
+        """Open the metadata of a broker without a cluster."""
+        node = self._config.node
+        return open_alone(
+            files,
+            cluster=node.cluster,
+            me=BrokerId(node.id),
+            clock=clock,
+            on_crash=self._crashed,
+            promises=promises,
+            new_core=consensus_of(self._config),
         )
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
@@ -374,10 +384,9 @@ class _IngestBridge:
 def _operations(
     config: BrokerConfig,
     broker: Broker,
-    metadata: LocalMetadataLog | RaftMetadataLog,
+    metadata: RaftMetadataLog,
     clock: SystemClock,
 ) -> ClusterOperations:
-    raft = metadata if isinstance(metadata, RaftMetadataLog) else None
     return ClusterOperations(
         cluster=config.node.cluster,
         me=BrokerId(config.node.id),
@@ -385,7 +394,7 @@ def _operations(
         broker=broker,
         clock=clock,
         controllers=config.cluster.voters(),
-        controller=None if raft is None else lambda: raft.leader,
+        controller=lambda: metadata.leader,
     )
 
 

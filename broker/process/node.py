@@ -33,6 +33,8 @@ from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
+from broker.runtime.metadata.lone_journal import FOLDER
+from broker.runtime.metadata.lone_takeover import take_over
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.metadata.raft_rejoin import ControlDesk, take_part
 from broker.storage.promises.promises import Promises
@@ -61,17 +63,14 @@ class ClusterNode:
         ``on_refused`` hears, on any thread, that the others will never take this broker in.
 
         Raises:
-            InvalidConfigError: certificates, addresses, a folder of a broker alone, or other
-                controllers than at the first start.
+            InvalidConfigError: certificates, addresses, other controllers than at the first
+                start, or the folder of a broker alone, which is the only controller at first.
             ControllersLostError: more members lost their disks than the group survives.
             MetadataCorruptError: the metadata journal is damaged.
             ShuttingDownError: ``stopping`` was set before Raft had started.
         """
-        if files.exists("metadata"):
-            raise InvalidConfigError(
-                "this data directory belongs to a broker alone; a cluster begins with new ones"
-            )
         cluster, me = config.cluster, BrokerId(config.node.id)
+        _take_over(files, config, promises)
         members = {BrokerId(one): PeerAddress(*at) for one, at in cluster.members().items()}
         self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
         self.limits = lag_limits(cluster.session_ms)
@@ -175,7 +174,7 @@ class ClusterNode:
             on_crash=on_crash,
             transport=transport if len(voters) + len(others) > 1 else None,
             journal=journal,
-            new_core=_consensus(name),
+            new_core=consensus_of(config),
         )
         desk.answer_with(metadata.tell_standing)
         return metadata
@@ -233,9 +232,22 @@ class LateListener:
                 return
 
 
-def _consensus(name: RaftName) -> NewConsensus:
+def _take_over(files: Files, config: BrokerConfig, promises: Promises | None) -> None:
+    """Take the folder of release 0.1's single broker over: it knows all that there is to know."""
+    me = config.node.id
+    if files.exists(FOLDER) and config.cluster.voters() != (me,):
+        raise InvalidConfigError(
+            "this data directory belongs to a broker that was alone: it begins a cluster as the "
+            f'only controller; write cluster.controllers = "{me}" at every broker',
+            expected=me,
+            found=",".join(config.cluster.voters()),
+        )
+    take_over(files, cluster=config.node.cluster, me=NodeId(me), promises=promises)
+
+
+def consensus_of(config: BrokerConfig) -> NewConsensus:
     """Return the implementation; the library is not even imported unless it was asked for."""
-    if name == "own":
+    if config.cluster.raft == "own":
         return RaftCore
     from broker.adapters.raft_pysyncobj.core import PysyncobjCore  # noqa: PLC0415
 

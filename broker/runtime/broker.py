@@ -119,7 +119,7 @@ class Broker:
         self._metadata = metadata
         self._lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self._clock = clock
-        self._membership = membership or Alone(metadata, broker_id)
+        self._membership = membership or Alone(metadata, broker_id, files)
         self._remote: RemoteLog | None = None
         self._listeners: list[LeadListener] = []
         self._start_s = start_s

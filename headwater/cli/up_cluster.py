@@ -23,7 +23,13 @@ from broker.errors import InvalidConfigError
 from headwater.cli import console
 from headwater.cli.failures import EXIT_TRY_LATER
 from headwater.local import embedded
-from headwater.local.embedded_cluster import BrokerPorts, EmbeddedCluster, plan_cluster, read_plan
+from headwater.local.embedded_cluster import (
+    BrokerPorts,
+    EmbeddedCluster,
+    lone_broker_id,
+    plan_cluster,
+    read_plan,
+)
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 _WATCH_S: Final = 0.3
@@ -44,19 +50,19 @@ def cluster_folder(data: Path) -> Path:
     return data / "cluster"
 
 
+def lone_folder(data: Path) -> Path:
+    """Return where a data directory keeps its broker while that is alone."""
+    return data / "broker"
+
+
 def refuse_other_kind(data: Path, brokers: int | None) -> int:
-    """Return how many brokers to start; a directory is a cluster's or a single broker's.
+    """Return how many brokers to start: as many as were planned, or a broker alone has to become.
 
     Raises:
-        InvalidConfigError: it is of the other kind, or of another size.
+        InvalidConfigError: the directory has a cluster of another size.
     """
     planned = len(read_plan(cluster_folder(data)))
     wanted = brokers or planned or 1
-    if wanted > 1 and (data / "broker").exists():
-        raise InvalidConfigError(
-            f"{data} belongs to a broker alone, which cannot become a cluster: start it without "
-            "--brokers, or give another --data"
-        )
     if planned and wanted != planned:
         raise InvalidConfigError(
             f"{data} belongs to a cluster of {planned} brokers: start it with --brokers {planned}, "
@@ -105,6 +111,7 @@ def run_cluster(
         flight=config.flight.port or embedded.free_port(),
         http=config.http.port or embedded.free_port(),
     )
+    was_alone = lone_broker_id(lone_folder(data))
     cluster = plan_cluster(
         cluster_folder(data),
         count=count,
@@ -113,7 +120,14 @@ def run_cluster(
         name=config.node.cluster,
         settings={"log": {"format": "json", "level": config.log.level}},
         first_ports=(first,),
+        lone=lone_folder(data),
     )
+    if was_alone is not None:
+        console.note(
+            f"The broker that was alone here is {console.plain(was_alone)} of the cluster from now "
+            "on. It votes on the metadata; its streams are on it alone until "
+            "`headwater cluster move` gives them more replicas."
+        )
     with _stop_signal() as stopping, _brokers(cluster) as running:
         for server in running:
             if not stopping.is_set():

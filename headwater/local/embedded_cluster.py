@@ -7,6 +7,7 @@ and the ports, so that a start in the same folder is the same cluster again.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from headwater.local.embedded import (
 )
 
 _PLAN: Final = "cluster.json"
+_VOTERS: Final = "controllers"  # beside the brokers, whose ids have numbers
 _STOP_TIMEOUT_S: Final = 60.0  # it hands leaderships over, answers, syncs
 
 
@@ -48,6 +50,7 @@ class EmbeddedCluster:
     nats_url: str
     lake_uri: str
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # extra, by section
+    voters: Sequence[str] = ()  # who votes on the metadata, where it is not for the number to say
     # Where a broker dials another: tests put proxies there. By (from, to); else the peer's port.
     dialled: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
@@ -59,6 +62,8 @@ class EmbeddedCluster:
     @property
     def controllers(self) -> list[str]:
         """Ids of those that vote on the metadata: the first five or three, or the only one."""
+        if self.voters:
+            return list(self.voters)
         count = len(self.ports)
         return self.brokers[: 5 if count >= 5 else 3 if count >= 3 else 1]
 
@@ -151,23 +156,28 @@ def plan_cluster(
     name: str = "headwater",
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     first_ports: Sequence[BrokerPorts] = (),
+    lone: Path | None = None,
 ) -> EmbeddedCluster:
     """Return the cluster of a folder: the one that was there, or a new one of ``count`` brokers.
 
+    ``lone`` is where the data directory of a broker alone may be: it becomes the first broker's,
+    who alone votes on the metadata, for it knows all that there is to know.
+
     Raises:
-        InvalidConfigError: the folder holds a cluster of another size, or its ports are taken.
+        InvalidConfigError: the folder holds a cluster of another size, or its ports are taken, or
+            both a cluster and a broker alone are there.
     """
     if count < 1 or count == 2:
         raise InvalidConfigError(f"a cluster has 1, 3 or more brokers, not {count}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _PLAN
     if path.exists():
-        ports = _read_plan(path)
-        if len(ports) != count:
-            raise InvalidConfigError(f"{folder} holds a cluster of {len(ports)} brokers")
+        plan = _read_plan(path)
+        if len(plan.ports) != count:
+            raise InvalidConfigError(f"{folder} holds a cluster of {len(plan.ports)} brokers")
         taken = [
             port
-            for one in ports.values()
+            for one in plan.ports.values()
             for port in (one.peer, one.flight, one.http)
             if not hold_port(port)
         ]
@@ -178,17 +188,22 @@ def plan_cluster(
             BrokerPorts(peer=free_port(), flight=free_port(), http=free_port())
             for _ in range(count - len(first_ports))
         ]
-        ports = {f"broker-{number}": one for number, one in enumerate(chosen)}
-        body = {one: [at.peer, at.flight, at.http] for one, at in ports.items()}
-        path.write_text(json.dumps(body) + "\n", encoding="utf-8")
-    make_certificates(folder / "certificates", cluster=name, brokers=list(ports))
+        first = lone_broker_id(lone)
+        ids = [f"broker-{number}" for number in range(count + 1)]
+        if first is not None:
+            ids = [first, *(one for one in ids[1:] if one != first)]
+        plan = _Plan(dict(zip(ids, chosen, strict=False)), () if first is None else (first,))
+        _write_plan(path, plan)
+    _adopt(folder, plan, lone)
+    make_certificates(folder / "certificates", cluster=name, brokers=list(plan.ports))
     return EmbeddedCluster(
         folder=folder,
         name=name,
-        ports=ports,
+        ports=plan.ports,
         nats_url=nats_url,
         lake_uri=lake_uri,
         settings=settings or {},
+        voters=plan.voters,
     )
 
 
@@ -199,15 +214,79 @@ def read_plan(folder: Path) -> dict[str, BrokerPorts]:
         InvalidConfigError: its plan is not readable.
     """
     path = folder / _PLAN
-    return _read_plan(path) if path.exists() else {}
+    return dict(_read_plan(path).ports) if path.exists() else {}
 
 
-def _read_plan(path: Path) -> dict[str, BrokerPorts]:
+def lone_broker_id(lone: Path | None) -> str | None:
+    """Return whose data directory that is; None: there is none, or nothing is in it.
+
+    Raises:
+        InvalidConfigError: it does not say.
+    """
+    path = None if lone is None else lone / "node.json"
+    if path is None or not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["broker_id"])
+    except (OSError, ValueError, TypeError, KeyError) as cause:
+        raise InvalidConfigError(f"{path} does not name a broker: {cause}") from cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the file of a folder's cluster says."""
+
+    ports: Mapping[str, BrokerPorts]
+    voters: tuple[str, ...]  # as in EmbeddedCluster
+
+
+def _adopt(folder: Path, plan: _Plan, lone: Path | None) -> None:
+    """Move the data directory of a broker alone to its place, unless that is done. One rename."""
+    if lone is None or lone_broker_id(lone) is None:
+        return
+    target = folder / plan.voters[0] if plan.voters else None
+    if target is None or target.exists():
+        raise InvalidConfigError(
+            f"{lone} belongs to a broker alone, and {folder} to a cluster that it is no part of: "
+            "move the one that you do not want away, or give another --data"
+        )
+    lone.rename(target)
+    _sync_folder(folder)
+    _sync_folder(lone.parent)
+
+
+def _write_plan(path: Path, plan: _Plan) -> None:
+    """Write the plan whole and durably: a broker's data directory is about to follow it."""
+    body: dict[str, Any] = {one: [at.peer, at.flight, at.http] for one, at in plan.ports.items()}
+    if plan.voters:
+        body[_VOTERS] = list(plan.voters)
+    partial = path.with_suffix(".json.tmp")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(body) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_plan(path: Path) -> _Plan:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-        return {
+        voters = tuple(map(str, body.pop(_VOTERS, ())))
+        ports = {
             str(name): BrokerPorts(peer=int(peer), flight=int(flight), http=int(http))
             for name, (peer, flight, http) in body.items()
         }
     except (OSError, ValueError, TypeError, AttributeError) as cause:
         raise InvalidConfigError(f"{path} is not the plan of a cluster: {cause}") from cause
+    if not set(voters) <= ports.keys():
+        raise InvalidConfigError(f"{path} is not the plan of a cluster: {voters} are not in it")
+    return _Plan(ports, voters)

@@ -1,4 +1,4 @@
-"""Every metadata log keeps the same promises: one node's journal, and Raft on one or three nodes.
+"""Every metadata log keeps the same promises: of a broker alone, and Raft on one or three nodes.
 
 Raft is our own, or pysyncobj with its corrections. A group of three runs over real TLS connections
 on the loopback.

@@ -317,7 +317,11 @@ FILE_CLASSES: Final = {
     "producer state": "streams/*/0/*.producers#-1",
     "recovery point": "streams/*/0/recovery#0",
     "epoch history": "streams/*/0/epochs#0",
-    "metadata journal": "metadata/journal#0",
+    "metadata journal": "raft/journal#0",
+    "metadata slots": "raft/meta#0",
+    "member note": "raft/member#0",
+    "sessions": "sessions.json#0",
+    "controllers": "controllers.json#0",
     "identity": "node.json#0",
 }
 

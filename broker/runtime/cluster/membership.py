@@ -12,7 +12,7 @@ from broker.core.metadata.commands import (
     RegisterBroker,
     encode,
 )
-from broker.core.metadata.state import MetadataState
+from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -20,6 +20,8 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.system import Files
+from broker.runtime.ingest.sessions import ALONE, note_clean_stop, take_clean_stop
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaLinks
 from broker.runtime.pumps import NEVER_MS, Pump
 
@@ -107,10 +109,11 @@ class _AtOnce:
 class Alone:
     """The membership of a broker that is its own cluster."""
 
-    def __init__(self, metadata: Metadata, broker_id: BrokerId) -> None:
+    def __init__(self, metadata: Metadata, broker_id: BrokerId, files: Files) -> None:
         """Vouch for oneself."""
         self._metadata = metadata
         self._broker_id = broker_id
+        self._files = files
 
     def registering(
         self,
@@ -120,7 +123,11 @@ class Alone:
         """See ``Membership.registering``."""
 
         def register() -> None:
-            reply = self._metadata.propose(encode(RegisterBroker(broker=self._broker_id)))
+            take_clean_stop(self._files)  # what it says ends here
+            command = RegisterBroker(
+                broker=self._broker_id, session=ALONE, features_max=FEATURE_LEVEL_MAX
+            )
+            reply = self._metadata.propose(encode(command))
             answered(BrokerEpoch(reply["broker_epoch"]))
 
         return _AtOnce(register)
@@ -162,7 +169,8 @@ class Alone:
             passed(None)
 
     def logs_closed(self) -> None:
-        """See ``Membership.logs_closed``: its folder is compared with nobody's."""
+        """See ``Membership.logs_closed``: it may be one of several at its next start."""
+        note_clean_stop(self._files, ALONE)
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
         """See ``Membership.make_links``."""

@@ -17,12 +17,14 @@ from typing import Final
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports.system import Files
+from broker.storage.log.folder import ignoring_full_disk
 from broker.storage.whole_file import write_whole
 
 _FILE: Final = "sessions.json"
 _CLEAN_FILE: Final = "clean_stop.json"
 _BYTES_MAX: Final = 8192
 _KEPT: Final = 16
+ALONE: Final = ""  # the session of every process of a broker alone
 
 
 def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
@@ -33,16 +35,31 @@ def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
     """
     known = _read(files) if files.exists(_FILE) else ()
     session = uuid.uuid4().hex
-    sessions = (*known, session)[-_KEPT:]
-    body = {"sessions": sessions, "crc": _checksum(sessions)}
-    write_whole(files, _FILE, [json.dumps(body, sort_keys=True).encode()])
+    _write(files, (*known, session))
     return session, known
 
 
+def note_alone(files: Files) -> None:
+    """Note durably that this folder is in use by a broker alone, unless that is its last note.
+
+    When the broker becomes one of several, it proves its folder by this.
+
+    Raises:
+        MetadataCorruptError: the file is damaged.
+    """
+    known = _read(files) if files.exists(_FILE) else ()
+    if known[-1:] != (ALONE,):
+        _write(files, (*known, ALONE))
+
+
 def note_clean_stop(files: Files, session: str) -> None:
-    """Write down, durably, that every log was closed and synced in this session."""
+    """Write down, durably, that every log was closed and synced in this session.
+
+    A full disk leaves no note: then less is believed, and nothing wrong.
+    """
     body = {"session": session, "crc": _checksum((session,))}
-    write_whole(files, _CLEAN_FILE, [json.dumps(body, sort_keys=True).encode()])
+    with ignoring_full_disk():
+        write_whole(files, _CLEAN_FILE, [json.dumps(body, sort_keys=True).encode()])
 
 
 def take_clean_stop(files: Files) -> str | None:
@@ -64,6 +81,12 @@ def take_clean_stop(files: Files) -> str | None:
     files.remove(_CLEAN_FILE)
     files.sync_folder("")
     return session if whole else None
+
+
+def _write(files: Files, sessions: tuple[str, ...]) -> None:
+    kept = sessions[-_KEPT:]
+    body = {"sessions": kept, "crc": _checksum(kept)}
+    write_whole(files, _FILE, [json.dumps(body, sort_keys=True).encode()])
 
 
 def _read(files: Files) -> tuple[str, ...]:

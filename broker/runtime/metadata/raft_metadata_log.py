@@ -78,6 +78,7 @@ _CHECKPOINT_MS: Final = 1000
 _HASH_EVERY: Final = 256
 _JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # then a snapshot starts a new journal
 _JOURNAL_BYTES_LARGE: Final = 64 * 1024 * 1024  # then at once: an opener reads 256 MiB
+_SNAPSHOT_AGAIN_MS: Final = 10_000  # after one that a full disk had no room for
 _GRACE_S: Final = 5.0
 
 Subscriber = Callable[[int, MetadataState], None]
@@ -144,6 +145,7 @@ class RaftMetadataLog:
         self._transport = transport
         self._on_crash = on_crash
         self._journal_bytes_max = journal_bytes_max
+        self._files = files
         self._journal = journal or RaftJournal(files, folder, cluster=cluster, node=me)
         self._machine = MetadataMachine()
         self._applier = Applier(self._machine)
@@ -156,6 +158,7 @@ class RaftMetadataLog:
         self._full_until_ms = 0
         self._checkpoint_ms = 0
         self._snapshot_index = 0
+        self._snapshot_not_before_ms = 0
         self._subscribers: list[Subscriber] = []
         self._failure: HeadwaterError | None = None
         self._office: int | None = None
@@ -516,13 +519,26 @@ class RaftMetadataLog:
         for outcome in outcomes:
             self._waiting.applied(outcome)
         index = self._applier.index
-        if index % _HASH_EVERY == 0:
+        if index % _HASH_EVERY == 0 and self._transport is not None:  # else nobody compares it
             self._step(StateHashed(index, self._machine.hash()))
         size = self._journal.size_bytes
         enough = index - self._snapshot_index > self._config.keep_entries
         if size > self._journal_bytes_max and (enough or size > _JOURNAL_BYTES_LARGE):
-            self._snapshot_index = index
-            self._step(SnapshotMade(index, self._applier.snapshot()))
+            self._make_snapshot(index)
+
+    def _make_snapshot(self, index: int) -> None:
+        """Shorten the journal; on a full disk later, for the journal holds all of it.
+
+        Whatever is saved behind a snapshot waits for its room, also what would make room.
+        """
+        if self._now_ms < self._snapshot_not_before_ms:
+            return
+        data = self._applier.snapshot()
+        if self._files.free_bytes() < len(data) + self._journal.size_bytes:
+            self._snapshot_not_before_ms = self._now_ms + _SNAPSHOT_AGAIN_MS
+            return
+        self._snapshot_index = index
+        self._step(SnapshotMade(index, data))
 
     def _publish(self) -> None:
         for subscriber in self._subscribers:

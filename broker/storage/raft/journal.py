@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -52,6 +52,7 @@ from broker.model.raft import (
     Stored,
 )
 from broker.ports.system import File, Files
+from broker.storage.log.folder import ignoring_full_disk
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal_scan import Found, read_journal
 from broker.storage.raft.meta import MetaFile, first_meta
@@ -59,8 +60,11 @@ from broker.storage.whole_file import write_whole
 
 _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # what an opener is willing to read
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_COUNTER: Final = "raft"  # in the promises: the term, and the last record's number
+COUNTER: Final = "raft"  # in the promises: the term, and the last record's number
 _NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
+
+# Sees what the files hold before any of them is changed, and raises to leave them as they are.
+Examine = Callable[[Snapshot | None, Found], None]
 
 
 class RaftJournal:
@@ -74,11 +78,15 @@ class RaftJournal:
         cluster: str,
         node: NodeId,
         preallocate_bytes: int = 256 * 1024,
+        ahead_bytes: int = 0,
         remake: bool = False,
         promises: Promises | None = None,
+        examine: Examine | None = None,
     ) -> None:
         """Open, or make, the folder's files; `stored` is then what they hold. Blocks.
 
+        ``ahead_bytes`` are kept allocated behind the journal's end, as far as the disk has them:
+        a disk that is full then still takes the commands that give room back.
         ``remake``: the member file is there and says how to take part; the others are made anew.
         ``promises``: a second place, where every save is noted; see :attr:`has_forgotten`.
 
@@ -91,8 +99,10 @@ class RaftJournal:
         self._node = node
         self._owner = owner_of(cluster, node)
         self._preallocate_bytes = preallocate_bytes
+        self._ahead_bytes = ahead_bytes
         self._remake = remake
         self._promises = promises
+        self._examine = examine
         self._failure: LogFailedError | None = None
         self.was_torn = False
         self.has_forgotten = False  # the second place knows of more than these files
@@ -119,7 +129,7 @@ class RaftJournal:
         meta = MetaFile(f"{folder}/meta", files.open(f"{folder}/meta"), self._owner)
         self.damaged_slots = meta.damaged_slots
         snapshot = self._read_snapshot()
-        found = self._open_journal(meta.slot.synced)
+        found = self._open_journal(meta.slot.synced, snapshot)
         image = _reconciled(found.image, snapshot, f"{folder}/journal")
         if image is not found.image:
             self._replace_journal(image)
@@ -136,7 +146,7 @@ class RaftJournal:
         meta.write(hard, self._synced, self._datasync)
         floor = Floor() if self._membership is None else self._membership.floor
         self.stored = Stored(hard, snapshot, image, floor)
-        noted = None if self._promises is None else self._promises.noted(_COUNTER)
+        noted = None if self._promises is None else self._promises.noted(COUNTER)
         term, number = noted or (0, 0)
         self.has_forgotten = not self._remake and (hard.term < term or self._number < number)
         self._meta = meta
@@ -145,10 +155,14 @@ class RaftJournal:
         return meta
 
     def _note(self) -> None:
-        """Note in the second place how far this one is, before anybody is told."""
+        """Note in the second place how far this one is, before anybody is told.
+
+        A full disk may refuse the first note: then the second place knows less, and nothing wrong.
+        """
         if self._promises is not None:
             term = max(self._meta.slot.hard.term, self.stored.hard.term)
-            self._promises.note(_COUNTER, term, self._synced)
+            with ignoring_full_disk():
+                self._promises.note(COUNTER, term, self._synced)
 
     def _read_membership(self) -> MemberNote | None:
         path = f"{self._folder}/member"
@@ -192,11 +206,13 @@ class RaftJournal:
             raise MetadataCorruptError(f"{path} fails its checksum", path=path)
         return Snapshot(identity, body)
 
-    def _open_journal(self, synced: int) -> Found:
+    def _open_journal(self, synced: int, snapshot: Snapshot | None) -> Found:
         """Read the journal, cut a torn tail, write again what may only be in the page cache."""
         path = f"{self._folder}/journal"
         data = self._read_whole("journal", _JOURNAL_BYTES_MAX)
         found = read_journal(path, data, owner=self._owner, synced=synced)
+        if self._examine is not None:
+            self._examine(snapshot, found)
         self._file: File = self._files.open(path)
         self.was_torn = found.torn
         if found.torn:
@@ -266,7 +282,7 @@ class RaftJournal:
     @staticmethod
     def is_noted(promises: Promises | None) -> bool:
         """Tell whether the second place knows that something was saved here."""
-        noted = None if promises is None else promises.noted(_COUNTER)
+        noted = None if promises is None else promises.noted(COUNTER)
         return noted is not None and noted > (0, 0)
 
     @property
@@ -403,9 +419,16 @@ class RaftJournal:
         self._number = self._synced = number
 
     def _allocate(self, end: int) -> None:
-        if end > self._allocated:
-            wanted = -(-end // self._preallocate_bytes) * self._preallocate_bytes
+        if end + self._ahead_bytes <= self._allocated:
+            return
+        step = self._preallocate_bytes
+        wanted = -(-(end + self._ahead_bytes) // step) * step
+        try:
             self._file.allocate(wanted)
+        except OSError as cause:
+            if cause.errno not in _FULL or end > self._allocated:
+                raise
+        else:
             self._allocated = wanted
 
     def _cut_back(self) -> None:

@@ -43,7 +43,7 @@ MOMENTS: Final = (
     Moment.of("index created (roll)", _CREATE | _MOVED_TO, r".*/\d{20}\.index"),
     Moment.of("producer state replaced", _CREATE | _MOVED_TO, r".*/\d{20}\.producers(\.tmp)?"),
     Moment.of("recovery point written", _MODIFY, r".*/recovery"),
-    Moment.of("metadata written", _MODIFY, r".*/metadata/journal"),
+    Moment.of("metadata written", _MODIFY, r".*/raft/journal"),
     Moment.of("local segment freed", _DELETE, r".*/\d{20}\.log"),
     Moment.of("object upload begun", _CREATE, r".*/partition=\d+/\..*\.tmp"),
     Moment.of("object created", _CREATE | _MOVED_TO, r".*/partition=\d+/[^/]*\.parquet"),
@@ -56,7 +56,7 @@ MOMENTS: Final = (
 RECOVERY_MOMENTS: Final = (
     Moment.of("log opened (recovery)", _OPEN, r".*/\d{20}\.log"),
     Moment.of("recovery point opened", _OPEN, r".*/recovery"),
-    Moment.of("metadata opened (recovery)", _OPEN, r".*/metadata/journal"),
+    Moment.of("metadata opened (recovery)", _OPEN, r".*/raft/journal"),
     Moment.of("epochs written (recovery)", _CREATE | _MOVED_TO, r".*/epochs(\.tmp)?"),
     Moment.of("segment created (recovery)", _CREATE, r".*/\d{20}\.log"),
     Moment.of("table opened (recovery)", _OPEN, r".*/_delta_log/\d{20}\.json"),

@@ -25,7 +25,7 @@ ROOTS: Final = ("data", "lake")
 # Stories of two brokers of one history; see twins.py.
 TWINS: Final = ("twin beside", "twin beside, the original ships first", "slept through")
 # What one restore puts back together: the metadata, and the second place that would tell.
-METADATA: Final = "data/metadata"
+METADATA: Final = "data/raft"
 PROMISES: Final = "data/promises"
 WITH_PROMISES: Final = "-with-promises"
 NOTHING: Final = "nothing"  # the case that shows that the harness itself is right

@@ -25,7 +25,7 @@ def _world(folder: Path, name: str, number: int) -> None:
             f"data/streams/{uuid}/0/00.log": f"{name} first".encode(),
             f"data/streams/{uuid}/0/10.log": b"" if is_old else f"{name} second".encode(),
             f"data/streams/{other}/0/00.log": f"{name} third".encode(),
-            "data/metadata/journal": f"{name} {'old' if is_old else 'new'}".encode(),
+            "data/raft/journal": f"{name} {'old' if is_old else 'new'}".encode(),
             "data/promises": f"{name} {'old' if is_old else 'new'}".encode(),
             f"lake/default/orders/00-{number:x}abcdef01.parquet": f"{name} rows".encode(),
         }
@@ -93,7 +93,7 @@ def test_a_name_is_the_same_in_a_world_that_is_built_anew(worlds: Path, tmp_path
 
 def test_a_restore_puts_the_metadata_and_the_promises_back(worlds: Path) -> None:
     """Both are of one older copy; the metadata alone are another case."""
-    cases = [one for one in cases_of(worlds, "kept") if one.entry.alias == "data/metadata"]
+    cases = [one for one in cases_of(worlds, "kept") if one.entry.alias == "data/raft"]
     assert {one.damage for one in cases} == {
         "gone", "emptied", "another-broker", "older-stopped", "older-running",
         "older-stopped-with-promises", "older-running-with-promises",
@@ -103,7 +103,7 @@ def test_a_restore_puts_the_metadata_and_the_promises_back(worlds: Path) -> None
         one for one in cases if (one.state, one.damage) == ("killed", "older-running-with-promises")
     )
     damage_of(case, worlds, moment)
-    assert (moment / "data/metadata/journal").read_bytes() == b"kept old"
+    assert (moment / "data/raft/journal").read_bytes() == b"kept old"
     assert (moment / "data/promises").read_bytes() == b"kept old"
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.membership import Metadata
+from broker.runtime.metadata.lone import open_alone
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.commit_scheduler import CommitScheduler
 from broker.storage.promises.promises import Promises
+
+ME: Final = BrokerId("b1")
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def disk_broker(
     folder: Path,
     *,
     wrap: Callable[[DiskFiles], Files] = lambda files: files,
-    watched: Callable[[LocalMetadataLog], Metadata] = lambda log: log,
+    watched: Callable[[RaftMetadataLog], Metadata] = lambda log: log,
     on_crash: Callable[[BaseException], None] | None = None,
     owner: str | None = None,
     clock: Clock | None = None,
@@ -39,23 +42,31 @@ def disk_broker(
     disk = DiskFiles(folder)
     files = wrap(disk)
     promises = None if owner is None else Promises(files, owner)
+    clock = clock or SystemClock()
+    crashes: list[BaseException] = []
     try:
-        metadata = LocalMetadataLog(files, promises=promises)
+        metadata = open_alone(
+            files,
+            cluster="test",
+            me=ME,
+            clock=SystemClock(),
+            on_crash=on_crash or crashes.append,
+            promises=promises,
+        )
     except BaseException:
         if promises is not None:
             promises.close()
         disk.close()
         raise
-    crashes: list[BaseException] = []
     scheduler = CommitScheduler(workers, on_crash or crashes.append)
     scheduler.start()
     broker = Broker(
         cluster="test",
-        broker_id=BrokerId("b1"),
+        broker_id=ME,
         namespace="default",
         files=files,
         metadata=watched(metadata),
-        clock=clock or SystemClock(),
+        clock=clock,
         scheduler=scheduler,
         promises=promises,
         **settings,

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.codec.checksum import crc32c
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.replication.effects import ProposeIsr
@@ -26,6 +26,7 @@ from broker.model.records import AppendResult
 from broker.model.replica_messages import ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.tiering import TableState
+from broker.runtime.metadata.lone import open_alone
 from broker.runtime.partition.tier_view import TierView
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.driver_rig import ME, DriverRig
@@ -98,10 +99,12 @@ def metadata_is_durable(folder: Path) -> None:
     """What the metadata log of a single broker has answered is on the disk."""
     with listening(folder) as calls:
         files = DiskFiles(folder)
-        log = LocalMetadataLog(files)
-        calls.require("journal", "snapshot")
+        crashes: list[BaseException] = []
+        log = open_alone(files, cluster="test", me=ME, clock=SystemClock(), on_crash=crashes.append)
+        calls.require("journal", "member")
         log.propose(encode(RegisterBroker(broker=ME, session="s" * 32, known_sessions=())))
-        calls.require("journal", "snapshot")
+        calls.require("journal", "member")
+        assert not crashes
         log.close()
         files.close()
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from broker.adapters.disk import files as disk_files
 from broker.adapters.disk.files import DiskFile, DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.dedup import IdPlan, ProducerPlan, ProducerTable
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.model.offsets import Offset
@@ -22,6 +21,7 @@ from broker.runtime.partition.groups import CommitGroup
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.tier_view import TierView
 from broker.storage.log.folder import LogFolder
+from broker.storage.raft.journal import RaftJournal
 from simkit.brokers import shell_checks as checks
 from simkit.replacing import Mutant, replaced, together
 from tiering.store import local_store
@@ -58,7 +58,7 @@ def whole_files_are_named_first() -> Any:
 
 def journal_is_not_synced() -> Any:
     """The metadata of a single broker is answered from the page cache."""
-    return replaced(LocalMetadataLog, "_sync", _nothing)
+    return replaced(RaftJournal, "_datasync", _nothing)
 
 
 def objects_are_not_synced() -> Any:

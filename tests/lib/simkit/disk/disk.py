@@ -92,6 +92,7 @@ class SimDisk:
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._pending: dict[str, list[dict[str, _Inode | None]]] = {}  # by folder, in order
+        self._renamed: set[str] = set()  # folders whose names are perhaps not durable
 
     def files(self) -> SimFiles:
         """Start a process: handles of the one before are dead."""
@@ -115,6 +116,9 @@ class SimDisk:
             self._settle(inode, keep)
             inode.content[:] = inode.durable
         self._names = dict(self._durable_names)
+        for target in self._renamed:
+            self._folders = {one for one in self._folders if not f"{one}/".startswith(f"{target}/")}
+        self._renamed.clear()
         for path in self._names:  # also below a folder whose new name is lost
             self.make_folder(_parent(path))
         self._process += 1
@@ -339,6 +343,7 @@ class SimDisk:
         folders = {one for one in self._folders if one == source or one.startswith(f"{source}/")}
         self._folders -= folders
         self._folders |= {target + one[len(source) :] for one in folders}
+        self._renamed.add(target)
 
     def remove_folder(self, folder: str) -> None:
         """Forget a folder and all in it."""

@@ -13,15 +13,17 @@ from typing import Any, Final, Protocol
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.adapters.raft_pysyncobj.core import PysyncobjCore
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
+from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
+from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from broker.storage.promises.promises import Promises
 from headwater.local.embedded import LOOPBACK, free_port
 from simkit.servers.certificates import Authority
 
@@ -60,15 +62,24 @@ class MetadataLogs(Protocol):
 
 
 class LocalLog:
-    """The log of a single node."""
+    """The log of a broker alone, as its daemon opens it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._crashes: list[BaseException] = []
         self._open()
 
     def _open(self) -> None:
         self._files = DiskFiles(self._folder / "data")
-        self._log = LocalMetadataLog(self._files)
+        self._promises = Promises(self._files)
+        self._log = open_alone(
+            self._files,
+            cluster="test",
+            me=BrokerId("b1"),
+            clock=SystemClock(),
+            on_crash=self._crashes.append,
+            promises=self._promises,
+        )
 
     def members(self) -> list[MetadataLogUnderTest]:
         """Return the one member."""
@@ -80,9 +91,11 @@ class LocalLog:
         self._open()
 
     def close(self) -> None:
-        """Close."""
+        """Close; nothing may have crashed."""
         self._log.close()
+        self._promises.close()
         self._files.close()
+        assert self._crashes == [], f"the Raft thread crashed: {self._crashes}"
 
 
 class RaftGroup:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.errors import DiskFullError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import StreamConfig
 from broker.process.samples import BrokerSamples
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.log.partition_log import PartitionLog
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.lone_broker import OWNER, STREAM, Killed, Running, killed
@@ -28,7 +28,7 @@ Change = Callable[[MetadataState], MetadataState]
 class Cluster:
     """The metadata of a cluster of which this broker is one: others may have changed it."""
 
-    def __init__(self, log: LocalMetadataLog) -> None:
+    def __init__(self, log: RaftMetadataLog) -> None:
         self._log = log
         self.change: Change = lambda state: state
 
@@ -81,7 +81,7 @@ def test_a_log_that_the_cluster_does_not_know_is_moved_aside(at: Killed) -> None
     """It is kept whole and named, also by the probe; at the next start by a warning."""
     unknown = at.folder / "streams" / UNKNOWN
 
-    def put_there(log: LocalMetadataLog) -> LocalMetadataLog:
+    def put_there(log: RaftMetadataLog) -> RaftMetadataLog:
         shutil.copytree(at.log, unknown / "3")
         return log
 
@@ -105,7 +105,7 @@ def test_a_replica_that_was_moved_away_is_removed_unless_it_is_newer(
 ) -> None:
     """Others have what it holds; but not if a leader wrote to it of whom they never heard."""
 
-    def moved(log: LocalMetadataLog) -> Cluster:
+    def moved(log: RaftMetadataLog) -> Cluster:
         cluster = Cluster(log)
         cluster.change = _moved(at.uuid, 0, epoch)
         return cluster
@@ -120,7 +120,7 @@ def test_a_replica_with_an_epoch_history_that_is_not_legible_is_kept(at: Killed)
     """Nobody can say whether others have what it holds."""
     (at.log / "epochs").write_bytes(b"rot")
 
-    def moved(log: LocalMetadataLog) -> Cluster:
+    def moved(log: RaftMetadataLog) -> Cluster:
         cluster = Cluster(log)
         cluster.change = _moved(at.uuid, 0, 9)
         return cluster
@@ -135,7 +135,7 @@ def test_a_replica_that_goes_leaves_its_neighbour_that_could_not_be_opened(
     """A partition that waits for room is on the disk all the same."""
     clusters: list[Cluster] = []
 
-    def watched(log: LocalMetadataLog) -> Cluster:
+    def watched(log: RaftMetadataLog) -> Cluster:
         clusters.append(Cluster(log))
         return clusters[-1]
 

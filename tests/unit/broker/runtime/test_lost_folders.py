@@ -253,7 +253,7 @@ def test_a_replica_that_was_opened_is_not_new_without_its_promises(at: Killed) -
         assert first_offset_after(live) is None
 
 
-@pytest.mark.parametrize("name", ["metadata", "metadata/journal"])
+@pytest.mark.parametrize("name", ["raft", "raft/journal"])
 @pytest.mark.parametrize("older", [True, False])
 def test_older_metadata_are_refused_by_name(tmp_path: Path, name: str, *, older: bool) -> None:
     """An older copy, or none: the broker does not start, and frees nothing of what it forgot."""
@@ -271,7 +271,7 @@ def test_older_metadata_are_refused_by_name(tmp_path: Path, name: str, *, older:
         shutil.copytree(source, target)
     elif older:
         shutil.copy(source, target)
-    with pytest.raises(MetadataCorruptError, match="metadata"), running(folder):
+    with pytest.raises(MetadataCorruptError, match="raft"), running(folder):
         pass
     assert list((folder / "streams").glob("*/0/*.log"))
 
@@ -279,7 +279,7 @@ def test_older_metadata_are_refused_by_name(tmp_path: Path, name: str, *, older:
 def test_metadata_gone_beside_logs_of_an_older_version_are_refused(at: Killed) -> None:
     """A data folder without promises, whose metadata folder is gone, is not a new one."""
     (at.folder / "promises").unlink()
-    shutil.rmtree(at.folder / "metadata")
+    shutil.rmtree(at.folder / "raft")
     with pytest.raises(MetadataCorruptError, match="metadata"), running(at.folder):
         pass
 
@@ -325,27 +325,28 @@ def test_older_metadata_beside_promises_of_their_age_are_refused_by_name(
         live.put(b"v")
         uuid = live.broker.stream(STREAM).uuid
         folder = image(live.folder, tmp_path / "killed")
-    newest = image(folder / "metadata", tmp_path / "newest")
-    journal = folder / "metadata" / "journal"
+    newest = image(folder / "raft", tmp_path / "newest")
+    journal = folder / "raft" / "journal"
     if damage == "older":
-        shutil.rmtree(folder / "metadata")
-        shutil.copytree(tmp_path / "older" / "metadata", folder / "metadata")
+        shutil.rmtree(folder / "raft")
+        shutil.copytree(tmp_path / "older" / "raft", folder / "raft")
     elif damage == "journal cut":
-        size = (tmp_path / "older" / "metadata" / "journal").stat().st_size
-        journal.write_bytes(journal.read_bytes()[: size + 9])
+        older = (tmp_path / "older" / "raft" / "journal").read_bytes().rstrip(b"\0")
+        journal.write_bytes(journal.read_bytes()[: len(older) + 9])
     else:
         journal.unlink()
-        (folder / "metadata" / "snapshot").unlink(missing_ok=True)
+        (folder / "raft" / "snapshot").unlink(missing_ok=True)
     (folder / "promises").unlink()
     if damage != "snapshot and journal gone":
         shutil.copy(tmp_path / "older" / "promises", folder / "promises")
-    before = _files_in(folder / "metadata")
+    before = _files_in(folder / "raft")
     for _ in range(2):
-        with pytest.raises(MetadataCorruptError, match=f"metadata.*{uuid}"), running(folder):
+        named = uuid if damage == "older" else f"raft/journal|{uuid}"
+        with pytest.raises(MetadataCorruptError, match=named), running(folder):
             pass
-        assert _files_in(folder / "metadata") == before, "nothing is changed"
-    shutil.rmtree(folder / "metadata")
-    newest.rename(folder / "metadata")
+        assert _files_in(folder / "raft") == before, "nothing is changed"
+    shutil.rmtree(folder / "raft")
+    newest.rename(folder / "raft")
     with running(folder) as live:
         assert live.rows() == [b"v"]
 

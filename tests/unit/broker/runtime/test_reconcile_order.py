@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.driver import PartitionDriver
 from simkit.brokers.brokers import disk_broker
 
@@ -22,7 +22,7 @@ from simkit.brokers.brokers import disk_broker
 class SlowReader:
     """A metadata log of which one thread gets the state, and then is not run for a while."""
 
-    def __init__(self, log: LocalMetadataLog) -> None:
+    def __init__(self, log: RaftMetadataLog) -> None:
         self._log = log
         self.slow: threading.Thread | None = None
         self.has_read, self.other_is_done = threading.Event(), threading.Event()
@@ -93,7 +93,7 @@ def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
     """A thread that read the state first and acts on it last must not bring an old one back."""
     made: list[SlowReader] = []
 
-    def watched(log: LocalMetadataLog) -> SlowReader:
+    def watched(log: RaftMetadataLog) -> SlowReader:
         made.append(SlowReader(log))
         return made[0]
 

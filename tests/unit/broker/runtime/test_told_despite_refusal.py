@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.adapters.disk.metadata_log import LocalMetadataLog
 from broker.core.metadata.commands import CreateStream, encode
 from broker.errors import DiskFullError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.log.partition_log import PartitionLog
 from simkit.brokers.brokers import disk_broker
 
@@ -43,9 +43,9 @@ def test_a_replica_without_room_hides_no_other_stream(
         return original(files, folder, *args, **settings)
 
     monkeypatch.setattr(PartitionLog, "open", open_log)
-    logs: list[LocalMetadataLog] = []
+    logs: list[RaftMetadataLog] = []
 
-    def watched(log: LocalMetadataLog) -> LocalMetadataLog:
+    def watched(log: RaftMetadataLog) -> RaftMetadataLog:
         logs.append(log)
         return log
 

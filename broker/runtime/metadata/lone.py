@@ -1,0 +1,190 @@
+"""The metadata of a broker without a cluster: a Raft group of one, which needs no listener.
+
+It runs the machinery of a cluster, so that it can become one. Nobody else has a copy, so what its
+own disk says is compared with the second place (`promises`) and with the logs beside it, before
+anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from broker.core.raft.config import RaftConfig
+from broker.core.raft.consensus import NewConsensus
+from broker.core.raft.core import RaftCore
+from broker.errors import (
+    DiskFullError,
+    InvalidConfigError,
+    LogFailedError,
+    MetadataCorruptError,
+)
+from broker.model.ids import BrokerId
+from broker.model.raft import Floor, NodeId, Snapshot
+from broker.ports.system import Clock, Files
+from broker.runtime.ingest.sessions import note_alone
+from broker.runtime.metadata import lone_journal
+from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
+from broker.runtime.metadata.lone_takeover import KEPT, take_over
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from broker.runtime.metadata.unknown_logs import require_known
+from broker.storage.log.folder import is_full
+from broker.storage.promises.promises import Promises
+from broker.storage.raft.journal import COUNTER, RaftJournal
+from broker.storage.raft.journal_scan import Found
+
+_log = structlog.get_logger(__name__)
+
+_FOLDER: Final = "raft"
+_AHEAD_BYTES: Final = 256 * 1024  # a few thousand commands
+
+
+def open_alone(
+    files: Files,
+    *,
+    cluster: str,
+    me: BrokerId,
+    clock: Clock,
+    on_crash: Callable[[BaseException], None],
+    promises: Promises | None = None,
+    new_core: NewConsensus = RaftCore,
+) -> RaftMetadataLog:
+    """Return the running log, all that was ever answered in its state. Blocks for milliseconds.
+
+    Raises:
+        InvalidConfigError: the folder belongs to a broker of a cluster.
+        MetadataCorruptError: the metadata is damaged, missing, or older than what was promised
+            from it, or than logs that are here.
+        DiskFullError, LogFailedError: the disk.
+    """
+    node = NodeId(me)
+    journal = open_lone_journal(files, cluster=cluster, me=node, promises=promises)
+    metadata = RaftMetadataLog(
+        files,
+        RaftConfig(members=(node,)),
+        cluster=cluster,
+        me=node,
+        clock=clock,
+        on_crash=partial(_ended, on_crash),
+        journal=journal,
+        new_core=new_core,
+    )
+    try:
+        metadata.barrier()
+        _require_no_others(metadata, me)
+    except BaseException:
+        metadata.close()
+        raise
+    return metadata
+
+
+def _ended(on_crash: Callable[[BaseException], None], crash: BaseException) -> None:
+    """Go on without metadata when its disk has failed: nobody else could serve what is here.
+
+    Every proposal is refused with that failure; reads need none.
+    """
+    if isinstance(crash, LogFailedError):
+        _log.error("metadata_failed", reason=crash.message)
+    else:
+        on_crash(crash)
+
+
+def open_lone_journal(
+    files: Files, *, cluster: str, me: NodeId, promises: Promises | None
+) -> RaftJournal:
+    """Return the journal that Raft may start on; whatever a crash left is gone on with. Blocks.
+
+    Raises as :func:`open_alone` does.
+    """
+    try:
+        return _open(files, cluster=cluster, me=me, promises=promises)
+    except OSError as cause:
+        kind = DiskFullError if is_full(cause) else LogFailedError
+        raise kind(f"the metadata cannot be opened: {cause}") from cause
+
+
+def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) -> RaftJournal:
+    take_over(files, cluster=cluster, me=me, promises=promises)
+    _require_not_lost(files, promises, has_taken_part=check_controllers(files, [me]))
+    journal = RaftJournal(
+        files,
+        _FOLDER,
+        cluster=cluster,
+        node=me,
+        ahead_bytes=_AHEAD_BYTES,
+        promises=promises,
+        examine=partial(_examine, files, promises),
+    )
+    try:
+        _require_not_forgotten(journal)
+        note_alone(files)
+        if not journal.has_member_file:  # from now on an empty folder has lost what it held
+            journal.take_part(0, Floor())
+        note_controllers(files, [me])
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _require_not_lost(files: Files, promises: Promises | None, *, has_taken_part: bool) -> None:
+    """Refuse to begin anew where something says that this broker was in use."""
+    if files.list(_FOLDER):
+        return
+    counted = promises is not None and promises.noted(lone_journal.COUNTER) is not None
+    left = [one for one in ("streams", KEPT) if files.exists(one)]
+    if has_taken_part or left or counted or RaftJournal.is_noted(promises):
+        raise MetadataCorruptError(
+            f"the metadata of this broker, the folder {_FOLDER}, is missing beside stored data: it "
+            "is lost. Nothing was changed. Bring it back from a copy of the whole data folder, or "
+            "rebuild the streams from their tables in an empty one",
+            path=_FOLDER,
+        )
+
+
+def _examine(
+    files: Files, promises: Promises | None, snapshot: Snapshot | None, found: Found
+) -> None:
+    """Refuse an older copy while nothing is changed yet."""
+    noted = None if promises is None else promises.noted(COUNTER)
+    if noted is not None and found.last_number < noted[1]:
+        raise MetadataCorruptError(
+            f"the metadata in {_FOLDER} ends at record {found.last_number}, and record {noted[1]} "
+            "had been written: files were lost, or an older copy was put back. Nothing was "
+            "changed. Put the newest copy of the folder back, or rebuild the streams from their "
+            "tables.",
+            path=_FOLDER,
+            expected=noted[1],
+            found=found.last_number,
+        )
+    entries = found.image.entries
+    texts = [entry.payload for entry in entries]
+    if snapshot is not None:
+        texts.append(snapshot.data)
+    end = found.image.base_index + len(entries)
+    require_known(files, texts, folder=_FOLDER, end=end)
+
+
+def _require_not_forgotten(journal: RaftJournal) -> None:
+    """Refuse files of an earlier term: their records may be of another history."""
+    if journal.has_forgotten:
+        raise MetadataCorruptError(
+            f"the metadata in {_FOLDER} is of an earlier moment than what this broker has promised "
+            "since: an older copy was put back. Put the newest copy of the folder back, or rebuild "
+            "the streams from their tables.",
+            path=_FOLDER,
+        )
+
+
+def _require_no_others(metadata: RaftMetadataLog, me: BrokerId) -> None:
+    """Refuse the folder of a broker that has others beside it, or had a cluster's settings."""
+    brokers = metadata.state.brokers
+    others = sorted(one for one in brokers if one != me)
+    if others or (me in brokers and brokers[me].session):
+        raise InvalidConfigError(
+            "this data directory belongs to a cluster, and cluster.brokers is empty",
+            others=others,
+        )

@@ -1,0 +1,39 @@
+"""Logs on the disk of a broker alone that its metadata knows nothing of: an older copy of it.
+
+A log is made after its stream is in the metadata, and removed after its deletion is. So a stream
+that is in neither was made after this metadata was copied; to believe it would free its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.errors import MetadataCorruptError
+from broker.ports.system import Files
+from broker.storage.stream_folders import stored_partitions, stream_folder
+
+
+def require_known(files: Files, texts: Iterable[bytes], *, folder: str, end: int) -> None:
+    """Look for the uuid of each stored stream in ``texts``, all that the metadata holds.
+
+    Raises:
+        MetadataCorruptError: a stream is in none of them.
+    """
+    unknown = {one.stream_uuid for one in stored_partitions(files)}
+    for text in texts:
+        if not unknown:
+            return
+        unknown -= {uuid for uuid in unknown if uuid.encode() in text}
+    if not unknown:
+        return
+    named = sorted(unknown)
+    logs = ", ".join(map(stream_folder, named[:10])) + " and others" * bool(named[10:])
+    raise MetadataCorruptError(
+        f"the metadata in {folder} ends at entry {end}, and knows nothing of the streams whose "
+        f"logs are in {logs}, nor that they were deleted: files were lost, or an older copy was "
+        "put back. Nothing was changed. Put the newest copy of the folder back; to do without the "
+        "records of these logs, move them out of the data folder.",
+        path=folder,
+        found=end,
+        streams=named[:10],
+    )

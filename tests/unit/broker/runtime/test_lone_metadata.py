@@ -1,0 +1,188 @@
+"""The metadata of a broker alone: a Raft group of one, which nobody else can vouch for."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from broker.adapters.clock import SystemClock
+from broker.adapters.disk.files import DiskFiles
+from broker.core.metadata.commands import CreateStream, RegisterBroker, encode
+from broker.errors import (
+    InvalidConfigError,
+    LogFailedError,
+    MetadataCorruptError,
+    StreamExistsError,
+)
+from broker.model.ids import BrokerId, StreamUuid
+from broker.model.raft import Entry, EntryKind, NodeId
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.system import File
+from broker.runtime.metadata.lone import open_alone, open_lone_journal
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
+from broker.storage.promises.promises import Promises
+from broker.storage.raft.journal import RaftJournal
+from simkit.brokers.brokers import disk_broker
+from simkit.brokers.lone_broker import OWNER, STREAM, Running
+from simkit.disk.disk import PowerLostError, SimDisk
+
+ME: Final = BrokerId("b1")
+
+
+class FailingFiles:
+    """A real folder; below one name no sync succeeds once :attr:`failing` is set."""
+
+    def __init__(self, files: DiskFiles) -> None:
+        self._files = files
+        self.failing = ""
+
+    def open(self, path: str, *, create: bool = False) -> Any:
+        """Open."""
+        return _FailingFile(self._files.open(path, create=create), path, self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+class _FailingFile:
+    def __init__(self, file: File, path: str, files: FailingFiles) -> None:
+        self._file, self._path, self._files = file, path, files
+
+    def datasync(self) -> None:
+        if self._files.failing and self._path.startswith(self._files.failing):
+            raise OSError(errno.EIO, "simulated: the device did not confirm", self._path)
+        self._file.datasync()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _create(number: int, *, partitions: int = 1) -> bytes:
+    stream = Stream(
+        name=f"s{number}",
+        uuid=StreamUuid(f"00000000-0000-4000-8000-{number:012}"),
+        config=StreamConfig(subject=f"s{number}", partitions=partitions),
+        created_us=number,
+        table_name=f"s{number}",
+    )
+    return encode(CreateStream(stream=stream, leader=ME))
+
+
+@contextmanager
+def _log(root: Path, **settings: Any) -> Iterator[RaftMetadataLog]:
+    files = DiskFiles(root)
+    promises = Promises(files, OWNER)
+    crashes: list[BaseException] = []
+    try:
+        log = open_alone(
+            files,
+            cluster="c",
+            me=ME,
+            clock=SystemClock(),
+            on_crash=crashes.append,
+            promises=promises,
+            **settings,
+        )
+        yield log
+        log.close()
+    finally:
+        promises.close()
+        files.close()
+    assert not crashes
+
+
+def test_what_was_answered_is_there_when_the_log_is_opened_again(tmp_path: Path) -> None:
+    """At once: nobody waits for an election's time-out, and no barrier is needed."""
+    with _log(tmp_path) as log:
+        for number in range(3):
+            log.propose(_create(number))
+        with pytest.raises(StreamExistsError):
+            log.propose(_create(1, partitions=2))
+    for _ in range(2):
+        with _log(tmp_path) as log:
+            assert log.office is not None, "it leads already"
+            assert sorted(log.state.streams) == ["s0", "s1", "s2"]
+
+
+@pytest.mark.parametrize("end", ["kill", "lose_power"])
+def test_a_first_start_may_end_at_any_disk_operation(end: str) -> None:
+    """The next one begins, and never takes a folder that is half made for one that was lost."""
+    steps = 0
+    while True:
+        disk = SimDisk(random.Random(steps))
+        files = disk.files()
+        disk.stop_after = steps
+        try:
+            _journal(files).save(entries=[Entry(1, 1, EntryKind.NOOP, 0, 0, b"")])
+        except PowerLostError:
+            getattr(disk, end)()
+        else:
+            break
+        assert len(_journal(disk.files()).stored.log.entries) in {0, 1}
+        steps += 1
+    assert steps > 20, "the operations were counted"
+
+
+def _journal(files: Any) -> RaftJournal:
+    return open_lone_journal(files, cluster="c", me=NodeId(ME), promises=Promises(files, OWNER))
+
+
+@pytest.mark.parametrize("kept", ["promises", "controllers.json", "streams", "sessions"])
+def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
+    """Each of the places that know of it is enough; nothing is made in its place."""
+    with disk_broker(tmp_path, owner=OWNER) as broker:
+        if kept == "streams":
+            broker.create_stream(STREAM, StreamConfig(subject="s"))
+    _remove(tmp_path / "raft")
+    for name in {"promises", "controllers.json"} - {kept}:
+        (tmp_path / name).unlink()
+    if kept == "sessions":  # the one that says nothing: a broker that was never in use is new
+        with _log(tmp_path) as log:
+            assert not log.state.streams
+        return
+    for _ in range(2):
+        with pytest.raises(MetadataCorruptError, match="raft"), _log(tmp_path):
+            pass
+        assert not (tmp_path / "raft").exists()
+
+
+def _remove(folder: Path) -> None:
+    for one in folder.iterdir():
+        one.unlink()
+    folder.rmdir()
+
+
+def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
+    """Alone it would lead what others hold; also when only it was ever registered."""
+    with _log(tmp_path) as log:
+        log.propose(encode(RegisterBroker(broker=ME, session="s", known_sessions=("",))))
+    with pytest.raises(InvalidConfigError, match="belongs to a cluster"), _log(tmp_path):
+        pass
+
+
+def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> None:
+    """Nobody else could serve what is here; what needs the metadata is refused by that name."""
+    disks: list[FailingFiles] = []
+
+    def wrapped(files: DiskFiles) -> Any:
+        disks.append(FailingFiles(files))
+        return disks[0]
+
+    with disk_broker(tmp_path, wrap=wrapped, owner=OWNER) as broker:
+        live = Running(broker, tmp_path)
+        broker.create_stream(STREAM, StreamConfig(subject="s"))
+        live.put(b"v")
+        disks[0].failing = "raft/"
+        for _ in range(2):
+            with pytest.raises(LogFailedError):
+                broker.take_lease(STREAM, owner="reader", ttl_ms=60_000)
+        assert live.rows() == [b"v"]
+        assert live.put(b"w").base_offset == 1, "the log is on a disk that works"
+    with disk_broker(tmp_path, owner=OWNER) as broker:
+        assert Running(broker, tmp_path).rows() == [b"v", b"w"]
