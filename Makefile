@@ -84,6 +84,12 @@ quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of eac
 		-m "not (integration or spark or slow)" --dist worksteal \
 		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
 
+.PHONY: examples
+examples: $(STAMP) ## run each program of examples/ and compare what it prints with what it says
+	@cd $(ROOT)
+	HEADWATER_TEST_ALL_EXAMPLES=1 $(PYTHON) -m pytest tests/integration/test_examples.py \
+		$(PYTEST_ARGS)
+
 .PHONY: test-airflow
 test-airflow: $(STAMP) $(AIRFLOW_STAMP) ## run the DAGs' tests in Airflow's own environment
 	@cd $(ROOT)

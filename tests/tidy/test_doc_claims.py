@@ -6,6 +6,7 @@ has gone blind fails here.
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import PurePosixPath
 from typing import Final
@@ -14,6 +15,7 @@ import pytest
 
 from docclaims import Facts, Page, anchors_of, shell_lines, wrong_claims
 from docfacts import pages, repository_facts
+from projectfiles import ROOT, project_files
 from tools import command_page
 
 # A claim that no longer holds, and why it stands there nevertheless.
@@ -24,11 +26,25 @@ KEPT: Final = {
     "docs/decisions/0022-rooms-of-about-ten-files.md: there is no ports.py": "it says what became",
 }
 
+PROGRAMS: Final = [
+    path
+    for path in project_files()
+    if re.fullmatch(r"examples/\w+\.py|docs/notebook\.py|headwater/reading\.py", path)
+]
+
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.path)
 def test_a_page_claims_nothing_wrong(page: Page) -> None:
     """Whatever a page names is there."""
     assert [wrong for wrong in wrong_claims(page, repository_facts()) if wrong not in KEPT] == []
+
+
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_the_docstring_of_an_example_claims_nothing_wrong(path: str) -> None:
+    """What a program for users says about commands, options and names is true, too."""
+    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text("utf-8")))
+    page = Page(path=path, text=(docstring or "").replace("``", "`"))
+    assert wrong_claims(page, repository_facts()) == []
 
 
 def test_the_help_of_the_commands_claims_nothing_wrong() -> None:

@@ -56,9 +56,10 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
 
 # Who talks to a terminal. Everything else logs.
 PRINTS: Final = (
-    "headwater/cli/*", "headwater/demo*", "spark_jobs/jobs/job.py", "bench/*", "tests/crash/*",
-    "tests/race/*", "tests/chaos/*", "tests/damage/*", "tests/plants/*", "docs/notebook.py",
-    "tests/notebook/run.py", "tests/lib/crashkit/running.py", "tests/sim/nightly.py",
+    "headwater/cli/*", "headwater/demo*", "examples/*", "spark_jobs/jobs/job.py", "bench/*",
+    "tests/crash/*", "tests/race/*", "tests/chaos/*", "tests/damage/*", "tests/plants/*",
+    "docs/notebook.py", "tests/notebook/run.py", "tests/lib/crashkit/running.py",
+    "tests/sim/nightly.py",
 )  # fmt: skip
 
 # A thread that sleeps cannot be told to stop, and a test that sleeps is slow and still flaky.

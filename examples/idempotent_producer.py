@@ -1,0 +1,52 @@
+"""Send again after a crash without storing anything twice.
+
+A producer sends again by itself for ``retry_ms_max``, and the broker knows a batch by the
+producer's id and sequence number. A program that remembers both can do the same across its own
+crash: what it is not sure of it sends again, under the same numbers. Here the "crash" is a second
+producer.
+
+Needs a server: ``headwater up`` in another terminal.
+
+Prints::
+
+    first run: 2 batches, offsets [0, 3]
+    second run: batch at 3 was there already: True
+    second run: batch at 6 was there already: False
+    in the stream: ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i']
+"""
+
+import headwater
+from broker.model.ids import ProducerId
+
+STREAM = "example_payments"
+PRODUCER = ProducerId(20_261_123)  # chosen once for this program, and kept with its progress
+BATCHES = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]]
+
+
+def main() -> None:
+    """Send two batches, forget the second answer, send it again with one more."""
+    with headwater.Client() as client:
+        if STREAM in [stream.name for stream in client.streams()]:
+            client.delete_stream(STREAM)  # of the run before
+        client.create_stream(STREAM)
+
+        # A sequence number counts records: the batch that starts with record n has number n.
+        with client.producer(STREAM, producer_id=PRODUCER, retry_ms_max=10_000) as producer:
+            futures = [producer.send(batch) for batch in BATCHES[:2]]
+            offsets = [future.result().base_offset for future in futures]
+        print(f"first run: {len(offsets)} batches, offsets {offsets}")
+
+        # Say the answer for the second batch never arrived: it goes again, as number 3.
+        with client.producer(STREAM, producer_id=PRODUCER, sequence=3) as producer:
+            for future in [producer.send(batch) for batch in BATCHES[1:]]:
+                stored = future.result()
+                place = f"batch at {stored.base_offset}"
+                print(f"second run: {place} was there already: {stored.duplicate}")
+
+        with client.fetch(STREAM) as fetched:
+            values = [value.decode() for one in fetched for value in one.batch["value"].to_pylist()]
+        print(f"in the stream: {values}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Read the archive with plain Delta readers: nothing of Headwater is needed for it.
+
+A stream's table has everything that was shipped. Here delta-rs and pyarrow read it; DuckDB
+(``delta_scan('…')``), Trino and Spark do it by the same address. What the table does not have yet
+is in the broker's log: for all of it, read through Headwater.
+
+Needs a server: ``headwater up`` in another terminal.
+
+Prints::
+
+    shipped: offsets 0 to 1000
+    delta-rs: 1000 records, the last is b'999'
+    pyarrow: [{'partition': 0, 'count': 100}]
+    in the log only: 5
+"""
+
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+import headwater
+
+STREAM = "example_archive"
+
+
+def main() -> None:
+    """Publish, ship into the table, and open the table with other people's libraries."""
+    with headwater.Client() as client:
+        if STREAM in [stream.name for stream in client.streams()]:
+            client.delete_stream(STREAM)  # of the run before
+        client.create_stream(STREAM)
+
+        with client.producer(STREAM) as producer:
+            producer.send([str(number).encode() for number in range(1000)]).result()
+        (status,) = client.tier_flush(STREAM)  # tiering does this by itself, segment by segment
+        print(f"shipped: offsets {status.cold.start} to {status.cold.end}")
+        with client.producer(STREAM) as producer:
+            producer.send([b"live"] * 5).result()
+        cut = client.cut(STREAM)
+
+    table = DeltaTable(cut.table_uri)  # a folder here; s3://… with storage_options
+    rows = table.to_pyarrow_table(columns=["offset", "value"]).sort_by("offset")
+    print(f"delta-rs: {rows.num_rows} records, the last is {rows['value'][-1].as_py()}")
+
+    # Predicates reach the files: statistics are on offset and timestamp.
+    newest = table.to_pyarrow_dataset().to_table(filter=ds.field("offset") >= 900)
+    counts = newest.group_by("partition").aggregate([([], "count_all")])
+    counts = counts.rename_columns(["partition", "count"])
+    print(f"pyarrow: {counts.to_pylist()}")
+    print(f"in the log only: {cut.records_count - rows.num_rows}")
+
+
+if __name__ == "__main__":
+    main()
