@@ -1,4 +1,4 @@
-"""Every error Headwater raises on purpose, split by who must act.
+"""Every error that Headwater raises on purpose, grouped by who must act.
 
     HeadwaterError
     ├─ InvalidRequestError   the caller must change the request
@@ -6,7 +6,7 @@
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
     │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
     │    InvalidAssignmentError · FeatureLevelError · TruncatedError · MetadataFullError
-    ├─ FencedError           the caller must refresh what it knows, then retry
+    ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
     │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError
@@ -18,10 +18,11 @@
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
     │    TableRolledBackError · GapError · OverlapError · ForeignHistoryError
     └─ InvalidConfigError    raised at start only
-         UnfencedStoreError
+         ControllersLostError · UnfencedStoreError
 
-Policy stands on the class (``retriable``, ``refresh_metadata``), facts are attributes, the message
-is built once. Nobody parses text: :func:`to_wire` and :func:`from_wire` carry class and facts.
+The class says how to react (``retriable``, ``refresh_metadata``). The facts of an error are its
+attributes. No code parses the message: :func:`to_wire` and :func:`from_wire` carry the name of the
+class and the facts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, ClassVar
 
 
 class HeadwaterError(Exception):
-    """The root. Keyword facts become attributes and travel with the error."""
+    """The root class. Keyword facts become attributes, and are sent with the error."""
 
     retriable: ClassVar[bool] = False
     refresh_metadata: ClassVar[bool] = False
@@ -56,7 +57,7 @@ def _rebuild(kind: type[HeadwaterError], message: str, facts: dict[str, Any]) ->
 
 
 class InvalidRequestError(HeadwaterError):
-    """The request can never succeed as it is."""
+    """The request cannot succeed; the caller must change it."""
 
 
 class InvalidStreamError(InvalidRequestError):
@@ -68,15 +69,15 @@ class UnknownStreamError(InvalidRequestError):
 
 
 class StreamExistsError(InvalidRequestError):
-    """The name is taken by a stream with another configuration."""
+    """A stream with this name and another configuration exists."""
 
 
 class UnknownPartitionError(InvalidRequestError):
-    """The stream has no partition of this number."""
+    """The stream has no partition with this number."""
 
 
 class OffsetOutOfRangeError(InvalidRequestError):
-    """The offset is below the first retained one or above the end. Facts: offset, start, end."""
+    """The offset is below the first retained offset or above the end. Facts: offset, start, end."""
 
 
 class RecordTooLargeError(InvalidRequestError):
@@ -84,7 +85,7 @@ class RecordTooLargeError(InvalidRequestError):
 
 
 class SchemaMismatchError(InvalidRequestError):
-    """Arrow data does not have the columns and types that the log takes."""
+    """Arrow data has a column or a type that the log does not accept."""
 
 
 class SequenceGapError(InvalidRequestError):
@@ -92,7 +93,7 @@ class SequenceGapError(InvalidRequestError):
 
 
 class UnknownLeaseError(InvalidRequestError):
-    """The lease has expired or was dropped; what it held may be gone. Facts: lease_id."""
+    """The lease has expired or was dropped; data that it held may be deleted. Facts: lease_id."""
 
 
 class InvalidCutError(InvalidRequestError):
@@ -108,33 +109,36 @@ class UnknownBrokerError(InvalidRequestError):
 
 
 class InvalidAssignmentError(InvalidRequestError):
-    """Replicas that cannot be: repeated, not registered, too few for min ISR. Facts: replicas."""
+    """An invalid list of replicas: one is repeated or not registered, or they are fewer than the
+    min ISR. Facts: replicas.
+    """  # noqa: D205 - one thought
 
 
 class FeatureLevelError(InvalidRequestError):
     """The cluster's feature level does not allow this, or this build does not know the level.
 
-    Facts: level, and the range that was needed.
+    Facts: level, and the range of levels that was needed.
     """
 
 
 class MetadataFullError(InvalidRequestError):
-    """The cluster's metadata is as large as it may be: something has to go before more may come.
+    """The cluster's metadata would exceed its limit: delete streams or drop leases first.
 
-    Facts: weight_bytes that it would have, limit_bytes.
+    Facts: weight_bytes, the size after this command; limit_bytes.
     """
 
 
 class TruncatedError(InvalidRequestError):
-    """Records that this reader was given are no longer in the log; it must choose where to go on.
+    """Records that this reader has read are no longer in the log; it must choose a new position.
 
-    Only after an unclean election, or when it reads what is not committed. Facts: partition,
-    offset and leader_epoch of the reader's position, end: how far the log now goes along with it.
+    This happens only after an unclean election, or to a reader of uncommitted records. Facts:
+    partition; offset and leader_epoch of the reader's position; end: the log differs from what the
+    reader has read from this offset on, or from an earlier one.
     """
 
 
 class FencedError(HeadwaterError):
-    """The sender acts on an old epoch: it must refresh what it knows, then retry."""
+    """The sender uses an old epoch: it must refresh its metadata, then retry."""
 
     retriable = True
     refresh_metadata = True
@@ -145,15 +149,18 @@ class NotLeaderError(FencedError):
 
 
 class StaleLeaderEpochError(FencedError):
-    """The leader epoch is not the current one. Facts: got, current."""
+    """The request's leader epoch is not the current leader epoch. Facts: got, current."""
 
 
 class StalePartitionEpochError(FencedError):
-    """The partition's leader or ISR changed meanwhile. Facts: expected, current."""
+    """The partition's leader or ISR has changed since the request. Facts: expected, current."""
 
 
 class StaleBrokerEpochError(FencedError):
-    """The broker has registered again since, or is fenced. Facts: broker, got, current."""
+    """The broker has registered again with a newer epoch, or is fenced.
+
+    Facts: broker, got, current.
+    """
 
 
 class IneligibleReplicaError(FencedError):
@@ -161,11 +168,11 @@ class IneligibleReplicaError(FencedError):
 
 
 class StaleColdEndError(FencedError):
-    """The table's cold end is not where the committer believed. Facts: expected, found."""
+    """The table's cold end is not the one that the commit expects. Facts: expected, found."""
 
 
 class FilesReplacedError(FencedError):
-    """A file that a commit would replace is not in the table any more. Facts: path."""
+    """A file that a commit replaces is no longer in the table. Facts: path."""
 
 
 class StaleWatermarkError(FencedError):
@@ -173,15 +180,15 @@ class StaleWatermarkError(FencedError):
 
 
 class StreamRecreatedError(FencedError):
-    """The name now belongs to another incarnation of the stream. Facts: expected, found."""
+    """The stream was deleted and created again under its name. Facts: expected, found (uuids)."""
 
 
 class HistoryClaimedError(FencedError):
-    """Another process leads a copy of this stream's history; it was there first in the lake."""
+    """Another process leads a copy of this stream's history, and has claimed it in the lake."""
 
 
 class UnavailableError(HeadwaterError):
-    """Nothing is wrong with the request; try again later."""
+    """The request is valid, but cannot be served now; try again later."""
 
     retriable = True
 
@@ -191,13 +198,13 @@ class OverloadedError(UnavailableError):
 
 
 class DiskFullError(UnavailableError):
-    """The disk has no room; writes are refused until it has. Nothing stored is affected."""
+    """The disk has no room; writes are refused until it has. Stored records are not affected."""
 
 
 class LogFailedError(UnavailableError):
     """A write or fsync of the log failed; the log takes no more writes until it is reopened.
 
-    The outcome of the write that met it is unknown: the records may be found in the log later.
+    The outcome of the failed write is unknown: its records may be in the log after a restart.
     """
 
     retriable = False
@@ -220,11 +227,15 @@ class NotEnoughReplicasError(UnavailableError):
 
 
 class NoAnswerError(UnavailableError):
-    """A broker cannot be reached, or stays mute; what it did is not known. Facts: address."""
+    """A broker cannot be reached, or did not answer in time. Whether it performed the request is
+    not known. Facts: address.
+    """  # noqa: D205 - one thought
 
 
 class CorruptDataError(HeadwaterError):
-    """Stored bytes are not what was written. Nothing is deleted; an operator must look."""
+    """Stored bytes differ from the bytes that were written. Nothing is deleted; an operator must
+    look into it.
+    """  # noqa: D205 - one thought
 
 
 class BatchCorruptError(CorruptDataError):
@@ -248,7 +259,7 @@ class EnvelopeError(CorruptDataError):
 
 
 class ObjectMissingError(CorruptDataError):
-    """An object that the table or the ledger names is not in the store. Facts: key."""
+    """The object store lacks an object that the table or the ledger names. Facts: key."""
 
 
 class ObjectCorruptError(CorruptDataError):
@@ -256,15 +267,15 @@ class ObjectCorruptError(CorruptDataError):
 
 
 class TableMismatchError(CorruptDataError):
-    """A table does not belong to this stream, or holds rows the broker never committed."""
+    """A table does not belong to this stream, or holds rows that no broker committed."""
 
 
 class ForeignHistoryError(TableMismatchError):
-    """A table, or a saved cut, is of another history than the one that is here."""
+    """A table or a saved cut belongs to another history of the stream than this cluster's."""
 
 
 class TableRolledBackError(CorruptDataError):
-    """The table is older than what the broker has seen committed. Facts: expected, found."""
+    """The table is older than a version that the broker has seen. Facts: expected, found."""
 
 
 class GapError(CorruptDataError):
@@ -280,11 +291,11 @@ class InvalidConfigError(HeadwaterError):
 
 
 class ControllersLostError(InvalidConfigError):
-    """Too many controllers start with empty disks beside one in use. Facts: lost (names)."""
+    """More controllers start with empty disks than the group can lose. Facts: lost (names)."""
 
 
 class UnfencedStoreError(InvalidConfigError):
-    """The object store ignores conditional writes, so two writers could lose each other's data."""
+    """The object store ignores conditional writes, so two writers could overwrite each other."""
 
 
 def leaves() -> dict[str, type[HeadwaterError]]:
@@ -305,7 +316,7 @@ def to_wire(error: HeadwaterError) -> str:
 
 
 def from_wire(text: str) -> HeadwaterError | None:
-    """Decode :func:`to_wire`; None when the text is not one of ours. Trusts no class name."""
+    """Decode the text of :func:`to_wire`; None if the text is not an error of a known class."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

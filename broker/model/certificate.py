@@ -1,4 +1,4 @@
-"""A certificate: what a read proves about its rows, per partition."""
+"""A certificate: the proof of a read that its rows are complete, per partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """A recorded range without records, and why. Anything unrecorded is a gap, and an error."""
+    """A recorded range without records, and its cause. A range that is not recorded is a gap, which
+    is an error.
+    """  # noqa: D205 - one thought
 
     start: Offset
     end: Offset
@@ -20,19 +22,19 @@ class Hole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCertificate:
-    """What is proved of one partition: ``[start, end)`` is complete, each offset once."""
+    """The proof for one partition: ``[start, end)`` is complete, each offset occurs once."""
 
     partition: int
     start: Offset
     end: Offset
     cold_count: int
     hot_count: int
-    digest: str | None = None  # hex SHA-256 over [start, end); only in the full form
+    digest: str | None = None  # hex SHA-256 over [start, end); only if ``form`` is ``full``
     holes: tuple[Hole, ...] = ()
 
     @property
     def records_count(self) -> int:
-        """Records proved present, both tiers."""
+        """Number of records that are proved present, in both tiers."""
         return self.cold_count + self.hot_count
 
 
@@ -54,7 +56,7 @@ class Certificate:
 
     @property
     def records_count(self) -> int:
-        """Records proved present in all partitions."""
+        """Number of records that are proved present, in all partitions."""
         return sum(part.records_count for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:

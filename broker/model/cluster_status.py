@@ -1,8 +1,8 @@
-"""What an operator is told of a cluster: brokers, partitions, replicas; and what an action did.
+"""The state of a cluster for operators: brokers, partitions, replicas; and the result of an action.
 
-One broker tells what the metadata says (:class:`ClusterStatus`), each tells of its own replicas
-(:class:`ReplicaStatus`). Values only; ``to_dict`` is what goes over the wire and what ``--json``
-prints, ``from_dict`` refuses anything else.
+Any broker returns the state of the metadata (:class:`ClusterStatus`). Each broker returns the state
+of its own replicas (:class:`ReplicaStatus`). This module has values only. ``to_dict`` makes the
+JSON of the wire and of ``--json``; ``from_dict`` refuses any other JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATUS_NAMES: Final[Mapping[str, str]] = {
 
 
 class _Wire:
-    """JSON both ways, for flat dataclasses whose nested fields say how they are built."""
+    """To JSON and back, for flat dataclasses; the type of a field says how to build its value."""
 
     __slots__ = ()
 
@@ -35,12 +35,12 @@ class _Wire:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`to_dict`; a field that a newer broker added is passed over.
+        """Rebuild from :meth:`to_dict`; a field that a newer broker added is ignored.
 
         A field with a default may be missing: an older broker does not know it.
 
         Raises:
-            EnvelopeError: a field is missing, or is not what it should be.
+            EnvelopeError: a field is missing or has the wrong type.
         """
         hints = get_type_hints(cls)
         try:
@@ -50,13 +50,13 @@ class _Wire:
                 if one.name in values or one.default is dataclasses.MISSING
             }
         except (KeyError, TypeError, AttributeError, ValueError) as cause:
-            raise EnvelopeError(f"not a {cls.__name__}: {cause!r}") from cause
+            raise EnvelopeError(f"the JSON is not a {cls.__name__}: {cause!r}") from cause
         return cls(**found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossStatus(_Wire):
-    """An unclean election of the past: what was given up, and by whom."""
+    """An unclean election of the past: what was given up, and which operator asked for it."""
 
     leader_epoch: int
     leader: str
@@ -75,20 +75,20 @@ class BrokerStatus(_Wire):
     addresses: dict[str, str]
     fenced: bool
     stopping: bool
-    controller: bool  # it is in office, as far as the teller knows
+    controller: bool  # the active controller, as far as the answering broker knows
     leads: int  # partitions
     replicas: int
     features_max: int
 
     @property
     def state(self) -> str:
-        """One word for people."""
+        """The state in one word, for people."""
         return "fenced" if self.fenced else "stopping" if self.stopping else "alive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo(_Wire):
-    """A partition, as the metadata has it."""
+    """A partition, according to the metadata."""
 
     stream: str
     stream_uuid: str
@@ -120,28 +120,28 @@ class PartitionInfo(_Wire):
 
     @property
     def below_min_isr(self) -> bool:
-        """Whether nothing is committed, because too few are in sync."""
+        """Whether nothing can be committed, because too few replicas are in sync."""
         return len(self.isr) < self.min_isr
 
     @property
     def offline(self) -> bool:
-        """Whether nobody leads and nobody can."""
+        """Whether no broker leads and no broker may lead now."""
         return self.status == "offline"
 
     @property
     def preferred(self) -> str | None:
-        """Who should lead."""
+        """The broker that should lead: the first of the replicas."""
         return self.replicas[0] if self.replicas else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus(_Wire):
-    """The cluster, as the metadata has it."""
+    """The cluster, according to the metadata."""
 
     cluster: str
     told_by: str
-    alone: bool  # a broker that is its own cluster
-    confirmed: bool  # a majority of the controllers confirmed that nothing newer was decided
+    alone: bool  # this cluster is a single broker
+    confirmed: bool  # a majority of the controllers confirmed that this metadata is the newest
     controller: str | None
     controllers: tuple[str, ...]
     feature_level: int
@@ -150,7 +150,7 @@ class ClusterStatus(_Wire):
 
     @property
     def offline(self) -> list[PartitionInfo]:
-        """Partitions that nobody leads and nobody can: a broker has to come back."""
+        """Partitions that no broker leads and no broker may lead: a broker must come back."""
         return [one for one in self.partitions if one.offline]
 
     @property
@@ -164,30 +164,30 @@ class ClusterStatus(_Wire):
         return [one for one in self.partitions if one.under_replicated]
 
     def partition(self, stream: str, partition: int) -> PartitionInfo | None:
-        """Return a partition, if there is one of that name."""
+        """Return a partition; None if there is no such partition."""
         for one in self.partitions:
             if one.stream == stream and one.partition == partition:
                 return one
         return None
 
     def broker(self, broker: str) -> BrokerStatus | None:
-        """Return a broker, if it is registered."""
+        """Return a broker; None if it is not registered."""
         return next((one for one in self.brokers if one.broker == broker), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatus(_Wire):
-    """A follower, as its leader last heard of it."""
+    """A follower, according to the last message that its leader got from it."""
 
     broker: str
-    synced_end: int | None  # None: not heard in this epoch
+    synced_end: int | None  # None: no message in this leader epoch
     lag_records: int | None
-    silent_ms: int | None  # since it was last heard
+    silent_ms: int | None  # time since its last message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus(_Wire):
-    """A replica, as its own broker sees it."""
+    """A replica, according to its own broker."""
 
     broker: str
     stream: str
@@ -201,25 +201,25 @@ class ReplicaStatus(_Wire):
     synced_end: int
     failure: str | None
     followers: tuple[FollowerStatus, ...] = field(default=())
-    state: str = ""  # of ReplicaState; empty: an older broker told
+    state: str = ""  # of ReplicaState; empty: an older broker answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed(_Wire):
-    """What an operator's command did: a partition's new epochs, or why it was refused."""
+    """The result of an operator's command on one partition, or why the command was refused."""
 
     stream: str
     partition: int
-    to: str  # the broker, or the brokers with commas, that it is about
-    changed: bool  # False: it was so already
-    refused: str | None = None  # only where other parts of the same command may have succeeded
+    to: str  # the broker that the command names, or several brokers with commas
+    changed: bool  # False: the partition was already in the wanted state
+    refused: str | None = None  # only if other partitions of the same command may have succeeded
 
 
 _NESTED: Final = (LossStatus, BrokerStatus, PartitionInfo, FollowerStatus)
 
 
 def _built(hint: Any, value: Any) -> Any:
-    """Return a JSON value as a field's type wants it; raises TypeError for another kind."""
+    """Return a JSON value as the type of its field; raises TypeError for any other value."""
     text = str(hint)
     if text.startswith("tuple"):
         if not isinstance(value, list | tuple):
@@ -237,5 +237,5 @@ def _built(hint: Any, value: Any) -> Any:
 
 
 def broker_ids(names: tuple[str, ...]) -> tuple[BrokerId, ...]:
-    """Return names as the ids that commands take."""
+    """Return broker names as broker ids."""
     return tuple(BrokerId(one) for one in names)

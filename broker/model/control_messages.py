@@ -1,9 +1,9 @@
-"""What brokers and the controller in office say to each other besides commands.
+"""Messages between brokers and the active controller, besides metadata commands.
 
-Nothing here is durable or decides anything: the election core proposes, ``apply`` decides. A
-message names the broker epoch of its sender, or the question that it answers, so that a former
-process is not taken for this one. `MemberAsked` and `MemberTold` are of the time before: they let a
-controller with an empty disk into the group, which has no broker epoch yet.
+No message is durable, and no message decides anything: the election core proposes, ``apply``
+decides. A message names the broker epoch of its sender, or the request that it answers, so that a
+message of a former process is recognised. `MemberAsked` and `MemberTold` have no broker epoch:
+they let a controller with an empty disk rejoin the Raft group, before it is registered.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from broker.model.raft import Standing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A broker lives. ``sent_ms`` is its own monotonic clock; the answer hands it back."""
+    """A broker is alive. ``sent_ms`` is its own monotonic clock; the answer repeats it."""
 
     broker_epoch: BrokerEpoch
     sent_ms: int
-    applied_index: int = 0  # how much metadata it has seen, for operators
+    applied_index: int = 0  # of the metadata log on this broker, for operators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatAnswer:
-    """``granted``: from ``sent_ms`` on, the broker has its lease."""
+    """``granted``: the broker has its lease (the right to lead), counted from ``sent_ms``."""
 
     broker_epoch: BrokerEpoch
     sent_ms: int
@@ -36,7 +36,7 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderReport:
-    """A replica tells that the leader of this epoch does not answer."""
+    """A replica reports that the leader of this epoch does not answer."""
 
     partition_id: PartitionId
     broker_epoch: BrokerEpoch
@@ -45,9 +45,11 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEndAsked:
-    """The controller asks a replica how far its log reaches; it answers at once, and once more when
-    it has heard of this epoch, in which it follows nobody.
-    """  # noqa: D205 - one thought
+    """The controller asks a replica for its log end.
+
+    The replica answers at once. It answers again when it knows ``leader_epoch``: in that epoch
+    there is no leader yet, so its log no longer changes.
+    """
 
     partition_id: PartitionId
     leader_epoch: LeaderEpoch
@@ -55,9 +57,11 @@ class LogEndAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEndTold:
-    """The epoch of a replica's last record, and its synced end; ``leader_epoch`` is the newest that
-    it has heard of, and ``broker_epoch`` the process that knows all this.
-    """  # noqa: D205 - one thought
+    """The log end of a replica: the leader epoch of its last record, and its synced end.
+
+    ``leader_epoch`` is the newest leader epoch that the replica knows. ``broker_epoch`` identifies
+    the answering process.
+    """
 
     partition_id: PartitionId
     broker_epoch: BrokerEpoch
@@ -68,7 +72,7 @@ class LogEndTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestAsked:
-    """A broker that takes a cut asks a leader what is committed (KIP-207)."""
+    """A broker that takes a cut asks a leader for its high watermark (KIP-207)."""
 
     partition_id: PartitionId
     request_id: int
@@ -76,10 +80,11 @@ class NewestAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestTold:
-    """What a leader has committed; without ``high_watermark`` it leads no more, or not yet.
+    """The committed range of a partition, from its leader.
 
-    With a leader epoch all the same it leads, and another process leads its history or the table is
-    of another one: then nobody can say how the history goes on.
+    Without ``high_watermark`` and with leader epoch 0, the answering broker does not lead (yet, or
+    any more). Without ``high_watermark`` and with a leader epoch it leads, but its history is in
+    doubt: another process leads a copy of the history, or the table belongs to another history.
     """
 
     partition_id: PartitionId
@@ -91,14 +96,14 @@ class NewestTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAsked:
-    """A controller whose disk is empty asks another how far the group is."""
+    """A controller whose disk is empty asks another member for its term and its log end."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberTold:
-    """``life`` is the answering process, the same number as long as it lives."""
+    """The answer. ``life`` identifies the answering process: each process draws its own number."""
 
     request_id: int
     life: int

@@ -1,11 +1,12 @@
 """A cut: one consistent position in a stream, and its saved form.
 
 A cut names, at one instant, the table version ``v``, and for each partition the cold end ``C`` in
-that version and the hot end ``H`` (the high watermark). The rows of the cut are exactly those of
-``[start, C)`` in the table at ``v`` and those of ``[C, H)`` in the log. The lease holds both.
+that version and the hot end ``H`` (the high watermark). The rows of the cut are exactly the rows of
+``[start, C)`` in the table at ``v`` and the rows of ``[C, H)`` in the log. The lease keeps both
+ranges readable.
 
-A cut may be narrowed to an earlier moment (AS OF an offset or a time): then each partition also
-names the end ``E <= H`` of what is read of it, which may lie in either tier.
+A cut may be narrowed to an earlier moment (AS OF an offset or a time). Then each partition also
+names an end ``E <= H``: a read of the partition ends there. ``E`` may be in either tier.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid, is_uuid
 from broker.model.offsets import OFFSET_MAX, Offset
 
-_FORMAT_VERSION: Final = 2  # 1 did not say whose history a cut is of
+_FORMAT_VERSION: Final = 2  # version 1 had no lineage ids
 _FORMATS_READ: Final = (1, 2)
 _PREFIX: Final = "hwcut1."
 _TEXT_BYTES_MAX: Final = 1024 * 1024
@@ -32,8 +33,8 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 class PartitionCut:
     """The part of a cut in one partition: ``start <= cold_end <= hot_end``.
 
-    What is read of it is ``[start, end)``, first ``[start, cold_stop)`` from the table, then
-    ``[cold_end, hot_stop)`` from the log. Without ``until`` these are both tiers, whole.
+    A read returns ``[start, end)``: first ``[start, cold_stop)`` from the table, then
+    ``[cold_end, hot_stop)`` from the log. Without ``until`` it reads both tiers to their ends.
     """
 
     partition: int
@@ -41,8 +42,8 @@ class PartitionCut:
     cold_end: Offset  # first offset not in the table version
     hot_end: Offset  # first offset not committed when the cut was taken
     leader_epoch: LeaderEpoch
-    until: Offset | None = None  # first offset that is not read; None: hot_end
-    lineage_id: str | None = None  # the leadership under which hot_end was committed
+    until: Offset | None = None  # first offset that is not read; None means hot_end
+    lineage_id: str | None = None  # of the leadership that committed hot_end
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
@@ -79,10 +80,10 @@ class PartitionCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The time-bounded right of a reader that nothing it needs is deleted."""
+    """A reader's right, limited in time, that no data it needs is deleted."""
 
     lease_id: LeaseId
-    expires_us: int  # broker's wall clock; renew well before
+    expires_us: int  # on the broker's wall clock; renew the lease well before this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Cut:
     stream_uuid: StreamUuid
     subject: str
     table_uri: str
-    table_version: int | None  # None: the stream has no table yet, everything is hot
+    table_version: int | None  # None: the stream has no table yet, all records are in the log
     partitions: tuple[PartitionCut, ...]  # one per partition, by number
     taken_us: int
     lease: Lease
@@ -117,11 +118,11 @@ class Cut:
 
     @property
     def positions(self) -> tuple[CutPosition, ...]:
-        """Whose history each partition of the cut is of, and up to where."""
+        """The lineage id and the hot end of each partition, by number."""
         return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; a cut that is not narrowed says nothing of narrowing."""
+        """Return JSON-ready values; only a narrowed cut has ``until``."""
         body = dataclasses.asdict(self)
         for part in body["partitions"]:
             if part["until"] is None:
@@ -130,11 +131,13 @@ class Cut:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cut:
-        """Rebuild a cut; raises InvalidCutError for anything that is not one."""
+        """Rebuild a cut; raises InvalidCutError for anything else."""
         try:
             body = dict(values)
             if body.pop("v") not in _FORMATS_READ:
-                raise InvalidCutError(f"cut format {values['v']!r} is not {_FORMAT_VERSION}")
+                raise InvalidCutError(
+                    f"cut format {values['v']!r} is not known; this build reads {_FORMAT_VERSION}"
+                )
             body["partitions"] = tuple(PartitionCut(**part) for part in body["partitions"])
             body["lease"] = Lease(**body["lease"])
             return cls(**body)
@@ -148,10 +151,10 @@ class Cut:
 
     @classmethod
     def load(cls, text: str) -> Cut:
-        """Parse :meth:`save`; raises InvalidCutError for damaged or foreign text."""
+        """Parse the text of :meth:`save`; raises InvalidCutError for damaged or other text."""
         text = text.strip()
         if not text.startswith(_PREFIX) or len(text) > _TEXT_BYTES_MAX:
-            raise InvalidCutError("not a saved cut (it begins with hwcut1.)")
+            raise InvalidCutError("not a saved cut: a saved cut begins with hwcut1.")
         digest, _, body = text[len(_PREFIX) :].partition(".")
         if hashlib.sha256(body.encode()).hexdigest()[:16] != digest:
             raise InvalidCutError("the saved cut is damaged: its checksum does not match")

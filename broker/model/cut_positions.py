@@ -1,8 +1,8 @@
-"""Whether a cut that was saved before is one of the history that is here now. Pure.
+"""Whether a saved cut belongs to the present history of its stream. Pure.
 
-A cut names, for each partition, the leadership under which its hot end was committed. If everything
-was restored from an older copy since, other records may be at those offsets. Then that leadership
-is not in the lineage of now, or ended below the cut's hot end.
+A cut names, for each partition, the leadership that committed its hot end. If the cluster was
+restored from an older copy since, other records may be at the cut's offsets. Then that leadership
+is not in the present lineage, or it ended below the cut's hot end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from broker.model.offsets import Offset
 
 
 class CutPosition(NamedTuple):
-    """The end of one partition of a cut."""
+    """The hot end of one partition of a cut, and the leadership that committed it."""
 
-    lineage_id: str | None  # None: saved by a version that did not write it down
+    lineage_id: str | None  # None: saved by a version that stored no lineage ids
     hot_end: Offset
 
 
@@ -31,18 +31,19 @@ def refusal(
 ) -> HeadwaterError | None:
     """Return why a cut with these positions, by partition, cannot be read here; None if it can.
 
-    ``believe_forgotten``: a leadership that is too old to be remembered is taken for ours.
+    With ``believe_forgotten`` a leadership that is too old to be remembered counts as ours.
     """
     if len(positions) != len(lineages):
         return InvalidCutError(
-            f"the cut names {len(positions)} partitions of {stream!r}, which has {len(lineages)}",
+            f"the cut names {len(positions)} partitions of stream {stream!r}, which has "
+            f"{len(lineages)}: take a new cut",
             stream=stream,
         )
     for number, (lineage, position) in enumerate(zip(lineages, positions, strict=True)):
         if position.lineage_id is None:
             return InvalidCutError(
-                f"the cut of {stream!r} was saved by a version that did not write down whose "
-                "history it is of: take a new one",
+                f"the cut of stream {stream!r} was saved by a version that stored no lineage ids, "
+                "so its history cannot be checked: take a new cut",
                 stream=stream,
                 partition=number,
             )
@@ -50,9 +51,10 @@ def refusal(
             continue
         if not holds(lineage, position.lineage_id, position.hot_end):
             return ForeignHistoryError(
-                f"the cut of {stream!r} partition {number} ends at {position.hot_end} of a history "
-                "that is not the one here: the stream was restored from an older copy since, or "
-                "the cut is from another copy of it, or is too old to be told apart",
+                f"the cut of stream {stream!r} belongs to another history of partition {number} "
+                f"(hot end {position.hot_end}): the stream was restored from an older copy since, "
+                "or the cut is from another copy of the stream, or the cut is too old to be "
+                "checked. Take a new cut",
                 stream=stream,
                 partition=number,
                 lineage_id=position.lineage_id,

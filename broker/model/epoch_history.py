@@ -1,7 +1,7 @@
-"""Which leader epoch wrote which offsets. A value: every change makes a new one.
+"""Which leader epoch wrote which offsets. An immutable value: every change returns a new history.
 
-Source: KIP-101. Truncation after a change of leader is decided by this, never by the high
-watermark.
+Source: KIP-101. A replica truncates its log by this history after a change of leader, never by the
+high watermark.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """Ascending (leader epoch, start offset) pairs; an epoch that wrote nothing may be in it."""
+    """Ascending (leader epoch, start offset) pairs; an epoch without a record may be among them."""
 
     starts: tuple[EpochStart, ...] = ()
 
     @property
     def latest(self) -> LeaderEpoch:
-        """The newest epoch; 0 when the log has none yet."""
+        """The newest epoch; 0 while the history is empty."""
         return self.starts[-1].leader_epoch if self.starts else LeaderEpoch(0)
 
     @classmethod
     def of(cls, starts: Iterable[tuple[LeaderEpoch, Offset]]) -> EpochHistory:
-        """Return the history with these epochs and where they start."""
+        """Return the history with these epochs and start offsets."""
         return cls(tuple(EpochStart(epoch, start) for epoch, start in starts))
 
     def begun(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> EpochHistory:
@@ -43,14 +43,15 @@ class EpochHistory:
         return EpochHistory(tuple(one for one in self.starts if one.start_offset <= end))
 
     def truncated(self, end: Offset) -> EpochHistory:
-        """Return the history of a log cut at ``end``: epochs without a record below it are gone.
+        """Return the history of a log truncated at ``end``, without epochs that have no record.
 
-        An epoch that is kept without a record would refuse the older epoch of the next leader.
+        An epoch without a record must not stay: it could be newer than the epoch of the next
+        leader's records, and epochs must ascend.
         """
         return EpochHistory(tuple(one for one in self.starts if one.start_offset < end))
 
     def epoch_of(self, offset: Offset) -> LeaderEpoch:
-        """Return the epoch that wrote ``offset``; 0 below the first known one."""
+        """Return the epoch that wrote ``offset``; 0 if no epoch is known for it."""
         found = bisect_right(self.starts, offset, key=lambda one: one.start_offset)
         return self.starts[found - 1].leader_epoch if found else LeaderEpoch(0)
 

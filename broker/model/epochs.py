@@ -1,4 +1,4 @@
-"""Epochs: counters that fence. They only ever grow."""
+"""Epochs: counters that only grow. A request with an old epoch is refused (fenced)."""
 
 from __future__ import annotations
 

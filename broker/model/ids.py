@@ -1,7 +1,7 @@
-"""Identities. A name is for people; paths, keys and transactions are built from these alone.
+"""Identities. Names are for people; paths, keys and transactions are built from ids alone.
 
-Streams are identified by a UUID given at creation, so a stream that is deleted and created again
-under its old name is a different stream everywhere: on disk, in the table, in every token.
+A stream gets a UUID when it is created. So a stream that is deleted and created again under its old
+name is a different stream everywhere: on disk, in the table, in every request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whose history a log holds: the starts of leadership that wrote it, each with an id of its own.
+"""The lineage of a log: the starts of leadership that wrote it, each with a random id.
 
-Offsets and leader epochs alone are no identity: a copied or restored data folder counts on from the
-same numbers as the original and writes other records there. So every start of leadership draws a
-random id. A *history position* is a pair of such an id and an offset that its leader had reached;
-two histories share it only if they share every record below it.
+Offsets and leader epochs alone do not identify a history: a copied or restored data folder
+continues from the same numbers as the original and writes other records there. So every start of
+leadership draws a random id. A *history position* is a pair of such an id and an offset that its
+leader had reached. Two histories share a position only if they share every record below it.
 
     leadership     a, start 0     b, start 400     c, start 730
     offsets        0 ───────────▶ 400 ───────────▶ 730 ───────────▶ …
@@ -22,7 +22,7 @@ from broker.errors import InvalidRequestError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 
-LINEAGE_KEPT: Final = 64  # leaderships that the metadata remembers of a partition
+LINEAGE_KEPT: Final = 64  # leaderships that the metadata remembers for each partition
 _ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -32,10 +32,10 @@ class Leadership:
 
     leader_epoch: LeaderEpoch
     lineage_id: str  # 32 hexadecimal digits, drawn at random by the process that begins to lead
-    start: Offset  # the log end at which it began: everything below is of the leaderships before
+    start: Offset  # log end when the leadership began; earlier leaderships wrote all below it
 
     def __post_init__(self) -> None:
-        """Refuse what no process drew; it comes from disks and peers."""
+        """Refuse impossible values: they may come from a disk or from another broker."""
         if not is_lineage_id(self.lineage_id) or self.start < 0 or self.leader_epoch < 0:
             raise InvalidRequestError(
                 f"not a start of leadership: epoch {self.leader_epoch}, id {self.lineage_id!r}, "
@@ -52,21 +52,21 @@ def is_lineage_id(text: str) -> bool:
 
 
 def first_lineage_id(stream_uuid: str, partition: int) -> str:
-    """Return the id of a new partition's first leadership; the uuid was drawn at random."""
+    """Return the id of a new partition's first leadership: a hash, since the uuid is random."""
     return hashlib.sha256(f"{stream_uuid}/{partition}".encode()).hexdigest()[:32]
 
 
 def begun(lineage: Lineage, leadership: Leadership) -> Lineage:
-    """Return the lineage after a leadership began; the oldest ones are forgotten in time."""
+    """Return the lineage after a leadership began; beyond LINEAGE_KEPT the oldest is dropped."""
     assert not lineage or leadership.leader_epoch > lineage[-1].leader_epoch, "epochs only grow"
     return (*lineage, leadership)[-LINEAGE_KEPT:]
 
 
 def holds(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bool:
-    """Tell whether a history has all that another one had when its position was this.
+    """Tell whether the history with this lineage holds the position (``lineage_id``, ``end``).
 
-    ``end`` is the exclusive end that the leadership ``lineage_id`` had reached. A leadership wrote
-    nothing at or above the start of the next one that follows it here.
+    ``end`` is the exclusive end that the leadership ``lineage_id`` had reached. In this history a
+    leadership wrote no record at or above the start of the next leadership.
     """
     for at, one in enumerate(lineage):
         if one.lineage_id == lineage_id:
@@ -75,9 +75,9 @@ def holds(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bool:
 
 
 def is_forgotten(lineage: Sequence[Leadership], lineage_id: str, end: int) -> bool:
-    """Tell whether a position may be of a leadership that newer ones have pushed out of a lineage.
+    """Tell whether a position may belong to a leadership that the lineage has dropped as too old.
 
-    It cannot be told apart from one of another history that ended as low.
+    Such a position looks the same as a position of another history that ended at the same offset.
     """
     if len(lineage) < LINEAGE_KEPT or any(one.lineage_id == lineage_id for one in lineage):
         return False

@@ -6,5 +6,5 @@ from urllib.parse import quote
 
 
 def member_uri(cluster: str, node: str) -> str:
-    """Return what a broker's certificate has to name (subject alternative name, URI)."""
+    """Return the URI that a broker's certificate must have as a subject alternative name."""
     return f"headwater://{quote(cluster, safe='')}/broker/{quote(node, safe='')}"

@@ -12,7 +12,7 @@ Headers = tuple[tuple[str, bytes], ...]  # order kept; a name may occur more tha
 
 
 class AckPolicy(Enum):
-    """When a publisher hears back. Source: Liftbridge's AckPolicy."""
+    """When a publisher gets its acknowledgement. Source: Liftbridge's AckPolicy."""
 
     NONE = "none"  # never
     LEADER = "leader"  # the leader's log has it on disk
@@ -21,7 +21,7 @@ class AckPolicy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record as a person reads it; bulk paths use Arrow batches instead."""
+    """One record as a Python object, for people; fast paths use Arrow batches instead."""
 
     partition: int
     offset: Offset
@@ -37,13 +37,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where a batch stands in its partition, as durable as its ack policy says.
+    """The offsets of a stored batch, which is as durable as its ack policy says.
 
-    Under NONE nobody knows: ``base_offset`` is -1.
+    Under ack policy NONE the offsets are not known: ``base_offset`` is -1.
     """
 
     base_offset: Offset
     records_count: int
     leader_epoch: LeaderEpoch
-    duplicate: bool = False  # a retry: these are the offsets of the first time
-    acks: AckPolicy = AckPolicy.ALL  # as the client asked; the broker does not fill it in
+    duplicate: bool = False  # a retry: the batch was stored before, at these offsets
+    acks: AckPolicy = AckPolicy.ALL  # as the client asked; the broker does not set this field

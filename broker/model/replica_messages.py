@@ -1,7 +1,7 @@
-"""What replicas of a partition say to each other. A transport carries these and decides nothing.
+"""Messages between replicas of a partition. A transport carries them and decides nothing.
 
-Every message names the leader epoch that its sender is in, and every request the broker epoch of
-its sender. A message of another epoch is refused or dropped, never guessed at.
+Every message names the leader epoch of its sender, and every request the broker epoch of its
+sender. A message of another epoch is refused or dropped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 
-# Why a leader does not answer a request with what it asked for.
+# Why a leader refuses a request.
 Refusal = Literal[
     "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged", "below_start"
 ]
 
 
 class BatchFacts(Protocol):
-    """What the machines look at in a stored batch; ``BatchHeader`` has it."""
+    """The fields of a stored batch that the replication core reads; ``BatchHeader`` has them."""
 
     @property
     def base_offset(self) -> Offset:
@@ -29,24 +29,24 @@ class BatchFacts(Protocol):
 
     @property
     def end_offset(self) -> Offset:
-        """First offset after it."""
+        """First offset after the batch."""
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
-        """The epoch of the leader that wrote it."""
+        """The epoch of the leader that wrote the batch."""
 
 
 class CarriedBatch(Protocol):
-    """A stored batch on its way; ``StoredBatch`` is one."""
+    """A stored batch inside a message; ``StoredBatch`` is one."""
 
     @property
     def header(self) -> BatchFacts:
-        """Where it belongs."""
+        """Offsets and leader epoch of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEndRequest:
-    """Where do the records of ``epoch`` end in your log? (KIP-101, KIP-279)."""
+    """A follower asks where the records of ``epoch`` end in the leader's log (KIP-101, KIP-279)."""
 
     follower: BrokerId
     broker_epoch: BrokerEpoch
@@ -57,11 +57,11 @@ class EpochEndRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEndAnswer:
-    """The newest epoch at or below the asked one that the leader's log has, and its end."""
+    """The newest epoch of the leader's log that is not above the asked epoch, and its end."""
 
     leader_epoch: LeaderEpoch
     request_id: int
-    epoch: LeaderEpoch  # as asked
+    epoch: LeaderEpoch  # as in the request
     known_epoch: LeaderEpoch = LeaderEpoch(0)  # noqa: RUF009 - a plain number
     end: Offset = Offset(0)  # noqa: RUF009 - a plain number
     refusal: Refusal | None = None
@@ -69,7 +69,7 @@ class EpochEndAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """Send what follows ``fetch_from``; and: my log is durable below ``synced_end``."""
+    """A follower asks for records from ``fetch_from``; it has synced its log to ``synced_end``."""
 
     follower: BrokerId
     broker_epoch: BrokerEpoch
@@ -78,23 +78,26 @@ class FetchRequest:
     fetch_from: Offset
     last_epoch: LeaderEpoch  # of the record before ``fetch_from``; 0 at the start of the log
     synced_end: Offset
-    wait_ms: int = 0  # park the request this long when there is nothing; 0: answer, notify later
+    # If there is nothing to send, the leader keeps the request this long; with 0 it answers at
+    # once and sends a NewDataNotice later.
+    wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPrefix:
-    """What a follower has to know of records that are in the table and no log any more."""
+    """What a follower must know about records that are in the table and in no log any more."""
 
-    epochs: tuple[tuple[LeaderEpoch, Offset], ...]  # who wrote them, and from where on
-    producers: bytes  # the newest batches of each producer among them
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...]  # epoch history of these records
+    producers: bytes  # each producer's newest batches among these records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchAnswer:
-    """Batches from ``start`` on, and how far the leader is.
+    """Batches from ``start`` on, and the leader's high watermark and log end.
 
-    Refused with ``below_start``, ``start`` is where the leader's log begins and ``prefix`` what
-    was before: the follower has to begin anew there.
+    If ``refusal`` is ``below_start``, the leader's log begins above the requested offset: ``start``
+    is its log start and ``prefix`` describes the records before. The follower must begin a new log
+    at ``start``.
     """
 
     leader_epoch: LeaderEpoch
@@ -109,7 +112,7 @@ class FetchAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDataNotice:
-    """There is something to fetch again."""
+    """The leader tells a follower that there are new records to fetch."""
 
     leader_epoch: LeaderEpoch
 
@@ -118,7 +121,7 @@ ReplicaMessage = EpochEndRequest | EpochEndAnswer | FetchRequest | FetchAnswer |
 
 
 def size_of(message: ReplicaMessage) -> int:
-    """Return what a message costs whoever keeps it, about, in bytes."""
+    """Return about how many bytes of memory a queued message takes."""
     return (
         sum(one.header.size for one in message.batches) if isinstance(message, FetchAnswer) else 0
     )

@@ -1,4 +1,4 @@
-"""What a replica is doing on its broker, in one word that metrics and operators are shown."""
+"""What a replica is doing on its broker, in one word, for metrics and operators."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from enum import StrEnum
 
 
 class ReplicaState(StrEnum):
-    """The first that applies, from the top: a replica that is closing is nothing else."""
+    """The states. If several apply, the first in this list counts: CLOSING wins over all others."""
 
     CLOSING = "closing"  # takes no more work; queued work is finished, then the files are closed
     DAMAGED = "damaged"  # its log was found damaged when it was opened; nothing is deleted
     FAILED = "failed"  # its disk refused a write or rot was read; no writes until it is reopened
-    REPLACED = "replaced"  # another process leads this history, by the lake's word; no writes
-    OPENING = "opening"  # no view of the metadata is taken in, or the log could not be opened yet
-    CLAIMING = "claiming"  # leads, and its claim on the history in the lake is not settled yet
+    REPLACED = "replaced"  # by a claim in the lake, another process leads this history; no writes
+    OPENING = "opening"  # has no view of the metadata yet, or its log could not be opened yet
+    CLAIMING = "claiming"  # leads, but its claim on the history in the lake is not settled yet
     LEADING = "leading"  # takes writes
-    CANDIDATE = "candidate"  # named to lead, and not the leader before everything is shown
+    CANDIDATE = "candidate"  # the controller named it to lead; it has not confirmed yet
     FOLLOWING = "following"  # copies the log of a leader
-    WAITING = "waiting"  # holds a log and knows of no leader to copy from
+    WAITING = "waiting"  # holds a log and knows no leader to copy from
 
     @property
     def takes_writes(self) -> bool:
-        """Whether a publish can be written now; while claiming it waits."""
+        """Whether a publish is accepted; in state CLAIMING it waits until the claim is settled."""
         return self in (ReplicaState.LEADING, ReplicaState.CLAIMING)
 
     @property
     def is_well(self) -> bool:
-        """Whether nobody has to look after the replica."""
+        """Whether the replica needs no operator."""
         return self not in (ReplicaState.DAMAGED, ReplicaState.FAILED, ReplicaState.REPLACED)

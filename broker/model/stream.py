@@ -19,42 +19,44 @@ PARTITIONS_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """What a stream's creator may choose. Sizes and times carry their unit in the name.
+    """The settings of a stream. Sizes and times have their unit in the name.
 
-    A new setting has a default, for streams that were created before it, and bounds below. Its
-    type is int, bool, str or a Literal of texts, or one of these and None: `_check_type` knows no
-    other. `headwater stream create` has an option for each. A build without the setting does not
-    open a stream that was created with it, so a cluster's brokers are updated together.
+    A new setting needs a default, for streams that were created before it, and bounds in
+    ``__post_init__``. Its type is int, bool, str or a Literal of texts, or one of these and None:
+    `_check_type` knows no other type. `headwater stream create` has an option for each setting. A
+    build that does not know a setting refuses a stream which has it, so the brokers of a cluster
+    are updated together.
 
     Raises:
-        InvalidStreamError: a value is out of bounds, or two of them contradict each other.
+        InvalidStreamError: a value is out of bounds, or two values contradict each other.
     """
 
-    subject: str  # partition 0 listens to it, partition n to ``<subject>.<n>``; wildcards allowed
+    subject: str  # of partition 0; partition n has ``<subject>.<n>``; wildcards are allowed
     partitions: int = 1
     queue_group: str | None = None  # NATS queue group, only for load-balanced ingest
     key_header: str = "Headwater-Key"  # NATS header whose first value becomes the record's key
     puback: bool = False  # answer the NATS reply subject with a JetStream-style PubAck
     dedup_window_ms: int = 120_000  # JetStream's default window for Nats-Msg-Id
-    dedup_ids_max: int = 1_000_000  # bounds memory: about 150 B an id
+    dedup_ids_max: int = 1_000_000  # bounds memory: an id takes about 150 B
     record_bytes_max: int = 8 * MIB  # value + key + headers of one record
     segment_bytes_max: int = 128 * MIB  # a sealed segment becomes one object of about this size
-    segment_age_ms_max: int = 600_000  # freshness of the table when traffic is thin
+    segment_age_ms_max: int = 600_000  # keeps the table fresh when few records arrive
     index_interval_bytes: int = 64 * 1024
-    flush: Literal["always", "interval"] = "always"  # "interval" may lose the last interval
+    # "interval" may lose the acknowledged records of the last interval
+    flush: Literal["always", "interval"] = "always"
     flush_interval_ms: int = 200
     compression: Literal["none", "lz4", "zstd"] = (
         "none"  # of record batches on disk and on the wire
     )
     replication_factor: int = 0  # brokers that hold each partition; 0: the cluster's default
-    min_isr: int = 0  # so many of them have synced what is acked under ALL; 0: the default
+    min_isr: int = 0  # replicas that have synced a record before its ack (ALL); 0: the default
     tiering: bool = True
     local_retention_bytes: int = (
         1024 * MIB
-    )  # per partition; only what is in the table and out of the dedup window is ever freed
-    local_retention_ms: int | None = None  # free tiered segments older than this as well
+    )  # per partition; only records in the table and out of the dedup window are ever freed
+    local_retention_ms: int | None = None  # also free shipped segments that are older
     unshipped_bytes_max: int | None = (
-        None  # per partition; beyond it writes are refused (back-pressure)
+        None  # per partition; above this limit writes are refused (back-pressure)
     )
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ class StreamConfig:
         _require(
             self.partitions == 1 or not _has_wildcard(self.subject),
             "partitions",
-            "1 when the subject has a wildcard, for <subject>.<n> would overlap it",
+            "1 when the subject has a wildcard, because <subject>.<n> would overlap the wildcard",
         )
         for name in ("key_header", "queue_group"):
             text = getattr(self, name)
@@ -142,7 +144,8 @@ class Stream:
     def __post_init__(self) -> None:
         if not is_stream_name(self.name):
             raise InvalidStreamError(
-                f"stream name {self.name!r} must be 1 to 128 of A-Z a-z 0-9 _ -, not first -"
+                f"stream name {self.name!r} must be 1 to 128 characters of A-Z a-z 0-9 _ -, and "
+                "must not begin with -"
             )
 
     def to_json(self) -> str:
@@ -187,4 +190,8 @@ def _check_subject(subject: str) -> None:
         and ">" not in tokens[:-1]
     )
     if not legal:
-        raise InvalidStreamError(f"subject {subject!r} is not a NATS subject")
+        raise InvalidStreamError(
+            f"subject {subject!r} is not a NATS subject: it must be at most {_SUBJECT_BYTES_MAX} "
+            "printable ASCII characters in non-empty words with dots between them, without a "
+            "blank, with > only as the last word"
+        )

@@ -1,5 +1,5 @@
-"""What the broker needs of the world, and what its rooms need of each other, in our own words.
+"""Interfaces (Protocols) between the rooms of the broker, and between the broker and the machine.
 
-No type of an outside library crosses these lines except Arrow's batches and buffers. Every port
-has a contract suite in tests/contract that each implementation passes.
+No type of an outside library crosses a port, except Arrow's batches and buffers. Every port has a
+contract suite in tests/contract, which each implementation passes.
 """

@@ -1,4 +1,4 @@
-"""The broker, as its servers see it."""
+"""The broker's interface for its network servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BrokerPlace:
     """Where one broker of the cluster is."""
 
     broker: BrokerId
-    flight: str | None  # its Flight address, if it told one
+    flight: str | None  # its Flight address; None if it registered none
     alive: bool
 
 
@@ -37,7 +37,7 @@ class PartitionPlace:
     """Where one partition is, as far as this broker knows."""
 
     partition: int
-    leader: BrokerId | None  # None: nobody leads now
+    leader: BrokerId | None  # None: no broker leads now
     leader_epoch: LeaderEpoch
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
@@ -45,7 +45,7 @@ class PartitionPlace:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStanding:
-    """What a partition's leader says of it."""
+    """The committed range of a partition, according to its leader."""
 
     log_start: Offset
     high_watermark: Offset
@@ -53,14 +53,17 @@ class PartitionStanding:
 
 
 class BrokerApi(Protocol):
-    """What network services may ask of the broker. Blocking; any thread."""
+    """The broker's methods for network services. They block; any thread may call them."""
 
     @property
     def cluster(self) -> str:
         """Name of the cluster."""
 
     def create_stream(self, name: str, config: StreamConfig) -> Stream:
-        """Create a stream durably and start it; the same name and configuration again is fine."""
+        """Create a stream durably and start it.
+
+        If a stream with this name and the same configuration exists, return that stream.
+        """
 
     def delete_stream(self, name: str) -> Stream:
         """Delete a stream's local log and metadata. Its table stays in the lake."""
@@ -69,47 +72,51 @@ class BrokerApi(Protocol):
         """Return a stream.
 
         Raises:
-            UnknownStreamError: there is none; a majority of the controllers was asked. Has names.
-            UnavailableError: it is not known here, and nobody could say whether that is the newest.
+            UnknownStreamError: no stream has this name; a majority of the controllers confirmed
+                it. The error lists the names that exist.
+            UnavailableError: this broker does not know the stream, and could not confirm that its
+                metadata is the newest.
         """
 
     def streams(self) -> list[Stream]:
         """Return all streams by name."""
 
     def partition(self, name: str, partition: int) -> PartitionHandle:
-        """Return the replica that is here; it takes writes only if this broker leads.
+        """Return this broker's replica; it takes writes only if this broker leads.
 
         Raises:
-            UnknownStreamError, UnknownPartitionError; NotLeaderError: no replica is here.
+            UnknownStreamError, UnknownPartitionError.
+            NotLeaderError: this broker has no replica of the partition.
         """
 
     def brokers(self) -> list[BrokerPlace]:
         """Return the brokers of the cluster, by name."""
 
     def places(self, name: str) -> list[PartitionPlace]:
-        """Return who leads and who holds each partition of a stream, by number."""
+        """Return leader, replicas and ISR of each partition of a stream, by number."""
 
     def standing(self, name: str, partition: int) -> PartitionStanding:
-        """Return what is committed now, as the partition's leader knows it, wherever that is.
+        """Return the committed range now, from the partition's leader, on whichever broker it is.
 
         Raises:
-            UnknownStreamError, UnknownPartitionError; NotLeaderError: nobody can say now.
+            UnknownStreamError, UnknownPartitionError.
+            NotLeaderError: no leader answers now.
         """
 
     def history_position(self, name: str, partition: int) -> CutPosition:
-        """Return what is committed now, and under which leadership; errors as for standing."""
+        """Return the high watermark now and the id of its leadership; raises as ``standing``."""
 
     def table_start(self, name: str, partition: int) -> Offset | None:
-        """Return the first offset of a partition that is in the table; None: none is."""
+        """Return the first offset of a partition in the table; None if the table has no record."""
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
-        """Hold everything of the stream, in both tiers, from now until the lease ends."""
+        """Take a lease: until it ends, no record of the stream is deleted, in both tiers."""
 
     def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
         """Extend a lease; raises UnknownLeaseError once it has expired."""
 
     def drop_lease(self, lease_id: LeaseId) -> None:
-        """End a lease; an unknown one is fine."""
+        """End a lease; does nothing if the lease is unknown."""
 
     def live_leases(self, name: str) -> list[HeldLease]:
         """Return the leases on a stream that have not ended, the oldest first."""
@@ -125,13 +132,14 @@ class BrokerApi(Protocol):
         positions: Sequence[CutPosition],
         believe_forgotten: bool = False,
     ) -> None:
-        """Confirm that a cut with these positions, by partition, is of the history that is here.
+        """Confirm that a cut with these positions, by partition, belongs to this history.
 
-        A position of a leadership that is too old to be remembered is refused, or believed.
+        A position of a leadership that is too old to be remembered is refused; with
+        ``believe_forgotten`` it is accepted.
 
         Raises:
-            ForeignHistoryError: other records may be at its offsets now.
-            InvalidCutError: it does not name every partition, or not whose history it is of.
+            ForeignHistoryError: other records may be at the cut's offsets now.
+            InvalidCutError: the cut does not name every partition, or has no lineage ids.
             UnknownStreamError, StreamRecreatedError.
         """
 
@@ -141,7 +149,7 @@ class BrokerApi(Protocol):
         """Yield rows that are no longer on local disk, from the table, in offset order."""
 
     def tier_status(self, name: str) -> list[TierStatus]:
-        """Return how far tiering is."""
+        """Return how far each partition is shipped to the table."""
 
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """Ship every committed record into the table now."""

@@ -1,6 +1,6 @@
-"""What a broker of a cluster needs of the others. See :mod:`broker.ports` for the rest.
+"""Transports that carry messages between the brokers of a cluster.
 
-Nobody outside the broker's own rooms uses these, so they may speak of the cores' messages.
+Only the broker's own rooms use them, so their messages are the values that the cores use.
 """
 
 from __future__ import annotations
@@ -16,39 +16,45 @@ from broker.model.replica_messages import ReplicaMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAddress:
-    """A partition, as a transport may have to name it."""
+    """The names of a partition that a transport may need."""
 
     partition_id: PartitionId
     stream: str
 
 
 class ReplicaTransport(Protocol):
-    """Carries what replicas say; loses it when it must, never delays the caller. Any thread."""
+    """Carries messages between replicas. Any thread.
+
+    A transport never delays its caller. It may lose a message.
+    """
 
     def start(self, deliver: Callable[[BrokerId, PartitionId, ReplicaMessage], None]) -> None:
-        """Begin; ``deliver`` is called with an identified sender, on any thread. It is quick."""
+        """Start. ``deliver`` must be quick; it gets an authenticated sender, on any thread."""
 
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
-        """Send, or lose. One message of one partition does not overtake another."""
+        """Send, or lose, a message. The messages of one partition arrive in order."""
 
     def serve(self, address: ReplicaAddress) -> None:
-        """This broker leads the partition from now on: take requests. Does not block."""
+        """Take requests for this partition, because this broker leads it now. Does not block."""
 
     def stop_serving(self, address: ReplicaAddress) -> None:
-        """It leads it no more. Does not block."""
+        """Take no more requests: this broker leads the partition no longer. Does not block."""
 
     def close(self) -> None:
-        """End all connections; blocks until nothing is delivered any more."""
+        """Close all connections; block until ``deliver`` is called no more."""
 
 
 class ControlTransport(Protocol):
-    """Carries control messages between brokers, a broker's own included. As above."""
+    """Carries control messages between brokers, also from a broker to itself.
+
+    Otherwise the rules of :class:`ReplicaTransport` hold.
+    """
 
     def start(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
-        """Begin; ``deliver`` is called with an identified sender, on any thread. It is quick."""
+        """Start. ``deliver`` must be quick; it gets an authenticated sender, on any thread."""
 
     def send(self, to: BrokerId, message: ControlMessage) -> None:
-        """Send, or lose; to oneself too."""
+        """Send, or lose, a message. The receiver may be this broker."""
 
     def close(self) -> None:
-        """End."""
+        """Stop; call ``deliver`` no more."""

@@ -1,4 +1,4 @@
-"""The metadata log, as everybody above it sees it."""
+"""The interface of the metadata log."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ class MetadataLog(Protocol):
         """Commit one command durably, apply it, return its reply. Blocks.
 
         Raises:
-            CommitTimeoutError: whether it was, or will be, applied is not known.
-            HeadwaterError: what the state machine rejected, typed; or why nothing was tried.
+            CommitTimeoutError: it is not known whether the command was or will be applied.
+            HeadwaterError: the state machine rejected the command; or the command was not proposed.
         """
 
     def barrier(self, *, timeout_ms: int) -> int:
-        """Return an applied index once everything committed before this call is applied. Blocks.
+        """Wait until all commands that were committed before this call are applied. Blocks.
+
+        Returns the applied index.
 
         Raises:
-            UnavailableError: nobody could confirm that in time.
+            UnavailableError: no majority of the controllers confirmed it in time.
         """
 
     def subscribe(self, subscriber: Callable[[int, Any], None]) -> None:
         """Call ``subscriber(index, state)`` now and after every change, in order.
 
-        Several changes may be reported as one. Runs where commands are applied: be quick, do not
-        raise, propose nothing.
+        Several changes may be reported by one call. The subscriber runs on the thread that applies
+        commands: it must be quick, must not raise and must not propose.
         """

@@ -1,4 +1,4 @@
-"""What operators may ask of a broker, whichever of a cluster it is. See :mod:`broker.ports`."""
+"""The interface of a broker for operators; any broker of a cluster may be asked."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from broker.model.cluster_status import ClusterStatus, Proposed, ReplicaStatus
 class OperatorApi(Protocol):
     """Implemented by ``ClusterOperations``. Blocking; any thread.
 
-    Commands are proposed to the metadata log: they return once they are decided, not once what
-    they ask for has happened; that shows in :meth:`status`.
+    Commands are proposed to the metadata log. A method returns when its command is applied, not
+    when its effect (for example a move) is complete; :meth:`status` shows the progress.
     """
 
     def status(self, *, confirm_ms: int = 1_000) -> ClusterStatus:
-        """Return what the metadata says; if nobody confirms it in time, what is known here."""
+        """Return the newest metadata; if it is not confirmed in time, this broker's metadata."""
 
     def replicas(self) -> list[ReplicaStatus]:
-        """Return how the replicas on this very broker stand."""
+        """Return the state of the replicas on this broker."""
 
     def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
-        """Begin to move a partition to other brokers; the old ones leave once all have it.
+        """Begin to move a partition to other brokers.
+
+        The old replicas leave when all new replicas are in sync.
 
         Raises:
             UnknownStreamError, UnknownPartitionError, InvalidAssignmentError.
@@ -33,7 +35,7 @@ class OperatorApi(Protocol):
 
         Raises:
             UnknownStreamError, UnknownPartitionError, UnknownBrokerError.
-            IneligibleReplicaError: it is not in sync, fenced or stopping.
+            IneligibleReplicaError: the replica is not in sync, or its broker is fenced or stopping.
         """
 
     def balance(self) -> list[Proposed]:
@@ -50,18 +52,19 @@ class OperatorApi(Protocol):
         operator: str,
         accept_data_loss: bool,
     ) -> Proposed:
-        """Let this broker lead although it may lack committed records; what is lost is recorded.
+        """Let this broker lead although it may lack committed records; record the loss.
 
-        Asked of ``broker`` itself: only it knows how far its log reaches.
+        Call it on ``broker`` itself: only that broker knows its own log end.
 
         Raises:
-            InvalidRequestError: somebody can still lead without a loss, or the loss is not
-                accepted, or this is another broker.
+            InvalidRequestError: another replica can lead without a loss, or the caller does not
+                accept the loss, or this broker is not ``broker``.
         """
 
     def remove_broker(self, broker: str) -> None:
         """Forget a broker that is fenced and holds no replica.
 
         Raises:
-            UnknownBrokerError; InvalidRequestError: it lives, or holds replicas.
+            UnknownBrokerError.
+            InvalidRequestError: the broker is not fenced, or it holds replicas.
         """

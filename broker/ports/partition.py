@@ -1,4 +1,4 @@
-"""One partition, as readers, publishers and tiering see it."""
+"""The interfaces of one partition for readers, publishers and tiering."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from broker.model.records import AckPolicy, AppendResult
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A record batch as it lies in the log: parsed header, raw body (checked)."""
+    """A record batch of the log: its parsed header and its raw body, whose checksum was checked."""
 
     header: BatchHeader
     body: Any  # bytes-like
@@ -36,7 +36,7 @@ class SegmentInfo:
 
 
 class PartitionReader(Protocol):
-    """What readers (Flight, tiering, verifiers) may ask of a partition's log. Any thread."""
+    """A partition's log, for readers (Flight, tiering, verifiers). Any thread."""
 
     @property
     def partition_id(self) -> PartitionId:
@@ -61,8 +61,8 @@ class PartitionReader(Protocol):
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
         """Return whole batches that overlap ``[start, end)``, in order, CRC-checked.
 
-        At least one batch when the range is not empty, then as many as fit ``bytes_max``. The
-        first may begin below ``start`` and the last may end above ``end``.
+        If the range is not empty, the result has at least one batch, then as many as fit into
+        ``bytes_max``. The first batch may begin below ``start``, the last may end above ``end``.
 
         Raises:
             OffsetOutOfRangeError: ``start`` below the log start or ``end`` above the log end.
@@ -70,18 +70,21 @@ class PartitionReader(Protocol):
         """
 
     def offset_at(self, timestamp_us: int) -> Offset:
-        """Return the first offset whose batch reaches ``timestamp_us``, else the log end."""
+        """Return the base offset of the first batch with a record at or after ``timestamp_us``.
+
+        The log end if there is no such batch.
+        """
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
-        """Block until the high watermark exceeds ``above`` or time is up; return it."""
+        """Block until the high watermark exceeds ``above`` or time is up; return the HW."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsOutcome:
-    """Where each row of a :meth:`PartitionHandle.submit_records` call stands, once durable."""
+    """The offset of each row of a :meth:`PartitionHandle.submit_records` call, when durable."""
 
-    offsets: Sequence[Offset]  # one per submitted row; a duplicate's is that of its first time
-    duplicates: frozenset[int]  # row indexes that were stored before and not stored again
+    offsets: Sequence[Offset]  # one per submitted row; a duplicate has its original offset
+    duplicates: frozenset[int]  # indexes of rows that were stored before and not stored again
     leader_epoch: LeaderEpoch
 
 
@@ -90,11 +93,11 @@ class PartitionHandle(PartitionReader, Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this broker leads the partition, as far as it knows."""
+        """Whether this broker leads the partition, according to its own metadata."""
 
     @property
     def lost_leadership(self) -> HeadwaterError | None:
-        """Why nothing here is known to be the whole history: another process leads it."""
+        """The error if another process leads this history: this log may lack records. Else None."""
 
     def submit(
         self,
@@ -104,20 +107,20 @@ class PartitionHandle(PartitionReader, Protocol):
         may_block: bool = False,
         policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
-        """Queue batches for one group commit; ``done`` gets one outcome per batch, once durable.
+        """Queue batches for one group commit; ``done`` gets one outcome per batch, when durable.
 
-        Durable is what ``policy`` says: ALL committed, LEADER on this broker's disk. Under NONE
-        ``done`` is called after the write, for the caller's own accounts: it promises nothing, and
-        nobody may be told that a record is stored.
+        ``policy`` says what durable means: ALL means committed, LEADER means synced on this
+        broker's disk. Under NONE ``done`` is called after the write, for the caller's own
+        accounting only: the records may be lost, so no publisher may be told that they are stored.
 
-        Returns at once, from any thread; with ``may_block`` an idle partition may commit on the
+        Returns at once, on any thread. With ``may_block`` an idle partition may commit on the
         caller's thread, which is quicker for a caller that waits for the outcome anyway. ``done``
-        runs on the thread that commits: it must be quick and must not raise. Outcomes of batches
-        with a known producer id and sequence, or of records with a known message id, are the
+        runs on the thread that commits: it must be quick and must not raise. For a batch with a
+        known producer id and sequence, or a record with a known message id, the outcome is the
         original offsets with ``duplicate`` set.
 
         Raises:
-            OverloadedError: the queue is full; nothing was taken.
+            OverloadedError: the queue is full; no batch was queued.
             LogFailedError, DiskFullError, ShuttingDownError, NotLeaderError.
         """
 
@@ -131,7 +134,7 @@ class PartitionHandle(PartitionReader, Protocol):
     ) -> None:
         """Queue producer columns for one group commit, each row deduplicated by its message id.
 
-        Rows whose id is within the stream's window, or occurs earlier in the batch, are dropped
-        and answered with the first offset. Encoding happens on the caller's thread. ``done``,
-        ``policy`` and errors are as for :meth:`submit`.
+        A row is dropped if its id was stored within the stream's deduplication window, or occurs
+        earlier in the batch; its outcome is then the offset of the first one. The batch is encoded
+        on the caller's thread. ``done``, ``policy`` and errors are as for :meth:`submit`.
         """

@@ -1,4 +1,4 @@
-"""What the broker needs of the machine: time and files."""
+"""The broker's interface to the machine: time and files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """Wall time is data; monotonic time is for waiting. Nothing else reads a clock."""
+    """Wall time is for data, monotonic time is for waiting. No other code reads a clock."""
 
     def now_us(self) -> int:
         """Return UTC microseconds since 1970."""
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds that never go back."""
+        """Return milliseconds of a clock that never goes back."""
 
 
 class File(Protocol):
@@ -25,14 +25,18 @@ class File(Protocol):
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
         """Write the buffers one after another; return the bytes written. Not yet durable.
 
-        What nobody will read soon need not be kept in memory once it is durable: a hint.
+        ``read_soon=False`` is a hint: the bytes will not be read soon, so the page cache need not
+        keep them once they are durable.
         """
 
     def datasync(self) -> None:
         """Make everything written durable (fdatasync); never use the file after an error."""
 
     def allocate(self, size: int) -> None:
-        """Reserve disk up to ``size`` and extend the file with zeros; ENOSPC here costs nothing."""
+        """Reserve disk space up to ``size`` and extend the file with zeros.
+
+        If it fails with ENOSPC, no written byte is affected.
+        """
 
     def truncate(self, size: int) -> None:
         """Cut or extend (with zeros) to ``size`` bytes."""
@@ -66,10 +70,10 @@ class Files(Protocol):
         """Remove a file; durable only after :meth:`sync_folder`."""
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and all in it."""
+        """Remove a folder and its content."""
 
     def sync_folder(self, folder: str) -> None:
-        """Make names created, renamed or removed in ``folder`` durable."""
+        """Make durable the names that were created, renamed or removed in ``folder``."""
 
     def free_bytes(self) -> int:
         """Return the bytes that may still be written."""

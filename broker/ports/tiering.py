@@ -1,4 +1,4 @@
-"""Tiering, as the broker sees it, and the broker, as tiering sees it."""
+"""The interfaces between the broker and tiering, in both directions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from broker.ports.partition import (
 
 
 class TierSource(PartitionReader, Protocol):
-    """What tiering may see of, and ask from, a partition this broker leads. Any thread."""
+    """A partition that this broker leads, for tiering. Any thread."""
 
     @property
     def subject(self) -> str:
-        """The partition's NATS subject, stored for rows without one of their own."""
+        """The partition's NATS subject; rows without an own subject get it in the table."""
 
     @property
     def cold_end(self) -> Offset:
-        """First offset that the metadata does not know to be in the table."""
+        """First offset that is not in the table, according to the metadata."""
 
     @property
     def lineage(self) -> Lineage:
-        """Whose history the log is: starts of leadership, this broker's own one last."""
+        """The log's starts of leadership; the last one is this broker's."""
 
     def segments(self) -> list[SegmentInfo]:
         """Return all local segments, oldest first; the last is the active one."""
@@ -41,23 +41,24 @@ class TierSource(PartitionReader, Protocol):
         """Seal the active segment if it holds records, so that it can be shipped now."""
 
     def record_cold_end(self, cold_end: Offset) -> None:
-        """Record in metadata that ``[.., cold_end)`` is in the table, read back and in the ledger.
+        """Record in the metadata that all offsets below ``cold_end`` are in the table.
 
-        Local segments below it may be freed from now on, where no lease holds them.
+        They must be read back and in the ledger. From now on local segments below ``cold_end`` may
+        be freed, unless a lease holds them.
         """
 
     def admit(self, lineage_id: str) -> None:
-        """Hear that this leadership stands: it is claimed in the lake, as far as anybody knows.
+        """Let this leadership take writes: its claim in the lake is settled, or timed out.
 
         Does not block.
         """
 
     def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
-        """Hear that this leadership is lost: it takes no more writes. Does not block."""
+        """Refuse all writes of this leadership: another process has the claim. Does not block."""
 
 
 class TierCatalog(Protocol):
-    """Which streams this broker tiers, and their partitions. Any thread."""
+    """The streams that this broker ships to tables, and their partitions. Any thread."""
 
     def streams(self) -> list[Stream]:
         """Return the streams whose tiering is on."""
@@ -66,19 +67,21 @@ class TierCatalog(Protocol):
         """Return the partitions of ``stream`` that this broker leads, by number."""
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
-        """Return lineage and recorded cold end of any partition, as far as they are known here.
+        """Return lineage and recorded cold end of any partition, from this broker's metadata.
 
-        ``refreshed``: as of now. Blocks then; raises UnavailableError when nobody can say.
+        With ``refreshed`` this waits until that metadata is the newest. It then blocks, and raises
+        UnavailableError if no majority of the controllers confirms it.
         """
 
     def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
-        """Register a callback for "a leadership begins, or has slept" (any thread, quick).
+        """Register a callback: this broker begins to lead, or its leading process was suspended.
 
-        It returns whether the source will be told ``admit`` or ``refuse_writes``.
+        The callback runs on any thread and must be quick. It returns whether ``admit`` or
+        ``refuse_writes`` of the source will be called.
         """
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Register a callback for "a segment of this stream was sealed" (any thread, quick)."""
+        """Register a callback: a segment of this stream was sealed. Any thread; must be quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStatus:
-    """How far tiering is, for one partition."""
+    """How far one partition is shipped to the table."""
 
     partition: int
     cold: OffsetRange
@@ -108,16 +111,16 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLease:
-    """A lease that has not ended, as others see it."""
+    """A lease that has not ended."""
 
     lease_id: LeaseId
     owner: str
-    taken_us: int  # no object that was in the table then, or came later, may be deleted
+    taken_us: int  # objects that were in the table at this time or came later are not deleted
     expires_us: int
 
 
 class RemoteLog(Protocol):
-    """The cold tier as the broker sees it. Blocking; any thread."""
+    """The cold tier, for the broker. Blocking; any thread."""
 
     def table_state(self, stream: Stream) -> TableState:
         """Load the newest table version.
@@ -137,10 +140,10 @@ class RemoteLog(Protocol):
         """
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
-        """Ship every committed record now; return when it is in the table."""
+        """Ship every committed record now; return when all are in the table."""
 
     def status(self, stream: Stream) -> list[TierStatus]:
-        """Return how far each partition is."""
+        """Return how far each partition is shipped."""
 
     def table_name_for(self, name: str, uuid: str, namespace: str) -> str:
         """Choose the table folder of a new stream: its name, or ``<name>-<uuid8>`` if taken."""
