@@ -17,6 +17,7 @@ from broker.errors import ForeignHistoryError, OffsetOutOfRangeError
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
+from broker.ports.pumps import Drive
 from broker.ports.system import Clock
 from broker.ports.tiering import TableState, TierCatalog, TierSource, TierStatus
 from tiering.config import Observer, TieringConfig
@@ -61,8 +62,12 @@ class Tiering:
         config: TieringConfig | None = None,
         *,
         observer: Observer = ignore_events,
+        drive: Drive | None = None,
     ) -> None:
-        """Connect the lake with the broker; makes no request. ``observer`` gets every event."""
+        """Connect the lake with the broker; makes no request. ``observer`` gets every event.
+
+        Without a ``drive`` the work is done by threads of its own.
+        """
         self._config = config if config is not None else TieringConfig()
         self._lake = lake.with_deadline(self._config.upload_timeout_ms / 1000)
         self._catalog = catalog
@@ -78,6 +83,7 @@ class Tiering:
             config=self._config,
             observer=observer,
             is_replaced=self._is_replaced,
+            drive=drive,
         )
         catalog.on_leading(self._claimant.begin)
         self._uploader = Uploader(
@@ -87,6 +93,7 @@ class Tiering:
             config=self._config,
             observer=observer,
             on_scan=self._claimant.ensure,
+            drive=drive,
         )
 
     def start(self) -> None:

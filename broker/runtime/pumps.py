@@ -1,53 +1,23 @@
-"""Pumps, and the threads that drive them.
-
-A pump is the work of a shell as synchronous turns: ``turn(now_ms)`` does what there is to do now
-and returns when it wants its next turn. It owns no thread, never blocks on another broker, and
-reads no clock. Threads meet in its mailboxes alone (``Inbox``, a partition's ``TurnQueue``). So
-one thread can drive all pumps of many brokers, as the simulation does (docs/decisions/0021).
-"""
+"""The threads that drive pumps (``broker/ports/pumps.py``)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
+from broker.ports.pumps import NEVER_MS, Drive, Driven, Pump, PumpTurn
 from broker.ports.system import Clock
 
-NEVER_MS: Final = 1 << 62  # the next turn is the one after the next wake
+__all__ = [
+    "NEVER_MS", "Drive", "Driven", "Pump", "PumpThread", "PumpTurn",
+    "on_threads", "wait_for_answer",
+]  # fmt: skip
+
 _WAIT_S_MAX: Final = 3600.0  # what a thread sleeps at a stretch
 _LOOK_S: Final = 0.1  # what a caller sleeps at a stretch; a pump may look at what wakes nobody
 
 Answer = TypeVar("Answer")
-
-PumpTurn = Callable[[int], int]  # monotonic ms now -> monotonic ms of the next turn, at the latest
-
-
-class Pump(Protocol):
-    """Whatever takes turns."""
-
-    def turn(self, now_ms: int, /) -> int:
-        """Do what there is to do; return when the next turn is due at the latest."""
-
-
-class Driven(Protocol):
-    """A pump that is taken turns of by somebody."""
-
-    def start(self) -> None:
-        """Take the first turn soon."""
-
-    def wake(self) -> None:
-        """Take a turn soon: there is news. Any thread, also within a turn; quick."""
-
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Take no turn after this one. Blocks until it is over, so long at most."""
-
-
-class Drive(Protocol):
-    """Makes somebody drive a pump, once it is started."""
-
-    def __call__(self, name: str, turn: PumpTurn) -> Driven:
-        """Return who will take the turns; ``name`` is for people."""
 
 
 class PumpThread:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from broker.errors import (
     ForeignHistoryError,
@@ -26,12 +26,14 @@ from broker.errors import (
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+from broker.ports.pumps import NEVER_MS, Drive
 from broker.ports.system import Clock
 from broker.ports.tiering import TierSource
 from tiering.config import Observer, TieringConfig
 from tiering.ship.claims import ClaimBook, claim_of
 from tiering.table.table import Table
 
+_T = TypeVar("_T")
 _THREADS: Final = 8
 _THOROUGH_EVERY: Final = 30  # checks between two that look for all newer claims
 _IDLE_EVERY: Final = 30  # check intervals between two checks while a partition takes no writes
@@ -65,8 +67,9 @@ class Claimant:
         config: TieringConfig,
         observer: Observer,
         is_replaced: Callable[[PartitionId, str], bool] = lambda _partition, _lineage_id: False,
+        drive: Drive | None = None,
     ) -> None:
-        """Create the pool; its threads start with the first claim.
+        """Create the pool; its threads start with the first claim. With a ``drive`` it is a pump.
 
         ``is_replaced`` asks for fresh metadata whether another leadership followed the one with
         this lineage id; then a newer claim belongs to that successor. The function may block, and
@@ -81,8 +84,13 @@ class Claimant:
         self._changed = threading.Condition()
         self._held: dict[PartitionId, _Held] = {}
         self._threads: list[threading.Thread] = []
-        self._beside = ThreadPoolExecutor(_THREADS, thread_name_prefix="claims-beside")
-        self._stopping = False
+        self._driven = None if drive is None else drive("claims", self._turn)
+        self._beside: Executor = (
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="claims-beside")
+            if drive is None
+            else _Inline()
+        )
+        self._started = self._stopping = False
 
     def begin(self, stream: Stream, source: TierSource) -> bool:
         """Queue the claim of a leadership that begins, or an immediate check of a known one; quick.
@@ -102,9 +110,11 @@ class Claimant:
                 found.looks = 0
             else:
                 self._held[source.partition_id] = _Held(stream, source, lineage[-1].lineage_id, now)
-            if not self._threads:
+            if not self._started:
                 self._start_locked()
             self._changed.notify()
+        if self._driven is not None:
+            self._driven.wake()
         return True
 
     def error_of(self, partition: PartitionId) -> HeadwaterError | None:
@@ -143,13 +153,20 @@ class Claimant:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        timeout_s = self._config.stop_timeout_ms / 1000
+        if self._driven is not None:
+            self._driven.stop(timeout_s)
         for thread in self._threads:
-            thread.join(self._config.stop_timeout_ms / 1000)
+            thread.join(timeout_s)
         self._beside.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------ the workers
 
     def _start_locked(self) -> None:
+        self._started = True
+        if self._driven is not None:
+            self._driven.start()
+            return
         for number in range(_THREADS):
             thread = threading.Thread(target=self._work, name=f"claims-{number}", daemon=True)
             self._threads.append(thread)
@@ -157,31 +174,53 @@ class Claimant:
 
     def _work(self) -> None:
         while (held := self._next()) is not None:
-            pause_ms = self._config.check_interval_ms
-            try:
-                self._visit(held)
-                held.failures = 0
-            except HeadwaterError as error:
-                pause_ms = self._refused(held, error)
-            except Exception as bug:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
-                self._observer("claim_crashed", {**_keys(held), "exc_info": bug})
-                pause_ms = self._failed(held, HeadwaterError(str(bug)))
-            with self._changed:
-                held.busy = False
-                held.due_ms = self._clock.monotonic_ms() + pause_ms
-                self._changed.notify_all()
+            self._attend(held)
+
+    def _turn(self, now_ms: int) -> int:
+        """Attend to one leadership that is due; return when the next one is."""
+        with self._changed:
+            held, due_ms = (None, NEVER_MS) if self._stopping else self._choose(now_ms)
+        if held is None:
+            return due_ms
+        self._attend(held)
+        return now_ms
 
     def _next(self) -> _Held | None:
         with self._changed:
             while not self._stopping:
                 now = self._clock.monotonic_ms()
-                free = [one for one in self._held.values() if not one.busy and one.error is None]
-                first = min(free, key=lambda one: one.due_ms, default=None)
-                if first is not None and first.due_ms <= now:
-                    first.busy = True
-                    return first
-                self._changed.wait(None if first is None else (first.due_ms - now) / 1000)
+                held, due_ms = self._choose(now)
+                if held is not None:
+                    return held
+                self._changed.wait(None if due_ms == NEVER_MS else (due_ms - now) / 1000)
             return None
+
+    def _choose(self, now: int) -> tuple[_Held | None, int]:
+        """Take a leadership that is due, if there is one; else say when one is. Guarded."""
+        free = [one for one in self._held.values() if not one.busy and one.error is None]
+        first = min(free, key=lambda one: one.due_ms, default=None)
+        if first is None:
+            return None, NEVER_MS
+        if first.due_ms > now:
+            return None, first.due_ms
+        first.busy = True
+        return first, now
+
+    def _attend(self, held: _Held) -> None:
+        """Claim a leadership, or look whether it stands; plan the next look."""
+        pause_ms = self._config.check_interval_ms
+        try:
+            self._visit(held)
+            held.failures = 0
+        except HeadwaterError as error:
+            pause_ms = self._refused(held, error)
+        except Exception as bug:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
+            self._observer("claim_crashed", {**_keys(held), "exc_info": bug})
+            pause_ms = self._failed(held, HeadwaterError(str(bug)))
+        with self._changed:
+            held.busy = False
+            held.due_ms = self._clock.monotonic_ms() + pause_ms
+            self._changed.notify_all()
 
     def _visit(self, held: _Held) -> None:
         """Make the claim, or check that it still holds; raises the reason if it does not."""
@@ -240,6 +279,19 @@ class Claimant:
         held.source.refuse_writes(held.lineage_id, error)
         facts = {"error": type(error).__name__, "reason": str(error)}
         self._observer("leadership_lost", {**_keys(held), **facts})
+
+
+class _Inline(Executor):
+    """Does at once what it is given, on the caller's thread."""
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        """See ``Executor.submit``."""
+        done: Future[_T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
+            done.set_exception(error)
+        return done
 
 
 def _keys(held: _Held) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -91,9 +91,7 @@ class ClaimBook:
         self._partition = partition
         self._number = int(partition.number)
 
-    def settle(
-        self, lineage: Lineage, claim: Claim, beside: ThreadPoolExecutor, *, cold_end: int
-    ) -> None:
+    def settle(self, lineage: Lineage, claim: Claim, beside: Executor, *, cold_end: int) -> None:
         """Claim the history for the newest leadership; repeating the same claim is harmless.
 
         ``cold_end`` is the cold end of this history that the metadata has recorded.

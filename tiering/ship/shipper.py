@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 from broker.errors import (
@@ -31,6 +32,14 @@ from tiering.store.deadline import call_with_deadline
 from tiering.table.ledger import Ledger, LedgerEntry, encode_lineage, encode_ranges
 from tiering.table.ledger_repair import LedgerRepair, log_batches
 from tiering.table.table import NewFile, Table, TableSnapshot
+
+
+class CycleProgress(Enum):
+    """Where a cycle is after one of its steps."""
+
+    UNDER_WAY = auto()
+    MORE_TO_SHIP = auto()  # the cycle is over; another one has something to do at once
+    DONE = auto()  # the cycle is over, and everything sealed is in the table
 
 
 @dataclass(slots=True)
@@ -73,6 +82,8 @@ class PartitionShipper:
         self._segments_count = 0
         self._object: WrittenSegment | None = None
         self._committed: LedgerEntry | None = None
+        self._effect: tier.Effect | None = None  # the next effect of the cycle under way
+        self._objects_left = 0  # how many objects the cycle under way may still ship
         self._noted: LedgerEntry | None = None  # the ledger's last entry when it was last read
         self.machine = tier.PartitionTier(
             self._number, object_bytes_max=config.object_bytes_max, recorded=source.cold_end
@@ -82,18 +93,32 @@ class PartitionShipper:
         """Ship at most ``objects_max`` objects; return whether there are more to ship. Blocks.
 
         Raises:
+            HeadwaterError: see :meth:`take_step`.
+        """
+        while (progress := self.take_step(objects_max)) is CycleProgress.UNDER_WAY:
+            pass
+        return progress is CycleProgress.MORE_TO_SHIP
+
+    def take_step(self, objects_max: int = 1) -> CycleProgress:
+        """Perform one effect of a cycle; the first step begins the cycle. Blocks.
+
+        Raises:
             HeadwaterError: the cycle stopped; nothing is lost, the next one reads the table anew.
         """
         try:
-            self._require_leadership()
-            effect = self.machine.step(tier.Woken())
-            while not isinstance(effect, tier.Rest):
-                if isinstance(effect, tier.PackSegments):
-                    if objects_max == 0:
-                        self.machine.step(tier.Postponed())
-                        return True
-                    objects_max -= 1
-                effect = self.machine.step(self.perform(effect))
+            if self._effect is None:
+                self._require_leadership()
+                self._objects_left = objects_max
+                self._effect = self.machine.step(tier.Woken())
+            effect, self._effect = self._effect, None
+            if isinstance(effect, tier.Rest):
+                return CycleProgress.DONE
+            if isinstance(effect, tier.PackSegments):
+                if self._objects_left == 0:
+                    self.machine.step(tier.Postponed())
+                    return CycleProgress.MORE_TO_SHIP
+                self._objects_left -= 1
+            self._effect = self.machine.step(self.perform(effect))
         except BaseException as error:
             self._forget()
             self.machine.step(tier.Failed())
@@ -102,7 +127,7 @@ class PartitionShipper:
             if isinstance(error, ForeignHistoryError) and self._claimant is not None:
                 self._claimant.lose(self.source.partition_id, error)
             raise
-        return False
+        return CycleProgress.UNDER_WAY
 
     def _require_leadership(self) -> None:
         """Raise the reason if the leadership is lost: then nothing is shipped."""

@@ -1,9 +1,12 @@
-"""The worker threads of tiering, and the queue of partitions that are due.
+"""The workers of tiering, and the queue of partitions that are due.
 
 Workers take partitions in the order of their due times; two workers never have the same partition.
 A sealed segment makes its stream due at once. A timer makes every partition due regularly. After a
 failure its partition waits, twice as long each time, with jitter. So after an outage of the store
 shipping resumes without an operator.
+
+The workers are threads. With a ``drive`` there is one worker instead, a pump that performs one
+effect a turn (docs/decisions/0021): the simulation drives it.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from broker.errors import (
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
+from broker.ports.pumps import NEVER_MS, Drive
 from broker.ports.system import Clock
 from broker.ports.tiering import TierCatalog, TierSource
 from tiering.config import Observer, TieringConfig
-from tiering.ship.shipper import PartitionShipper
+from tiering.ship.shipper import CycleProgress, PartitionShipper
 
 ShipperOf = Callable[[Stream, TierSource], PartitionShipper]
 
@@ -50,6 +54,15 @@ class _Task:
     again: bool = False  # woken while a worker was busy with the partition
 
 
+@dataclass(slots=True)
+class _Cycle:
+    """A cycle under way, and what it is measured from."""
+
+    task: _Task
+    started_ms: int
+    bytes_before: int
+
+
 class Uploader:
     """A bounded pool of worker threads over all partitions that this broker leads."""
 
@@ -62,6 +75,7 @@ class Uploader:
         config: TieringConfig,
         observer: Observer,
         on_scan: Callable[[Mapping[PartitionId, tuple[Stream, TierSource]]], None],
+        drive: Drive | None = None,
     ) -> None:
         """Create the pool; nothing runs before :meth:`start`.
 
@@ -80,12 +94,16 @@ class Uploader:
         self._scanning = False
         self._stopping = False
         self._threads: list[threading.Thread] = []
-        self._random = random.Random()  # noqa: S311 - jitter
+        self._driven = None if drive is None else drive("tiering", self._turn)
+        self._cycle: _Cycle | None = None  # the pump's
         catalog.on_sealed(self.wake)
 
     def start(self) -> None:
         """Start the workers."""
         assert not self._threads, "an uploader starts once"
+        if self._driven is not None:
+            self._driven.start()
+            return
         for number in range(self._config.workers_count):
             thread = threading.Thread(target=self._work, name=f"tiering-{number}", daemon=True)
             self._threads.append(thread)
@@ -96,8 +114,11 @@ class Uploader:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        timeout_s = self._config.stop_timeout_ms / 1000
+        if self._driven is not None:
+            self._driven.stop(timeout_s)
         for thread in self._threads:
-            thread.join(self._config.stop_timeout_ms / 1000)
+            thread.join(timeout_s)
 
     def wake(self, stream: Stream) -> None:
         """Make a stream's partitions due now. Quick; any thread."""
@@ -113,6 +134,8 @@ class Uploader:
             if not known:
                 self._next_scan_ms = now
             self._changed.notify_all()
+        if self._driven is not None:
+            self._driven.wake()
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> None:
         """Seal and ship all records committed now; return when their cold ends are recorded.
@@ -173,26 +196,53 @@ class Uploader:
             elif task is None:
                 return
             else:
-                self._run(task)
+                cycle = self._begun(task)
+                while not self._stepped(cycle):
+                    pass
+
+    def _turn(self, now_ms: int) -> int:
+        """Do one thing: a scan, or one effect of one cycle; return when the next is due."""
+        if self._cycle is None:
+            with self._changed:
+                if self._stopping:
+                    return NEVER_MS
+                scan, task, due_ms = self._choose(now_ms)
+            if not scan and task is None:
+                return due_ms
+            if task is None:
+                self._scan()
+                return now_ms
+            self._cycle = self._begun(task)
+        if self._stepped(self._cycle):
+            self._cycle = None
+        return now_ms
 
     def _next(self) -> tuple[bool, _Task | None]:
         """Wait for work: (True, None) is a scan, (False, task) a cycle, (False, None) the end."""
         with self._changed:
             while not self._stopping:
                 now = self._clock.monotonic_ms()
-                if now >= self._next_scan_ms and not self._scanning:
-                    self._scanning = True
-                    self._next_scan_ms = now + self._config.check_interval_ms
-                    return True, None
-                free = [task for task in self._tasks.values() if task.busy_since_ms is None]
-                first = min(free, key=lambda task: task.due_ms, default=None)
-                if first is not None and first.due_ms <= now:
-                    first.busy_since_ms = now
-                    first.again = False
-                    return False, first
-                moments = [self._next_scan_ms, *([first.due_ms] if first is not None else [])]
-                self._changed.wait(max(1, min(moments) - now) / 1000)
+                scan, task, due_ms = self._choose(now)
+                if scan or task is not None:
+                    return scan, task
+                self._changed.wait(max(1, due_ms - now) / 1000)
             return False, None
+
+    def _choose(self, now: int) -> tuple[bool, _Task | None, int]:
+        """Take a scan of the catalog or a task, if one is due; else say when. Guarded."""
+        if now >= self._next_scan_ms and not self._scanning:
+            self._scanning = True
+            self._next_scan_ms = now + self._config.check_interval_ms
+            return True, None, now
+        free = [task for task in self._tasks.values() if task.busy_since_ms is None]
+        first = min(free, key=lambda task: task.due_ms, default=None)
+        if first is None:
+            return False, None, self._next_scan_ms
+        if first.due_ms > now:
+            return False, None, min(self._next_scan_ms, first.due_ms)
+        first.busy_since_ms = now
+        first.again = False
+        return False, first, now
 
     def _scan(self, only: Stream | None = None) -> None:
         """Bring the tasks in line with the catalog."""
@@ -218,19 +268,29 @@ class Uploader:
                     del self._tasks[partition]
             self._changed.notify_all()
 
-    def _run(self, task: _Task) -> None:
-        before = task.shipper.counters.bytes_total
-        started_ms = self._clock.monotonic_ms()
-        error: HeadwaterError | None = None
-        more = False
+    def _begun(self, task: _Task) -> _Cycle:
+        return _Cycle(task, self._clock.monotonic_ms(), task.shipper.counters.bytes_total)
+
+    def _stepped(self, cycle: _Cycle) -> bool:
+        """Perform one effect of a cycle; tell whether the cycle is over."""
+        task = cycle.task
         try:
-            more = task.shipper.run_cycle()
-        except HeadwaterError as caught:
-            error = caught
+            progress = task.shipper.take_step()
+        except HeadwaterError as error:
+            self._ended(cycle, error)
+            return True
         except Exception as bug:  # noqa: BLE001 - see CATCH_ALL in tests/tidy
-            error = HeadwaterError(f"{type(bug).__name__}: {bug}")
             self._observer("tier_crashed", {**self._keys(task), "exc_info": bug})
-        shipped = task.shipper.counters.bytes_total - before
+            self._ended(cycle, HeadwaterError(f"{type(bug).__name__}: {bug}"))
+            return True
+        if progress is CycleProgress.UNDER_WAY:
+            return False
+        self._ended(cycle, None, more=progress is CycleProgress.MORE_TO_SHIP)
+        return True
+
+    def _ended(self, cycle: _Cycle, error: HeadwaterError | None, *, more: bool = False) -> None:
+        task = cycle.task
+        shipped = task.shipper.counters.bytes_total - cycle.bytes_before
         if shipped:
             pa.default_memory_pool().release_unused()  # frees buffers of about one object's size
         with self._changed:
@@ -242,7 +302,7 @@ class Uploader:
             task.again = task.again or more
             task.due_ms = now + self._pause_ms(task)
             self._changed.notify_all()
-        self._report(task, error, shipped, now - started_ms)
+        self._report(task, error, shipped, now - cycle.started_ms)
 
     def _pause_ms(self, task: _Task) -> int:
         if task.failures == 0:
@@ -251,7 +311,7 @@ class Uploader:
             self._config.backoff_ms_max,
             self._config.backoff_ms_min * 2 ** min(task.failures - 1, 30),
         )
-        return int(ceiling * self._random.uniform(0.5, 1.0))
+        return int(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
     def _report(
         self, task: _Task, error: HeadwaterError | None, shipped: int, elapsed_ms: int
