@@ -13,7 +13,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from broker.codec.record_batch import decode_body, prepare
-from broker.errors import CorruptDataError, HeadwaterError, NotLeaderError
+from broker.errors import (
+    CorruptDataError,
+    HeadwaterError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    RemoteTierUnavailableError,
+)
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, ProducerId
@@ -25,6 +31,7 @@ from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Row
 from simkit.cluster.world import Network, World
+from simkit.house.lake import table_rows
 from simkit.house.metadata import MetadataHouse
 from simkit.house.node import Node
 
@@ -310,10 +317,9 @@ class Reader:
         if end < self._position:
             return
         try:
-            batches = driver.read(self._position, end, bytes_max=1 << 20)
-        except CorruptDataError:
+            rows = self._rows(node, driver, end)
+        except (CorruptDataError, RemoteTierUnavailableError):
             return
-        rows = rows_of([one for one in batches if one.header.end_offset <= end])
         self._history.poll(
             f"reader{self._partition}",
             self._partition,
@@ -325,6 +331,20 @@ class Reader:
             leader_epoch=driver.leader_epoch,
         )
         self._position = Offset(rows[-1].offset + 1) if rows else self._position
+
+    def _rows(self, node: Node, driver: PartitionDriver, end: Offset) -> list[Row]:
+        """Read on, from the table where the local log begins later."""
+        try:
+            batches = driver.read(self._position, end, bytes_max=1 << 20)
+        except OffsetOutOfRangeError:
+            if node.tiering is None:
+                raise
+        else:
+            return rows_of([one for one in batches if one.header.end_offset <= end])
+        self._world.note("read from the table")
+        wanted = Offset(min(end, driver.log_start))
+        number = self._partition_id.number
+        return table_rows(node.tiering.read(driver.stream, number, self._position, wanted))
 
 
 def rows_of(batches: Sequence[StoredBatch]) -> list[Row]:

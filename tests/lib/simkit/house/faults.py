@@ -19,6 +19,7 @@ FAULTS: Final = (
     "kill", "power", "middle", "all", "pause", "one-way", "cut", "slow", "full", "skew", "office",
     "balance", "reassign", "wipe", "folder", "rot", "stop",
 )  # fmt: skip
+LAKE_FAULTS: Final = ("away", "shaky")
 
 
 class Faults:
@@ -29,6 +30,8 @@ class Faults:
         self._world = house.world
         rng = house.world.rng
         drawn = frozenset(one for one in FAULTS if rng.random() < 0.4)
+        if house.lake is not None:
+            drawn |= {one for one in LAKE_FAULTS if rng.random() < 0.5}
         self._kinds = sorted(drawn if kinds is None else kinds)
         self._trouble = False
         self._damage = house.damage
@@ -42,6 +45,7 @@ class Faults:
         """Undo everything; whoever is down is started."""
         self._trouble = False
         self._house.network.heal_all()
+        self._lake_is_well()
         for name in sorted(self._house.nodes):
             node = self._house.nodes[name]
             node.machine.disk.capacity_bytes = ROOMY
@@ -104,6 +108,27 @@ class Faults:
         if self._world.chance(0.15):
             self._power_of_all()
         self._back(node)
+
+    def _away(self) -> None:
+        """The store cannot be reached by one broker, or by any."""
+        lake = self._house.lake
+        assert lake is not None, "only a house with a lake can lose it"
+        some = self._world.chance(0.5)
+        lake.away.update([self._some().name] if some else self._house.nodes)
+        self._world.note("lake away from one" if some else "lake away from all")
+        self._world.at(self._world.rng.choice((100, 500, 1500)), self._lake_is_well)
+
+    def _shaky(self) -> None:
+        """Answers of the store are lost, or come before the work is done."""
+        lake = self._house.lake
+        assert lake is not None, "only a house with a lake can lose its answers"
+        lake.shaky = 0.4
+        self._world.at(self._world.rng.choice((300, 1000)), self._lake_is_well)
+
+    def _lake_is_well(self) -> None:
+        if self._house.lake is not None:
+            self._house.lake.away.clear()
+            self._house.lake.shaky = 0.0
 
     def _middle(self) -> None:
         """End a process at one of its next operations on the disk."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import secrets
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import structlog
 
@@ -24,20 +26,24 @@ from broker.core.metadata.placement import place
 from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition import queue as turn_queue
 from broker.runtime.partition.driver import PartitionDriver
-from checkkit.checker import judge
+from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.cluster.world import Network, World
 from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
+from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
 from simkit.house.faults import Faults
+from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
 from simkit.house.node import Node, Setting
 from simkit.house.process import Machine
 from simkit.replacing import replaced, together
+from tiering.config import TieringConfig
 
 HEAL_MS_MAX = 8_000  # the slowest of 200 seeds took 3,113
 
@@ -56,8 +62,11 @@ class Result:
 class House:
     """Runs one seed."""
 
-    def __init__(self, seed: int, *, faults: frozenset[str] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, faults: frozenset[str] | None = None, with_lake: bool = False
+    ) -> None:
         self.world = world = World(seed)
+        self.lake = HouseLake(world) if with_lake else None
         rng = world.rng
         self.network = Network(
             world,
@@ -75,9 +84,11 @@ class House:
         for node in self.nodes.values():
             node.house = self.house
         self.history = History()
+        self.streams: list[Stream] = []
         self.partitions: list[PartitionId] = []
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
+        self.takers: list[CutTaker] = []
         self.damage = Damage(self)
         self.faults = Faults(self, faults)
         self.heal_ms = 0  # how long it took
@@ -105,7 +116,24 @@ class House:
             ),
             turn_ms_max=rng.choice((0, 3, 15, 60)),
             tick_ms=rng.choice((10, 20)),
+            **({} if self.lake is None else self._draw_tiering(self.lake)),
         )
+
+    def _draw_tiering(self, lake: HouseLake) -> dict[str, Any]:
+        rng = self.world.rng
+        config = TieringConfig(
+            check_interval_ms=rng.choice((250, 800)),
+            object_bytes_max=rng.choice((1, 20_000)),
+            backoff_ms_min=50,
+            backoff_ms_max=400,
+            checkpoint_interval_commits=rng.choice((3, 20)),
+        )
+        return {
+            "lake": lake,
+            "tiering": config,
+            "claim_ms": rng.choice((100, 600)),
+            "store_ms_max": rng.choice((0, 10, 60)),
+        }
 
     # ------------------------------------------------------------------ the story
 
@@ -141,6 +169,13 @@ class House:
                 )
             )  # fmt: skip
 
+        if self.lake is not None:
+            numbers = {one: number for number, one in enumerate(self.partitions)}
+            self.takers = [
+                CutTaker(stream, numbers, self.world, self.nodes, self.lake)
+                for stream in self.streams
+            ]
+
     def create(self, name: str) -> None:
         """Create a stream, as an operator at a broker does."""
         rng = self.world.rng
@@ -155,12 +190,21 @@ class House:
             segment_bytes_max=rng.choice((4096, 1 << 20)),
             tiering=False,
         )
+        if self.lake is not None:
+            config = replace(
+                config,
+                tiering=True,
+                segment_bytes_max=4096,
+                segment_age_ms_max=rng.choice((200, 600, 600_000)),
+                local_retention_bytes=rng.choice((0, 0, 6000)),
+            )
         stream = Stream(name=name, uuid=stream_uuid, config=config, created_us=1, table_name=name)
         rows = place(self.house.state, partitions=config.partitions, replication_factor=factor)
         error = self.house.propose(
             CreateStream(stream=stream, leader=rows[0][0], assignment=rows, min_isr=min_isr)
         )
         assert error is None, error
+        self.streams.append(stream)
         self.partitions += [
             PartitionId(stream_uuid, PartitionNumber(number)) for number in range(config.partitions)
         ]
@@ -198,6 +242,7 @@ class House:
             return False
         return (
             all(map(self._is_well, self.partitions))
+            and all(map(self._is_shipped, self.partitions))
             and all(self._serves_what_it_leads(node) for node in self.nodes.values())
             and self.damage.is_legible()
         )
@@ -216,6 +261,18 @@ class House:
             and one.failure is None
             and (one.log_end, one.high_watermark, one.synced_position[1]) == (end, end, end)
             for one in drivers
+        )
+
+    def _is_shipped(self, partition_id: PartitionId) -> bool:
+        """Tell whether what is sealed and committed is in the table, as far as the leader knows."""
+        leader = self.nodes[self.row(partition_id).leader or ""].replica(partition_id)
+        return self.lake is None or (
+            leader is not None
+            and all(
+                one.end_offset <= min(leader.cold_end, self.row(partition_id).cold_end)
+                for one in leader.segments()
+                if one.sealed
+            )
         )
 
     def _serves_what_it_leads(self, node: Node) -> bool:
@@ -247,8 +304,15 @@ class House:
 
     def look(self) -> None:
         """Read every replica apart, and judge what clients saw by it."""
-        verdict = judge(self.history, self.final_reads(), RULES)
+        tiered = self.tiered_reads()
+        verdict = judge(self.history, [*self.final_reads(), *tiered], RULES)
         assert verdict.ok, str(verdict)
+        for reading in (one for taker in self.takers for one in taker.readings):
+            wrong = [*check_reading(self.history, reading, RULES)]
+            assert not wrong, f"{reading.name}: {wrong[:3]}"
+            for number, part in reading.parts.items():
+                history = _rows(tiered[0].parts[number])
+                assert _rows(part) == history[: part.hot_end], f"{reading.name}: other records"
 
     def final_reads(self) -> list[Reading]:
         """Read every replica of every broker, whole."""
@@ -268,7 +332,39 @@ class House:
         start, end = driver.log_start, driver.log_end
         rows = self.read_all(driver)
         return PartReading(
-            partition=number, start=0, cold_end=start, hot_end=end, cold_rows=[], hot_rows=rows
+            partition=number,
+            start=start if self.lake is not None else 0,
+            cold_end=start,
+            hot_end=end,
+            cold_rows=[],
+            hot_rows=rows,
+        )
+
+    def tiered_reads(self) -> list[Reading]:
+        """Read the table and the leader's log as one, and compare the table with its digests."""
+        lake = self.lake
+        if lake is None:
+            return []
+        for stream in self.streams:
+            lake.verify(stream)
+        parts = [self._read_both(lake, number, one) for number, one in enumerate(self.partitions)]
+        return [Reading.of("both tiers", self.world.steps, parts)]
+
+    def _read_both(self, lake: HouseLake, number: int, partition_id: PartitionId) -> PartReading:
+        stream = next(one for one in self.streams if one.uuid == partition_id.stream_uuid)
+        leader = self.nodes[self.row(partition_id).leader or ""].replica(partition_id)
+        assert leader is not None, "a healthy partition has a leader"
+        snapshot = lake.snapshot(stream)
+        cold_end = Offset(0) if snapshot is None else snapshot.cold_end(partition_id.number)
+        assert cold_end >= self.row(partition_id).cold_end, "recorded, and not in the table"
+        cold = OffsetRange(Offset(0), cold_end)
+        return PartReading(
+            partition=number,
+            start=0,
+            cold_end=cold_end,
+            hot_end=leader.log_end,
+            cold_rows=lake.rows(stream, partition_id.number, cold) if cold_end else [],
+            hot_rows=[row for row in self.read_all(leader) if row.offset >= cold_end],
         )
 
     def read_all(self, driver: PartitionDriver) -> list[Row]:
@@ -297,6 +393,10 @@ class House:
         )
 
 
+def _rows(part: PartReading) -> list[Row]:
+    return [*cast("list[Row]", part.cold_rows), *cast("list[Row]", part.hot_rows)]
+
+
 @contextmanager
 def _own_world(seed: int) -> Iterator[None]:
     """Draw ids from the seed, say nothing, and let queues be short now and then."""
@@ -312,16 +412,22 @@ def _own_world(seed: int) -> Iterator[None]:
         with together(
             replaced(uuid, "uuid4", uuid4),
             replaced(turn_queue, "MESSAGES_MAX", rng.choice((24, 1024))),
+            replaced(secrets, "token_hex", lambda size: rng.randbytes(size).hex()),
+            replaced(random, "uniform", rng.uniform),
         ):
             yield
     finally:
         structlog.configure(**before)
 
 
-def run_seed(seed: int, *, faults: frozenset[str] | None = None) -> Result:
+def run_seed(seed: int, *, faults: frozenset[str] | None = None, with_lake: bool = False) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
     with _own_world(seed):
+        house = House(seed, faults=faults, with_lake=with_lake)
         try:
-            return House(seed, faults=faults).run()
+            return house.run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        finally:
+            if house.lake is not None:
+                house.lake.close()

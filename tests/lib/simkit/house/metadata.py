@@ -170,8 +170,11 @@ class MetadataView:
         raise CommitTimeoutError("simulated: the answer did not come in time")
 
     def barrier(self, *, timeout_ms: int = 3_000) -> int:
-        """See ``MetadataLog.barrier``; nothing that runs here needs one."""
-        raise UnavailableError(f"simulated: nobody waits {timeout_ms} ms here")
+        """See ``MetadataLog.barrier``, but nothing here waits."""
+        if not self._house.reaches(self._machine.name):
+            raise UnavailableError(f"simulated: nobody waits {timeout_ms} ms here")
+        self._learn(self._house.index, self._house.state)
+        return self.applied_index
 
     # ------------------------------------------------------------------ messages
 

@@ -1,9 +1,9 @@
 """One simulated broker: the product's own composition on a simulated machine.
 
 Broker, HostedPartitions, PartitionDriver, ReplicaShell, TurnQueue, Commits, RetryTables,
-ClusterMember, Controller, Promises and PartitionLog are the product's. Messages are encoded when
-they are sent and decoded where they arrive. It starts by the product's pump, ``BrokerStart``. See
-``broker/process/node.py`` for the real thing.
+ClusterMember, Controller, Promises, PartitionLog and, with a lake, Tiering are the product's.
+Messages are encoded when they are sent and decoded where they arrive. It starts by the product's
+pump, ``BrokerStart``. See ``broker/process/node.py`` for the real thing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.runtime.pumps import NEVER_MS, Driven, Pump
 from broker.storage.promises.promises import Promises
 from simkit.cluster.world import Network, World
+from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.process import Machine, WorldTurns, crashed, drive_of
+from tiering.config import TieringConfig
+from tiering.tiering import Tiering
 
 Request = Callable[["Node", Any], None]
 _STOP_MS: Final = 1_500
@@ -50,6 +54,10 @@ class Setting:
     election: ElectionTiming
     turn_ms_max: int  # until a turn that was queued is taken
     tick_ms: int
+    lake: HouseLake | None = None
+    tiering: TieringConfig | None = None
+    claim_ms: int = SETTLE_MS
+    store_ms_max: int = 0  # until what was asked of the store is done
 
 
 class _Lane:
@@ -127,6 +135,7 @@ class Node:
         self.house: MetadataHouse | None = None
         self.broker: Broker | None = None
         self.member: ClusterMember | None = None
+        self.tiering: Tiering | None = None
         self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
         self.is_open = False  # it has started
         network.join(name, self._receive)
@@ -185,7 +194,9 @@ class Node:
                 drive=drive,
                 patience_s=0.0,
                 start_s=0.0,
+                claim_ms=setting.claim_ms,
             )
+            self._attach_lake(broker, setting)
             broker.add_listener(self)
             member.attach(broker)
         except OSError as error:
@@ -194,6 +205,18 @@ class Node:
         self._starting = broker.starting(self._wake, self._started)
         self._driven = drive("start", self._take_turn)
         self._driven.start()
+
+    def _attach_lake(self, broker: Broker, setting: Setting) -> None:
+        self.tiering = None
+        if setting.lake is not None:
+            self.tiering = Tiering(
+                setting.lake.of(self.machine),
+                broker.catalog(),
+                self.machine,
+                setting.tiering,
+                drive=drive_of(self.machine, pace_ms_max=setting.store_ms_max),
+            )
+            broker.attach_remote(self.tiering)
 
     def _wake(self) -> None:
         self._driven.wake()
@@ -217,6 +240,8 @@ class Node:
         assert self.member is not None
         self._driven.stop()
         self.is_open = True
+        if self.tiering is not None:
+            self.tiering.start()
         self.member.start()
 
     def start_again(self) -> None:

@@ -124,9 +124,10 @@ class WorldTurns:
 class WorldDriven:
     """A pump whose turns are events of the world."""
 
-    def __init__(self, machine: Machine, turn: PumpTurn) -> None:
+    def __init__(self, machine: Machine, turn: PumpTurn, pace_ms_max: int) -> None:
         self._machine = machine
         self._turn = turn
+        self._pace_ms_max = pace_ms_max
         self._started = False
         self._planned_ms = NEVER_MS  # by the world's clock
         self._number = 0  # of the plan that counts
@@ -158,14 +159,15 @@ class WorldDriven:
         self._planned_ms = NEVER_MS
         next_ms = self._turn(self._machine.monotonic_ms())
         if next_ms < NEVER_MS:
-            self._plan(self._machine.delay_until(next_ms))
+            pace_ms = self._machine.world.rng.randint(0, self._pace_ms_max)
+            self._plan(max(pace_ms, self._machine.delay_until(next_ms)))
 
 
-def drive_of(machine: Machine) -> Drive:
-    """Return what lets a machine's world drive pumps."""
+def drive_of(machine: Machine, *, pace_ms_max: int = 0) -> Drive:
+    """Return what lets a machine's world drive pumps; a turn may take so long."""
 
     def drive(name: str, turn: PumpTurn) -> Driven:
-        return WorldDriven(machine, turn)
+        return WorldDriven(machine, turn, pace_ms_max)
 
     return drive
 
