@@ -123,10 +123,21 @@ class Claimant:
         return None if held is None else held.error
 
     def lose(self, partition: PartitionId, error: ForeignHistoryError) -> None:
-        """Mark a leadership as lost, because the table belongs to another history."""
+        """Mark a leadership as lost, because the table belongs to another history. Blocks.
+
+        A replaced leader that does not know its successor yet finds the successor's records in the
+        table. So fresh metadata is asked first: clients of a replaced leader need to learn who
+        leads, and must not get an error of corruption.
+        """
         with self._changed:
             held = self._held.get(partition)
-        if held is not None and held.error is None:
+        if held is None or held.error is not None:
+            return
+        try:
+            replaced = self._is_replaced(partition, held.lineage_id)
+        except HeadwaterError:
+            return  # a replaced leader stops when its lease ends; the next cycle asks again
+        if not replaced:
             self._lost(held, error)
 
     def ensure(self, led: Mapping[PartitionId, tuple[Stream, TierSource]]) -> None:

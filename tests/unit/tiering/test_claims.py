@@ -407,6 +407,18 @@ def test_a_leader_that_the_metadata_replaced_is_not_fenced_by_its_successor(
     successor.claimant.stop()
 
 
+def test_a_successor_s_records_in_the_table_fence_only_who_is_not_replaced(rig: Rig) -> None:
+    """A leader that was replaced and has not heard of it is no copy; a copy is fenced for good."""
+    replaced, copy = rig.catalog.add(make_stream(partitions=2))
+    rig.lead()
+    rig.until("leadership_claimed")
+    rig.replaced.add(replaced.lineage[-1].lineage_id)
+    for source in (replaced, copy):
+        rig.claimant.lose(source.partition_id, ForeignHistoryError("records of another history"))
+    assert replaced.refused is None
+    assert isinstance(copy.refused, ForeignHistoryError)
+
+
 class CountingLock:
     """A lock that says how many have come to it."""
 

@@ -15,7 +15,9 @@ import pyarrow as pa
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     CorruptDataError,
+    ForeignHistoryError,
     HeadwaterError,
+    HistoryClaimedError,
     NotLeaderError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
@@ -81,6 +83,8 @@ def serve(node: Node, request: Publish) -> None:
                 duplicate = 0 in found.duplicates
             case _:
                 error = found
+                # Nobody here has a copy of the history: who was replaced says NotLeaderError.
+                assert not isinstance(found, ForeignHistoryError | HistoryClaimedError), found
                 world.note(f"publish refused: {type(found).__name__}")
         answer = Answer(
             number=request.number,
