@@ -230,6 +230,12 @@ lock: ## resolve the project's, Airflow's and the site's requirements again (nee
 		--generate-hashes --no-emit-index-url --no-annotate --quiet \
 		--custom-compile-command "make lock" $(LOCK_ARGS) --output-file docs/requirements.lock
 
+.PHONY: release-check
+release-check: $(STAMP) ## check that the stated version may be released; build it into dist/
+	@cd $(ROOT)
+	$(PYTHON) -m tools.release
+	$(PYTHON) -m pytest -q tests/packaging
+
 .PHONY: clean
 clean: ## remove .venv, builds and caches; sources and data stay
 	@cd $(ROOT)

@@ -1,6 +1,6 @@
 """What an installed Headwater consists of: our packages, whole, and nothing else.
 
-The wheel is built as an installer would build it, but with the locked backend and no network.
+The wheel is built from the source distribution, as a release builds it.
 """
 
 from __future__ import annotations
@@ -31,23 +31,6 @@ assert {name: packages_distributions()[name] for name in rooms} == dict.fromkeys
     rooms, ["headwater"]
 )
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel once for all tests of this file."""
-    project_files()  # listed before the build, so that a file written meanwhile is not missed
-    out = tmp_path_factory.mktemp("wheel")
-    result = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    (path,) = out.iterdir()
-    return path
 
 
 def names_in(wheel: Path) -> list[str]:

@@ -1,0 +1,131 @@
+"""What has to hold before a version is tagged: ``make release-check``.
+
+    python -m tools.release            # checks, then builds the sdist and the wheel into dist/
+
+The version stands in ``pyproject.toml`` and is set nowhere else. The wheel is built from the sdist,
+so what an installer makes of the sdist is what was tested. Nothing is uploaded, and nothing is
+tagged: docs/releasing.md says what a person does next.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?")
+_BROKERS_OWN: Final = "broker/process/daemon.py"  # says its version to others; has to be the same
+
+
+def version() -> str:
+    """Return the version that the project file states."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return str(project["version"])
+
+
+def problems(
+    stated: str,
+    *,
+    told_by_broker: str,
+    changelog: str,
+    tags: Sequence[str],
+    changed_files: Sequence[str],
+    today: date,
+) -> list[str]:
+    """Return what keeps the version from being released, one sentence each. Pure."""
+    found: list[str] = []
+    key = _order(stated)
+    if key is None:
+        return [f"version {stated} is not MAJOR.MINOR.PATCH, nor that with rcN behind it"]
+    if told_by_broker != stated:
+        found.append(f"{_BROKERS_OWN} says {told_by_broker}, pyproject.toml says {stated}")
+    released = {tag: order for tag in tags if (order := _order(tag.removeprefix("v")))}
+    if f"v{stated}" in released:
+        found.append(f"the tag v{stated} is there already: raise the version")
+    newer = [tag for tag, order in released.items() if order > key]
+    if newer:
+        found.append(f"{', '.join(sorted(newer))} is newer than {stated}")
+    heading = re.search(
+        rf"^## \[{re.escape(stated)}\] - (\S+)\n(.*?)(?=^## |\Z)",
+        changelog,
+        re.MULTILINE | re.DOTALL,
+    )
+    if heading is None:
+        found.append(f"CHANGELOG.md has no section `## [{stated}] - {today.isoformat()}`")
+    else:
+        if heading[1] != today.isoformat():
+            found.append(f"CHANGELOG.md dates {stated} {heading[1]}; today is {today.isoformat()}")
+        if "\n- " not in heading[2]:
+            found.append(f"CHANGELOG.md says nothing about {stated}")
+    if "## [Unreleased]" not in changelog:
+        found.append("CHANGELOG.md has no section `## [Unreleased]` for what comes next")
+    found.extend(f"{path} has changes that are not committed" for path in changed_files)
+    return found
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from the sdist, with the locked backend and no network.
+
+    Raises:
+        RuntimeError: with the output of the build, if it fails.
+    """
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    (sdist,) = out.glob("*.tar.gz")
+    (wheel,) = out.glob("*.whl")
+    return sdist, wheel
+
+
+def _order(text: str) -> tuple[int, ...] | None:
+    """Return what versions compare by; a candidate comes before its version."""
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        return None
+    major, minor, patch, candidate = found.groups()
+    last = (0, int(candidate)) if candidate else (1, 0)
+    return int(major), int(minor), int(patch), *last
+
+
+def _git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def _told_by_broker() -> str:
+    found = re.search(
+        r'^VERSION: Final = "([^"]+)"', (ROOT / _BROKERS_OWN).read_text("utf-8"), re.MULTILINE
+    )
+    return found[1] if found else version()
+
+
+def main() -> int:
+    """Say what is wrong, or build; return the exit code."""
+    found = problems(
+        version(),
+        told_by_broker=_told_by_broker(),
+        changelog=(ROOT / "CHANGELOG.md").read_text("utf-8"),
+        tags=_git("tag", "--list", "v*"),
+        changed_files=[line[3:] for line in _git("status", "--porcelain")],
+        today=datetime.now(tz=UTC).date(),
+    )
+    if found:
+        sys.stderr.write("".join(f"{sentence}\n" for sentence in found))
+        return 1
+    out = ROOT / "dist"
+    for old in [*out.glob("*.tar.gz"), *out.glob("*.whl")]:
+        old.unlink()
+    for path in build(out):
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
