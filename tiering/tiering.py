@@ -23,9 +23,10 @@ from broker.ports.tiering import TableState, TierCatalog, TierSource, TierStatus
 from tiering.config import Observer, TieringConfig
 from tiering.proof.history import ProvedEnds, newest_range, require_ours
 from tiering.proof.proofs import prove
-from tiering.read.certify import require_sound
+from tiering.read.certify import prove_partition, require_sound
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
+from tiering.read.times import first_reaching
 from tiering.ship.claimant import Claimant
 from tiering.ship.shipper import PartitionShipper
 from tiering.ship.uploader import Uploader
@@ -172,6 +173,24 @@ class Tiering:
         schema: pa.Schema = ROW_SCHEMA,
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows in offset order from the newest table version; see the port."""
+        table, snapshot, wanted = self._proved_range(stream, partition, start, end)
+        return read_rows(snapshot, table.store, partition, wanted, schema)
+
+    def offset_at(
+        self, stream: Stream, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """Return the first offset of a range that reaches a time; see the port.
+
+        Files are skipped by their statistics, so these are proved to cover the partition.
+        """
+        table, snapshot, wanted = self._proved_range(stream, partition, start, end)
+        prove_partition(snapshot, partition, table.store)
+        return first_reaching(snapshot, table.store, partition, wanted, timestamp_us)
+
+    def _proved_range(
+        self, stream: Stream, partition: int, start: Offset, end: Offset
+    ) -> tuple[DeltaStreamTable, TableSnapshot, OffsetRange]:
+        """Return the newest version, whose commits, and objects of the range, are proved."""
         table = self._table(stream)
         snapshot = table.find()
         if snapshot is None:
@@ -185,7 +204,7 @@ class Tiering:
             self._require_ours(stream, table, snapshot, [partition])
         wanted = OffsetRange(start, end)
         require_sound(snapshot, table.store, partition, wanted)
-        return read_rows(snapshot, table.store, partition, wanted, schema)
+        return table, snapshot, wanted
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
         """Ship every committed record and wait until it is in the table; see the port."""

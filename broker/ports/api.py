@@ -148,6 +148,11 @@ class BrokerApi(Protocol):
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows that are no longer on local disk, from the table, in offset order."""
 
+    def cold_offset_at(
+        self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """Return the first offset of ``[start, end)`` of the table that reaches a time, if any."""
+
     def tier_status(self, name: str) -> list[TierStatus]:
         """Return how far each partition is shipped to the table."""
 

@@ -139,6 +139,14 @@ class RemoteLog(Protocol):
             RemoteTierUnavailableError.
         """
 
+    def offset_at(
+        self, stream: Stream, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """Return the first offset of ``[start, end)`` stamped at or after a time; None: no such.
+
+        Objects whose statistics end before the time are not read. Errors as for :meth:`read`.
+        """
+
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:
         """Ship every committed record now; return when all are in the table."""
 

@@ -515,6 +515,12 @@ class Broker:
         """See ``BrokerApi.read_cold``."""
         return self._tier().read(self.stream(name), partition, start, end, schema)
 
+    def cold_offset_at(
+        self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """See ``BrokerApi.cold_offset_at``."""
+        return self._tier().offset_at(self.stream(name), partition, start, end, timestamp_us)
+
     def tier_status(self, name: str) -> list[TierStatus]:
         """See ``BrokerApi.tier_status``."""
         return self._tier().status(self.stream(name))

@@ -31,13 +31,12 @@ from broker.errors import (
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, StreamUuid
-from broker.model.offsets import Offset, OffsetRange
+from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
 
 _UNCOMMITTED_WAIT_MS = 20  # nobody is told of records before they are committed
-_TIME_SCHEMA = pa.schema([ROW_SCHEMA.field("offset"), ROW_SCHEMA.field("timestamp")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +214,16 @@ def offset_at(
     """Return the first offset stamped at or after ``stamp_us``, else the high watermark.
 
     Where stamps are not in order, the result is the first that reaches the time, so records after
-    it may be older. Reads the table's time column if the local log may not hold the answer. Looks
-    again where the cleaner freed a part of the local log meanwhile: the record that reaches the
-    time first may have been in it.
+    it may be older. The table is asked first if the local log may not hold the answer; its
+    statistics say which objects have to be read. Looks again where the cleaner freed a part of the
+    local log meanwhile: the record that reaches the time first may have been in that part.
     """
     asked = first  # no record below reaches the time
     while True:
         log_start = handle.log_start
         if asked < log_start:
             # The local log only knows its own part, so older records have to be asked first.
-            found = _cold_offset_at(api, stream, partition, OffsetRange(asked, log_start), stamp_us)
+            found = api.cold_offset_at(stream.name, partition, asked, log_start, stamp_us)
             if found is not None:
                 return found
             asked = log_start
@@ -236,17 +235,6 @@ def offset_at(
             continue
         if handle.log_start == log_start:
             return found
-
-
-def _cold_offset_at(
-    api: BrokerApi, stream: Stream, partition: int, cold: OffsetRange, stamp_us: int
-) -> Offset | None:
-    for batch in api.read_cold(stream.name, partition, cold.start, cold.end, _TIME_SCHEMA):
-        stamps = np.asarray(batch.column(1).view(pa.int64()))
-        hits = np.flatnonzero(stamps >= stamp_us)
-        if hits.size:
-            return Offset(batch.column(0)[int(hits[0])].as_py())
-    return None
 
 
 def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:

@@ -91,6 +91,24 @@ def test_sealed_segments_ship_by_themselves(rig: Rig) -> None:
     assert all(one.last_shipped_us > 0 for one in rig.tiering.stats())
 
 
+def test_a_time_is_looked_up_without_reading_older_objects(rig: Rig) -> None:
+    """The answer is the first record that reaches the time; statistics rule out the other files."""
+    stream = make_stream()
+    source = rig.catalog.add(stream)[0]
+    source.fill(4, 30)
+    rig.tiering.start()
+    rig.until(lambda: source.cold_end == 120)
+    stamps = source.truth().column("timestamp").cast(pa.int64()).to_pylist()
+    whole = (Offset(0), source.cold_end)
+    rig.tiering.offset_at(stream, 0, *whole, stamps[0])  # proves the objects, once
+    for wanted in (stamps[0], stamps[45] + 1, stamps[100], stamps[119] + 1):
+        expected = next((at for at, stamp in enumerate(stamps) if stamp >= wanted), None)
+        before = rig.store.calls["get"]
+        assert rig.tiering.offset_at(stream, 0, *whole, wanted) == expected
+        read = rig.store.calls["get"] - before
+        assert read <= 4, f"{read} requests: one object of four was to be read"
+
+
 def test_a_sealed_segment_wakes_the_uploader(tmp_path: Path) -> None:
     """With a timer of an hour, sealing alone makes it ship."""
     rig = Rig(tmp_path, TieringConfig(check_interval_ms=3_600_000, object_bytes_max=1))

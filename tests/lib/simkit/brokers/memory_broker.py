@@ -24,6 +24,7 @@ from broker.codec.record_batch import (
     prepare,
     to_rows,
 )
+from broker.codec.schema import ROW_SCHEMA
 from broker.core.dedup import MessageIdWindow, ProducerTable, find_repeats
 from broker.core.metadata.partition_rules import first_lineage
 from broker.errors import (
@@ -478,6 +479,17 @@ class MemoryBroker:
         refused = refusal(name, lineages, positions, believe_forgotten=believe_forgotten)
         if refused is not None:
             raise refused
+
+    def cold_offset_at(
+        self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """Look through the rows: a table without statistics."""
+        columns = pa.schema([ROW_SCHEMA.field("offset"), ROW_SCHEMA.field("timestamp")])
+        for batch in self.read_cold(name, partition, start, end, columns):
+            for offset, stamp in zip(*batch.to_pydict().values(), strict=True):
+                if round(stamp.timestamp() * 1_000_000) >= timestamp_us:
+                    return Offset(offset)
+        return None
 
     def read_cold(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema

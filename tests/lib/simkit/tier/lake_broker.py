@@ -27,6 +27,7 @@ from broker.ports.tiering import TierStatus
 from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
+from tiering.read.times import first_reaching
 from tiering.ship.segment_writer import SegmentPlace, write_segment
 from tiering.store.location import StoreConfig
 from tiering.table.delta_log import commit_digest
@@ -173,6 +174,14 @@ class LakeBroker(MemoryBroker):
         """Yield rows from the table's newest version."""
         table = self.table(name)
         return read_rows(table.snapshot(), table.store, partition, OffsetRange(start, end), schema)
+
+    def cold_offset_at(
+        self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
+    ) -> Offset | None:
+        """Ask the table's newest version, by its statistics."""
+        table = self.table(name)
+        wanted = OffsetRange(start, end)
+        return first_reaching(table.snapshot(), table.store, partition, wanted, timestamp_us)
 
     def _stored(
         self, table: DeltaStreamTable, name: str, handle: MemoryPartition, wanted: OffsetRange
