@@ -7,7 +7,7 @@ where pyarrow or Spark are not installed.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headwater.client import Client, Fetched, Producer
@@ -60,9 +60,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import the module that defines ``name`` and return it."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'headwater' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+if not TYPE_CHECKING:  # a checker would believe every name, misspelt ones too
+
+    def __getattr__(name: str) -> object:
+        """Import the module that defines ``name`` and return it."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'headwater' has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)

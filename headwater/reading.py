@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
@@ -122,7 +122,7 @@ def read_many(
     )
 
 
-def explain(rows: Any, *, files_max: int | None = 20) -> str:
+def explain(rows: DataFrame, *, files_max: int | None = 20) -> str:
     """Return which files and ranges a read covers; see :func:`spark_jobs.read.explain.explain`."""
     return explaining.explain(rows, files_max=files_max)
 
@@ -165,17 +165,17 @@ def cut(
     return _client(server).cut(stream, ttl_ms=lease_ttl_ms)
 
 
-def certificate(rows: Any) -> Certificate:
+def certificate(rows: DataFrame) -> Certificate:
     """Return what was proved of a DataFrame that :func:`read` returned."""
     return held_reads.certificate(rows)
 
 
-def cut_of(rows: Any) -> Cut:
+def cut_of(rows: DataFrame) -> Cut:
     """Return the cut of a DataFrame that :func:`read` returned."""
     return held_reads.cut_of(rows)
 
 
-def release(what: Any) -> bool:
+def release(what: DataFrame | Cut) -> bool:
     """End the lease of a DataFrame or cut; tell whether it was still held."""
     return held_reads.release(what)
 

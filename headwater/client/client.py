@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from broker.codec.flight.protocol import (
     BATCH_BYTES_DEFAULT,
@@ -35,6 +35,7 @@ from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.producer import Producer
 from headwater.client.read_route import ReadRoute
+from headwater.client.settings import StreamSettings
 
 _LEASE_TTL_MS: int = 60_000
 _CUT_TIMEOUT_MS: int = 60_000
@@ -129,7 +130,9 @@ class Client:
 
     # ------------------------------------------------------------------ streams
 
-    def create_stream(self, name: str, *, subject: str | None = None, **config: Any) -> Stream:
+    def create_stream(
+        self, name: str, *, subject: str | None = None, **config: Unpack[StreamSettings]
+    ) -> Stream:
         """Create a stream on ``subject`` (its own name by default); see StreamConfig for the rest.
 
         The same name and configuration again returns the stream that is there.
@@ -137,7 +140,7 @@ class Client:
         Raises:
             InvalidStreamError, StreamExistsError.
         """
-        settings = {"subject": name if subject is None else subject, **config}
+        settings: dict[str, object] = {"subject": name if subject is None else subject, **config}
         return _stream(self._one("create_stream", {"name": name, "config": settings}))
 
     def stream(self, name: str) -> Stream:
@@ -195,7 +198,7 @@ class Client:
         stream_uuid: StreamUuid | None = None,
         producer_id: ProducerId | None = None,
         sequence: int = 0,
-        acks: str = "all",
+        acks: Literal["all", "leader", "none"] = "all",
     ) -> Producer:
         """Return a producer for one partition; it connects with its first batch.
 
@@ -383,8 +386,8 @@ class Client:
         return [_status(row) for row in rows]
 
     def call(
-        self, action: str, values: Mapping[str, Any], *, timeout_ms: int = 30_000
-    ) -> list[dict[str, Any]]:
+        self, action: str, values: Mapping[str, object], *, timeout_ms: int = 30_000
+    ) -> list[dict[str, object]]:
         """Run a Flight action as it is; the operators' calls are built on it."""
         return self._brokers.action(action, values, timeout_ms=timeout_ms)
 

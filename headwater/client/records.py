@@ -10,7 +10,7 @@ import pyarrow as pa
 from broker.codec.schema import HEADERS_TYPE, PRODUCER_FIELDS
 from broker.errors import InvalidRequestError, SchemaMismatchError
 
-RecordLike: TypeAlias = bytes | str | Mapping[str, Any] | None
+RecordLike: TypeAlias = bytes | str | Mapping[str, object] | None
 Records: TypeAlias = pa.RecordBatch | pa.Table | Sequence[RecordLike]
 
 

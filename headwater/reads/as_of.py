@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from tiering.read.times import first_reaching
 if TYPE_CHECKING:
     from headwater.client import Client
 
-AsOf = str | int | datetime | Mapping[Any, int] | Cut
+AsOf: TypeAlias = str | int | datetime | Mapping[int, int] | Mapping[str, int] | Cut
 
 _SAVED_CUT: Final = "hwcut1."
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

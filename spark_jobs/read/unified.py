@@ -330,7 +330,8 @@ def _moments(
                 f"as_of names {sorted(map(str, as_of))}, but {sorted(streams)} are read; give "
                 "each stream its moment"
             )
-        return {name: _checked(name, parse_as_of(as_of[name])) for name in streams}
+        given: dict[object, AsOf] = dict(as_of.items())
+        return {name: _checked(name, parse_as_of(given[name])) for name in streams}
     moment = parse_as_of(as_of)
     if not isinstance(moment, AtTime):
         raise InvalidRequestError(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 import pyarrow as pa
 import pytest
@@ -37,7 +37,13 @@ from simkit.servers.s3_proxy import Break, Rule, S3Proxy, s3_proxy
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-SMALL: Final = {"segment_bytes_max": 32 * 1024, "segment_age_ms_max": 500}
+
+class _Small(TypedDict):
+    segment_bytes_max: int
+    segment_age_ms_max: int
+
+
+SMALL: Final[_Small] = {"segment_bytes_max": 32 * 1024, "segment_age_ms_max": 500}
 MIB: Final = 1024 * 1024
 
 

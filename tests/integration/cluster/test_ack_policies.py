@@ -198,7 +198,7 @@ def test_what_is_not_a_policy_is_refused(cluster: Cluster) -> None:
     stream = client.create_stream("picky")
     _begin(client, "picky")
     with pytest.raises(InvalidRequestError, match="acks"):
-        client.producer("picky", acks="some")
+        client.producer("picky", acks="some")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="producer id"):
         client.producer("picky", acks="leader", producer_id=ProducerId(1))
     address = resolve_addresses(cluster.url_of(cluster.leader("picky"))).brokers[0]

@@ -110,6 +110,7 @@ def test_an_earlier_moment_is_exact_certified_and_can_be_saved(
             proof = headwater.certificate(rows)
             assert [part.records_count for part in proof.partitions] == list(ends)
             assert [part.end for part in proof.partitions] == list(ends)
+    assert rows is not None
     text = headwater.cut_of(rows).save()
     stream.broker.ship("s", 0, Offset(100))
     stream.broker.ship("s", 1, Offset(20))
