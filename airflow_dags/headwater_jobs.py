@@ -1,9 +1,9 @@
 """DAGs from a file: each entry of ``headwater.toml`` is one DAG that runs one Headwater job.
 
-Only Airflow and the standard library are imported: a task starts the command ``headwater job`` in
-an environment of its own, and reads its result from the last line that it prints. Every job knows
-from its table how far it came, so a run that is late, repeated or killed is harmless, and a data
-interval only says how far a run should get.
+Only Airflow and the standard library are imported. A task starts the command ``headwater job`` in
+a separate environment and reads the job's result from the last line that it prints. The table holds
+the progress of every job, so a run that is late, repeated or killed is harmless. A data interval
+only gives the end of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 CONFIG_VARIABLE: Final = "HEADWATER_AIRFLOW_CONFIG"
 JOBS: Final = ("ingest", "backfill", "compact", "snapshot", "verify")
 
-# A run without an interval (triggered by hand or by an asset) goes as far as there are records.
+# A run without an interval (triggered by hand or by an asset) appends all records that there are.
 _UP_TO_INTERVAL_END: Final = (
     "{% if data_interval_end %}--to-timestamp {{ data_interval_end.isoformat() }}{% endif %}"
 )
@@ -38,12 +38,12 @@ _START: Final = datetime(2020, 1, 1, tzinfo=UTC)  # the first interval that a ba
 
 
 class ConfigError(ValueError):
-    """The file of entries is not usable; Airflow shows the text as an import error."""
+    """The file of entries is not valid; Airflow shows the text as an import error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all entries share."""
+    """Settings that all entries share."""
 
     command: tuple[str, ...]
     server: str | None
@@ -54,14 +54,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledJob:
-    """One DAG: a job over a stream, and when it runs."""
+    """One DAG: a job on a stream, with its schedule."""
 
     job: str
     name: str
     stream: str
     table: str | None
     schedule: str | None  # cron, UTC
-    after: tuple[str, ...]  # "<job>/<name>" of entries whose landing starts this one
+    after: tuple[str, ...]  # "<job>/<name>" of the entries whose runs start this one
     arguments: tuple[str, ...]
 
     @property
@@ -74,7 +74,7 @@ def dags_of(job: str) -> dict[str, DAG]:
     """Return the DAGs of one job by their ids, for a DAG file's globals.
 
     Raises:
-        ConfigError: the file has an entry that cannot be right.
+        ConfigError: the file has an entry that is not valid.
     """
     settings, entries = load(config_path())
     return {entry.dag_id: _dag(settings, entry) for entry in entries if entry.job == job}
@@ -102,15 +102,17 @@ def load(path: Path) -> tuple[Settings, list[ScheduledJob]]:
     )
     unknown = set(body) - set(JOBS)
     if unknown:
-        raise ConfigError(f"{path}: no job is called {sorted(unknown)}; there are {list(JOBS)}")
+        raise ConfigError(f"{path}: no job is called {sorted(unknown)}; the jobs are {list(JOBS)}")
     entries = [_entry(job, raw, f"{path}: [[{job}]]") for job in JOBS for raw in body.get(job, [])]
     names = {f"{entry.job}/{entry.name}" for entry in entries}
     if len(names) != len(entries):
-        raise ConfigError(f"{path}: two entries of one job have the same name")
+        raise ConfigError(f"{path}: two entries of one job have the same name; give them others")
     for entry in entries:
         for wanted in entry.after:
             if wanted not in names:
-                raise ConfigError(f"{path}: after = {wanted!r}, but there are {sorted(names)}")
+                raise ConfigError(
+                    f"{path}: after = {wanted!r} names no entry; the entries are {sorted(names)}"
+                )
     return settings, entries
 
 
@@ -127,15 +129,17 @@ def _entry(job: str, raw: Any, where: str) -> ScheduledJob:
     stream = given.get("stream", "")
     name = given.get("name", stream)
     if not _NAME.match(stream) or not _NAME.match(name):
-        raise ConfigError(f"{where}: needs a stream (and, if two entries share one, a name)")
+        raise ConfigError(
+            f"{where}: give a stream, and also a name if two entries have the same stream"
+        )
     if (job in _TAKES_TABLE) != ("table" in given):
         needs = "needs" if job in _TAKES_TABLE else "takes no"
         raise ConfigError(f"{where} {name}: {needs} table")
     if "table" in given and not _PLACE.match(given["table"]):
-        # A task runs in a folder that Airflow deletes afterwards: the table would go with it.
+        # A task runs in a folder that Airflow deletes afterwards, with a relative table inside.
         raise ConfigError(
-            f"{where} {name}: table = {given['table']!r} is relative, and a task has a folder of "
-            "its own; give an absolute path or an address such as s3://…"
+            f"{where} {name}: table = {given['table']!r} is relative, and Airflow deletes a task's "
+            "folder at its end; give an absolute path or an address such as s3://…"
         )
     if ("schedule" in given) == ("after" in given):
         raise ConfigError(f"{where} {name}: give either schedule (cron) or after (entries)")
@@ -162,14 +166,14 @@ def _take(raw: Any, where: str, keys: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _asset(key: str) -> Asset:
-    """Return what an entry's run leaves behind; its events carry how far the table came."""
+    """Return the asset of an entry; each run adds an event with the ends of the table."""
     return Asset(name=f"headwater/{key}", uri=f"headwater://{key}")
 
 
 def _dag(settings: Settings, entry: ScheduledJob) -> DAG:
     schedule: Any = [_asset(key) for key in entry.after]
     if entry.schedule is not None:
-        # Plain cron text would give intervals of no width in Airflow 3: begin equal to end.
+        # In Airflow 3 a plain cron text gives empty intervals: their begin equals their end.
         schedule = CronDataIntervalTimetable(entry.schedule, timezone="UTC")
     dag = DAG(
         entry.dag_id,
@@ -205,7 +209,7 @@ def _command(settings: Settings, entry: ScheduledJob) -> str:
         words += ["--server", settings.server]
     if entry.table is not None:
         words += ["--table", entry.table]
-    # `exec`: the job gets the signals that Airflow sends to end the task.
+    # With `exec` the job itself gets the signals by which Airflow ends the task.
     line = f"exec {shlex.join([*words, *entry.arguments])} {_EXTRA_WORDS.get(entry.job, '')}"
     return line.strip() + "\n"
 
@@ -213,5 +217,5 @@ def _command(settings: Settings, entry: ScheduledJob) -> str:
 def _tell(
     asset: Asset, context: Mapping[str, Any], result: Mapping[str, Any] | None = None
 ) -> None:
-    """Put the job's result into the asset's event, for whoever runs after it."""
+    """Put the job's result into the asset's event, for the DAGs that run after it."""
     context["outlet_events"][asset].extra = dict(result or {})

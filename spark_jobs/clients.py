@@ -1,4 +1,4 @@
-"""One client per broker and process: the driver's, and one in each Python worker Spark reuses."""
+"""One client per broker in each process: the driver, and every Python worker that Spark reuses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _clients: dict[str | None, Client] = {}
 def client_of(server: str | None) -> Client:
     """Return this process's client of a broker; None means HEADWATER_SERVER or the default.
 
-    It stays open until the process ends. Makes no request.
+    The client stays open until the process ends. Makes no request.
     """
-    from headwater.client import Client  # noqa: PLC0415  (Spark imports us where it is not needed)
+    from headwater.client import Client  # noqa: PLC0415  (many importers never need a client)
 
     with _lock:
         client = _clients.get(server)

@@ -1,12 +1,13 @@
-"""A Spark Connect server that can do what our own sessions can: Delta, S3A, the data source.
+"""A Spark Connect server with all that our own sessions have: Delta, S3A, the data source.
 
     python -m spark_jobs.connect_server --port 15002
     headwater.session(remote="sc://127.0.0.1:15002")
 
-The server is an ordinary session of ours with Spark's Connect plugin in its JVM; it plans and runs
-everything, so the jars, the Python package and the credentials of the store are its own. A client
-needs the package too, for ``headwater.read``, but no JVM. It listens on the loopback unless told
-otherwise, and asks for no password unless SPARK_CONNECT_AUTHENTICATE_TOKEN is set on both sides.
+The server is an ordinary session of ours with Spark's Connect plugin in its JVM. The server plans
+and runs everything, so only the server needs the jars and the credentials of the store. A client
+needs the Python package too, for ``headwater.read``, but no JVM. The server listens on the loopback
+unless an address is given. It asks for no password unless SPARK_CONNECT_AUTHENTICATE_TOKEN is set
+on both sides.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def connect_server(
 
     Args:
         master: as for :func:`spark_jobs.session.build_session`, like ``lake`` and ``conf``.
-        address: where to listen.
-        port: which port; 0 for a free one.
-        lake: see above.
-        conf: see above.
+        address: the address to listen on.
+        port: the port; 0 chooses a free one.
+        lake: as for :func:`spark_jobs.session.build_session`.
+        conf: as for :func:`spark_jobs.session.build_session`.
 
     Raises:
         InvalidConfigError, UnavailableError: as for a session.
@@ -65,20 +66,22 @@ def connect_server(
 
 
 def _bound_port(session: SparkSession) -> int:
-    """Return the free port that the plugin chose; only the JVM knows it."""
-    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  (no public word for it)
+    """Return the free port that the plugin chose; only the JVM has it."""
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  (PySpark has no public name)
     package = jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
     return int(service.localPort())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal comes; the address is the first line on stdout."""
+    """Serve until SIGINT or SIGTERM; the address is the first line on stdout."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs.connect_server", description=__doc__
     )
-    parser.add_argument("--address", default="127.0.0.1", help="where to listen")
-    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="which port, 0: a free one")
+    parser.add_argument("--address", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument(
+        "--port", type=int, default=PORT_DEFAULT, help="the port; 0 chooses a free one"
+    )
     parser.add_argument("--master", default="local[*]", help="Spark's master")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args(argv)

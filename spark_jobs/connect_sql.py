@@ -1,9 +1,10 @@
-"""A SQL statement with DataFrames as its views, in Spark Connect.
+"""Runs a SQL statement in Spark Connect, with DataFrames as its views.
 
-There a result is resolved again at every action, on the server, so views that were dropped after
-the first look would be missing later. The plan itself has a place for them: the server makes them
-for the time of each resolution. PySpark only offers it with generated names; the classes behind it
-take ours. This is the one file that uses PySpark's Connect plans, of the version that is pinned.
+In Spark Connect the server resolves a plan again at every action. So ordinary views that are
+dropped after the first action would be missing later. A Connect plan can carry its views instead;
+the server then makes them for each resolution. PySpark's public interface gives such views only
+generated names, but the plan classes behind it accept our names. This is the only file that uses
+PySpark's Connect plan classes, and it fits the pinned version of PySpark.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 def sql_with_views(
     spark: SparkSession, statement: str, views: Mapping[str, DataFrame]
 ) -> DataFrame:
-    """Return a statement's result; a name of ``views`` means that DataFrame. Blocks.
+    """Return a statement's result; each name in ``views`` means its DataFrame. Blocks.
 
-    A query is analyzed, a command is executed, once.
+    A query is analyzed once; a command is executed once.
 
     Raises:
-        InvalidRequestError: a name that SQL would have to quote. The server parses a view's name
-            when it makes it, but not when it drops it, so a quoted one would stay, and stand still.
-        pyspark.errors.AnalysisException: what the server finds wrong with the statement.
+        InvalidRequestError: a name needs quotes in SQL. The server parses a view's name when it
+            creates the view, but not when it drops it, so a view with a quoted name would stay
+            and never change.
+        pyspark.errors.AnalysisException: the server found an error in the statement.
     """
     from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame  # noqa: PLC0415
     from pyspark.sql.connect.plan import SQL, CachedRelation, SubqueryAlias  # noqa: PLC0415
@@ -38,8 +40,8 @@ def sql_with_views(
     for name in views:
         if _PLAIN_NAME.match(name) is None:
             raise InvalidRequestError(
-                f"in Spark Connect a statement cannot name {name!r} by itself; make a view of it "
-                f"first: headwater.register(spark, [{name!r}])"
+                f"in Spark Connect a statement cannot name the stream {name!r} directly, because "
+                f"the name needs quotes; make a view first: headwater.register(spark, [{name!r}])"
             )
     session: Any = spark
     frames: dict[str, Any] = dict(views)

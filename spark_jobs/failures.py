@@ -1,8 +1,8 @@
-"""Carry a typed error through Spark, whose exceptions are text by the time they reach the driver.
+"""Carries a typed error through Spark, which turns exceptions of workers into text.
 
-The worker adds the error's wire form as a note, Python prints notes into the traceback, Spark puts
-the traceback into its message, and :func:`typed` finds the marked line there. Nobody guesses from
-the wording of a message.
+The worker adds the error's wire form as a note. Python prints notes into the traceback, and Spark
+puts the traceback into its message. In the driver :func:`typed` finds the marked line there. So no
+error of ours has to be guessed from the wording of a message.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from broker.errors import (
 
 _MARK: Final = "headwater-error: "
 _LINE: Final = re.compile(rf"{_MARK}(\{{.*\}})")
-# How Spark words the loss of a planner, a worker or an executor. The first: the cause is the end of
-# a socket's data, which has no message of its own.
+# Spark's messages for the loss of a planner, a worker or an executor. The first alternative is for
+# a socket that was closed: that cause has no message.
 _LOST: Final = re.compile(
     r"terminated with exception:\s+(null\s+)?SQLSTATE|EOFException|Connection reset|Broken pipe"
     r"|Connection refused|Python worker (exited|failed to connect)|ExecutorLostFailure"
 )
-# A file that Spark's own scan could not read. The object store's own troubles are no damage.
+# A file that Spark's own scan could not read; _AWAY tells an unreachable store from a damaged file.
 _UNREAD: Final = re.compile(
     r"\[FAILED_READ_FILE\.(\w+)\] Encountered error while reading file (.+?)\.(?:\s|$)"
 )
@@ -40,7 +40,7 @@ _AWAY: Final = re.compile(
 )
 _CAUSED: Final = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
 _CAUSE_CHARACTERS_MAX: Final = 300
-_RAISED: Final = "Traceback (most recent call last)"  # by Python code: somebody must look
+_RAISED: Final = "Traceback (most recent call last)"  # Python code raised: no process was lost
 
 _Error = TypeVar("_Error", bound=HeadwaterError)
 
@@ -54,9 +54,9 @@ def annotate(error: _Error) -> _Error:
 
 
 def typed(error: BaseException) -> HeadwaterError | None:
-    """Return our error inside an exception of Spark, None when the cause was another.
+    """Return our typed error inside an exception of Spark; None if there is none.
 
-    A data file that Spark's own scan could not read is ours as well, by its key.
+    For a data file that Spark's own scan could not read, return an error that names the file.
     """
     if isinstance(error, HeadwaterError):
         return error
@@ -69,9 +69,9 @@ def typed(error: BaseException) -> HeadwaterError | None:
 
 
 def unread_file(error: BaseException) -> HeadwaterError | None:
-    """Return what to raise for a file that Spark could not read, None when it was something else.
+    """Return our error for a file that Spark could not read; None if that was not the cause.
 
-    A page that fails its checksum, a footer that is no footer and a short file end here alike.
+    A page with a wrong checksum, a damaged footer and a short file all give this error.
     """
     text = str(error)
     found = _UNREAD.search(text)
@@ -81,30 +81,30 @@ def unread_file(error: BaseException) -> HeadwaterError | None:
     causes = _CAUSED.findall(text)
     cause = causes[-1].strip()[:_CAUSE_CHARACTERS_MAX] if causes else kind
     if kind == "FILE_NOT_EXIST":
-        return ObjectMissingError(f"{key} is gone, and the read needs it", key=key)
+        return ObjectMissingError(f"{key} is missing, and the read needs it", key=key)
     if _AWAY.search(text):
         return RemoteTierUnavailableError(f"Spark cannot read {key}: {cause}", key=key)
     return ObjectCorruptError(
-        f"{key} is not what was written: {cause}. `headwater verify` tells what else is damaged",
+        f"{key} is damaged: {cause}. `headwater verify` shows what else is damaged",
         key=key,
     )
 
 
 def lost_process(error: BaseException) -> UnavailableError | None:
-    """Return what to raise when Spark lost one of its processes, None when it did not."""
+    """Return our error if Spark lost one of its processes; None if that was not the cause."""
     text = str(error)
     found = None if _RAISED in text else _LOST.search(text)
     if found is None:
         return None
     return UnavailableError(
-        f"Spark lost a process of its own ({found.group().strip()}); nothing is wrong with the "
-        "request"
+        f"Spark lost one of its processes ({found.group().strip()}); the request is not wrong, "
+        "so run it again"
     )
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise our typed error for a Spark action in this block that failed because of it."""
+    """Run Spark actions in this block; raise our typed error if it made one of them fail."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415  (importing stays free)
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

@@ -1,12 +1,13 @@
-"""The JVM jars that Spark needs for Delta on S3: chosen once, fetched once, then used offline.
+"""The JVM jars that Spark needs for Delta on S3: pinned, fetched once, then used offline.
 
-The set is lean on purpose. Delta's own closure brings Hadoop, Parquet, Jackson and slf4j of other
-versions than PySpark ships, and hadoop-aws brings a 600 MB SDK bundle; both are cut here, and what
-remains was read and written against moto with these very versions. A change of any line is a change
-that the s3a smoke test has to see.
+The set is small on purpose. Delta's dependencies bring Hadoop, Parquet, Jackson and slf4j in other
+versions than PySpark has, and hadoop-aws brings an SDK bundle of 600 MB. Both are excluded. The
+rest was tested with reads and writes against moto in exactly these versions. After a change of any
+line, run the s3a smoke test.
 
-:func:`fetch` resolves with Spark's own Ivy into a folder named after the set and leaves a receipt
-there. As long as the receipt's files are present no resolver runs, so no network is needed.
+:func:`fetch` resolves the jars with Spark's own Ivy into a folder that is named after the set, and
+writes a receipt there: a file with the names and sizes of the jars. While these jars are present,
+no resolver runs, so no network is needed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ EXCLUDES: Final = (
     "javax.annotation:javax.annotation-api",
 )
 
-# What a user may set to reach an inner mirror; handed to the resolver unchanged.
+# Settings by which a user names an internal mirror; passed to the resolver unchanged.
 _RESOLVER_CONF: Final = ("spark.jars.ivySettings", "spark.jars.repositories")
 _RESOLVE_SECONDS_MAX: Final = 900
 _RECEIPT: Final = "resolved.json"
@@ -79,15 +80,15 @@ def default_folder() -> Path:
 
 
 def set_name() -> str:
-    """Return the name of the folder of this very set: it changes when a version or exclude does."""
+    """Return the folder name of this set: it changes with every version and every exclude."""
     text = "\n".join((*PACKAGES, "-", *EXCLUDES))
     return f"spark-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the jars, resolving them only if this cache has never held them. Blocks.
+    """Return the jars; resolve them only if the cache does not hold them. Blocks.
 
-    Processes that start together wait for one resolver: a lock file lies beside the set.
+    Processes that start at the same time wait for one resolver, by a lock file in the folder.
 
     Args:
         folder: the cache, by default :func:`default_folder`.
@@ -110,7 +111,7 @@ def fetch(folder: Path | None = None, *, conf: Mapping[str, str] | None = None) 
 
 
 def _from_receipt(home: Path) -> list[Path] | None:
-    """Return the jars that the receipt names, None when one is absent or of another size."""
+    """Return the jars that the receipt names; None if one is missing or has another size."""
     try:
         receipt = json.loads((home / _RECEIPT).read_text())
         jars = [home / "jars" / Path(name).name for name in receipt]
@@ -125,7 +126,10 @@ def _from_receipt(home: Path) -> list[Path] | None:
 def _write_receipt(home: Path) -> list[Path]:
     jars = sorted((home / "jars").glob("*.jar"))
     if not any(jar.name.startswith("io.delta_delta-spark") for jar in jars):
-        raise UnavailableError(f"Spark's resolver left no Delta jar in {home / 'jars'}")
+        raise UnavailableError(
+            f"Spark's resolver ended without an error, but {home / 'jars'} has no Delta jar; "
+            f"delete {home} and try again"
+        )
     draft = home / f"{_RECEIPT}.{os.getpid()}"
     draft.write_text(json.dumps({jar.name: jar.stat().st_size for jar in jars}, indent=1))
     draft.replace(home / _RECEIPT)
@@ -133,8 +137,8 @@ def _write_receipt(home: Path) -> list[Path]:
 
 
 def _resolve(home: Path, conf: Mapping[str, str]) -> None:
-    """Run spark-submit on an empty program, only for the packages that it resolves first."""
-    import pyspark  # noqa: PLC0415  (this module is imported where only the list is wanted)
+    """Run spark-submit with an empty program, because it resolves the packages first."""
+    import pyspark  # noqa: PLC0415  (some importers need only the list of packages)
 
     program = home / "nothing.py"
     program.write_text('"""Resolving jars needs a program to submit; this one does nothing."""\n')
@@ -157,21 +161,22 @@ def _resolve(home: Path, conf: Mapping[str, str]) -> None:
         )
     except subprocess.TimeoutExpired as cause:
         raise UnavailableError(
-            f"fetching Spark's jars took more than {_RESOLVE_SECONDS_MAX} s"
+            f"fetching Spark's jars took more than {_RESOLVE_SECONDS_MAX} s; check the network, "
+            "or set spark.jars.ivySettings or spark.jars.repositories to a mirror"
         ) from cause
     except OSError as cause:
         raise InvalidConfigError(f"cannot run spark-submit: {cause}") from cause
     if done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise UnavailableError(
-            "Spark's jars could not be fetched (they are needed once; afterwards Headwater works "
-            f"offline). The resolver said:\n{tail}"
+            "Spark's jars could not be fetched (this is needed once; afterwards Headwater works "
+            f"offline). The end of the resolver's output:\n{tail}"
         )
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive file lock; the file stays, so that every process locks the same one."""
+    """Hold an exclusive file lock; the file is kept, so that all processes lock the same file."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,9 @@
-"""One way to build a Spark session that can read Headwater's tables, on a laptop or a cluster.
+"""Builds Spark sessions that can read Headwater's tables, on a laptop or a cluster.
 
 Rules: secrets never become Spark settings (S3A reads them from the environment or the profile of
-the process); workers run this very interpreter; nothing listens beyond the loopback unless asked;
-timestamps are UTC. After the first start no network is needed (:mod:`spark_jobs.jars`).
+the process). Workers run the same Python interpreter. Nothing listens beyond the loopback unless
+the user asks for it. Timestamps are UTC. After the first start no network is needed
+(:mod:`spark_jobs.jars`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-JAVA_MAJOR_MIN: Final = 17  # what Spark 4.2 is built for
+JAVA_MAJOR_MIN: Final = 17  # Spark 4.2 needs it
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOG4J: Final = Path(__file__).parent / "log4j2.properties"
 _JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
@@ -51,18 +52,18 @@ def build_session(
 ) -> SparkSession:
     """Return a session with Delta, S3A and the ``headwater`` data source. Blocks some seconds.
 
-    An active session is returned as it is when it can do the same; its settings win.
+    If a session with Delta is active, it is returned with its own settings.
 
     Args:
         app_name: shown in Spark's UI and logs.
-        master: ``local[*]`` or the address of a cluster. None under spark-submit: its master and
-            all settings that were given to it win, and its JVM must have the jars already.
-        lake: where the tables are; gives S3A its endpoint, region and credentials. Without it they
+        master: ``local[*]`` or the address of a cluster. None under spark-submit: then its master
+            and all settings given to it override ours, and its JVM must have the jars already.
+        lake: the lake's location; gives S3A its endpoint, region and credentials. Without it they
             come from the environment, by the same variables as the broker's.
-        conf: Spark settings that win over everything chosen here.
+        conf: Spark settings that override everything chosen here.
 
     Raises:
-        InvalidConfigError: Java is absent or too old, or a foreign session without Delta is active.
+        InvalidConfigError: Java is missing or too old, or the active session is without Delta.
         UnavailableError: the jars are not cached yet and cannot be fetched.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  (importing this module stays free)
@@ -74,7 +75,7 @@ def build_session(
     if active is not None and not active.sparkContext._jsc.sc().isStopped():  # noqa: SLF001
         return _equip(_checked(active))
     require_java()
-    store = lake or StoreConfig.from_env("s3://unnamed")  # only for how S3 is reached
+    store = lake or StoreConfig.from_env("s3://unnamed")  # only endpoint and credentials count
     if master is None:
         chosen = _left_open(store)
     else:
@@ -99,14 +100,14 @@ def build_session(
 def connect_session(
     remote: str, app_name: str = "headwater", *, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return a session of Spark Connect; no JVM is started here. Blocks.
+    """Return a session of Spark Connect; no JVM is started in this process. Blocks.
 
-    What the server needs is in spark_jobs/connect_server.py. A client needs no credentials of the
-    object store to run queries; to prove what it reads (``certificate=``) it does.
+    spark_jobs/connect_server.py describes the server. A client needs no credentials of the object
+    store to run queries, but it needs them to prove its reads (``certificate=``).
 
     Args:
         remote: ``sc://host:port``.
-        app_name: told to the server.
+        app_name: name that the server shows.
         conf: runtime settings of this session.
 
     Raises:
@@ -133,14 +134,15 @@ def settings(
         "spark.jars": ",".join(every_jar),
         "spark.sql.extensions": DELTA_EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        jvm.LOG_STORE_SETTING: jvm.LOG_STORE_CLASS,  # Delta's own loses commits of two drivers
+        jvm.LOG_STORE_SETTING: jvm.LOG_STORE_CLASS,  # with Delta's own, two drivers lose commits
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()}",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Fuses what is above our union with the Parquet scan below it; off by default in 4.2.
-        # Aggregating 8 M rows with 1 % tail took 1.04 times the CPU of the native scan, else 1.21.
+        # Generates one piece of code for the operators above our union and the Parquet scan below
+        # it; off by default in 4.2. An aggregate of 8 M rows with 1 % tail took 1.04 times the CPU
+        # of the native scan; without this setting 1.21 times.
         "spark.sql.codegen.wholeStage.union.enabled": "true",
         "spark.pyspark.python": sys.executable,
         **_s3a_settings(store),
@@ -152,7 +154,7 @@ def settings(
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": _driver_memory(),
             "spark.sql.shuffle.partitions": str(max(2, cores)),
-            # The default of 50 tasks for a table's state only costs task starts on one machine.
+            # On one machine the default of 50 tasks for a table's state costs only time.
             "spark.databricks.delta.snapshotPartitions": str(max(2, cores)),
         }
     return chosen
@@ -162,13 +164,13 @@ def require_java() -> int:
     """Return the major version of the Java that Spark will start.
 
     Raises:
-        InvalidConfigError: there is none, or it is older than Spark needs. Says what to do.
+        InvalidConfigError: there is no Java, or it is too old for Spark. Says what to do.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
         raise InvalidConfigError(
-            f"Spark needs Java {JAVA_MAJOR_MIN} or newer, and there is no `java` on PATH. Install "
+            f"Spark needs Java {JAVA_MAJOR_MIN} or newer, but there is no `java` on PATH. Install "
             "one (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
         )
     try:
@@ -183,15 +185,16 @@ def require_java() -> int:
     major = int(found.group(1))
     if major < JAVA_MAJOR_MIN:
         raise InvalidConfigError(
-            f"Spark needs Java {JAVA_MAJOR_MIN} or newer, but {java} is Java {major}; set JAVA_HOME"
+            f"Spark needs Java {JAVA_MAJOR_MIN} or newer, but {java} is Java {major}; set "
+            "JAVA_HOME to a newer one"
         )
     return major
 
 
 def submit_arguments(store: StoreConfig | None = None) -> list[str]:
-    """Return what spark-submit needs to know so that a job finds Delta, S3A and the log store.
+    """Return spark-submit's arguments that give a job Delta, S3A and the log store.
 
-    No credential is among it. Blocks when the jars are not cached yet.
+    They contain no credentials. Blocks if the jars are not cached yet.
     """
     store = store or StoreConfig.from_env("s3://unnamed")
     chosen = settings(master="", store=store, jar_paths=_jar_paths({}))
@@ -206,7 +209,7 @@ def _jar_paths(conf: Mapping[str, str]) -> list[Path]:
 
 
 def _left_open(store: StoreConfig) -> dict[str, str]:
-    """Return the settings that spark-submit did not get; asks the JVM that it started.
+    """Return the settings that spark-submit was not given; asks the JVM that it started.
 
     Raises:
         InvalidConfigError: Delta is not on the class path of that JVM.
@@ -217,7 +220,7 @@ def _left_open(store: StoreConfig) -> dict[str, str]:
     had = SparkConf()
     if DELTA_EXTENSION not in (had.get("spark.sql.extensions", "") or ""):
         raise InvalidConfigError(
-            "spark-submit was started without Delta; write: "
+            "spark-submit was started without Delta; start it as "
             "spark-submit $(headwater job submit-args JOB) …"
         )
     chosen = settings(master=had.get("spark.master", "") or "", store=store, jar_paths=[])
@@ -225,7 +228,7 @@ def _left_open(store: StoreConfig) -> dict[str, str]:
 
 
 def _s3a_settings(store: StoreConfig) -> dict[str, str]:
-    """Return S3A's settings. No credential is among them: settings show in the UI and in ``ps``."""
+    """Return S3A's settings. They have no credentials: the UI and ``ps`` show settings."""
     chosen = {"fs.s3a.aws.credentials.provider": ",".join(_credential_providers())}
     if store.endpoint is not None:
         chosen["fs.s3a.endpoint"] = store.endpoint
@@ -238,7 +241,10 @@ def _s3a_settings(store: StoreConfig) -> dict[str, str]:
 
 
 def _credential_providers() -> list[str]:
-    """Return the providers that S3A can make: without a profile file, making that one fails."""
+    """Return the providers for S3A; the profile's is left out without a profile file.
+
+    S3A fails if it creates the profile's provider without that file.
+    """
     profile = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
     has_profile = Path(profile).expanduser().is_file()
     return [one for one in _CREDENTIALS if has_profile or one != _PROFILE_PROVIDER]
@@ -246,7 +252,7 @@ def _credential_providers() -> list[str]:
 
 @contextmanager
 def _credentials_in_environment(credentials: Credentials | None) -> Iterator[None]:
-    """Hand a key pair to the JVM that starts in this block: children inherit the environment."""
+    """Put a key pair into the environment, which the JVM that starts in this block inherits."""
     if credentials is None:
         yield
         return
@@ -269,7 +275,7 @@ def _credentials_in_environment(credentials: Credentials | None) -> Iterator[Non
 
 
 def _local_cores(master: str) -> int | None:
-    """Return the cores of a local master, None for a cluster."""
+    """Return the cores of a local master; None for a cluster."""
     match = _LOCAL_MASTER.match(master)
     if match is None:
         return None
@@ -286,14 +292,14 @@ def _driver_memory() -> str:
 def _checked(session: SparkSession) -> SparkSession:
     if DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise InvalidConfigError(
-            "this Spark session is without Delta; stop it (or restart its Connect server) and add "
-            f"{DELTA_EXTENSION} to its spark.sql.extensions"
+            "this Spark session is without Delta; stop it (or stop its Connect server), add "
+            f"{DELTA_EXTENSION} to its spark.sql.extensions, and start again"
         )
     return session
 
 
 def _equip(session: SparkSession) -> SparkSession:
-    """Register the data source by its importable class, so that workers import it by name."""
+    """Register the data source as an importable class, so that workers import it by its name."""
     from spark_jobs.source.source import HeadwaterDataSource  # noqa: PLC0415  (imports pyspark)
 
     session.dataSource.register(HeadwaterDataSource)

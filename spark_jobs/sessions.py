@@ -1,7 +1,7 @@
-"""What differs between a classic session and one of Spark Connect: three small answers.
+"""The differences between a classic session and a session of Spark Connect: three functions.
 
-A Connect session has no JVM in this process, so nothing here touches ``sparkContext`` or ``_jsc``
-of one. Everything else of a read is the same DataFrame calls for both.
+A Connect session has no JVM in this process, so ``sparkContext`` and ``_jsc`` are not used on it.
+All other code of a read uses the same DataFrame calls for both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A Connect client cannot ask how many cores the cluster has; too many tasks cost little.
+# A Connect client cannot ask for the number of the cluster's cores; too many tasks cost little.
 _PARALLELISM_UNKNOWN: Final = 32
 
 
@@ -23,12 +23,12 @@ def is_connect(spark: SparkSession) -> bool:
 def is_running(spark: SparkSession) -> bool:
     """Tell whether the session can still be used; makes no request."""
     if is_connect(spark):
-        return not spark.is_stopped  # type: ignore[attr-defined]  # only Connect has the word
-    return spark.sparkContext._jsc is not None  # noqa: SLF001  (no public word for it)
+        return not spark.is_stopped  # type: ignore[attr-defined]  # only Connect has it
+    return spark.sparkContext._jsc is not None  # noqa: SLF001  (no public attribute for it)
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Return about how many tasks run at once."""
+    """Return roughly how many tasks run at the same time."""
     if is_connect(spark):
         return _PARALLELISM_UNKNOWN
     return int(spark.sparkContext.defaultParallelism)

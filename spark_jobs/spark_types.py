@@ -1,4 +1,4 @@
-"""Spark's types, for annotations of the public face, which does not import pyspark itself."""
+"""Spark's types for annotations in the package ``headwater``, which does not import pyspark."""
 
 from __future__ import annotations
 

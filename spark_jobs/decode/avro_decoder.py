@@ -1,11 +1,11 @@
-"""Avro binary records to columns, with the schema that wrote them. The only user of fastavro.
+"""Decodes Avro binary records into columns, with the writer's schema. The only user of fastavro.
 
-Payloads are single datums without a container file, optionally behind the five bytes that
-registries put before them (a zero and the schema's number). No registry is asked: the number must
-be the given one, because bytes of another schema may decode to nonsense without an error.
+A payload is a single datum without a container file. It may begin with the five bytes that schema
+registries add (a zero and the schema's number). No registry is asked. The number must be the given
+one, because bytes of another schema may decode to wrong values without an error.
 
-A schema is refused at start where a decoder could be made to loop or to guess: items of no encoded
-size (an array of a billion nulls is five bytes), recursion, unions of several types.
+A schema is refused at the start if its data could make the decoder loop or guess: items without an
+encoded size (an array of a billion nulls takes five bytes), recursion, unions of several types.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class AvroDecoder:
 
     Args:
         schema_text: the writer's schema as JSON.
-        schema_id: None for bare datums; else the number that each payload's frame must name.
-        bounds: what a payload may cost.
+        schema_id: None if payloads have no frame; else the number that each frame must have.
+        bounds: limits of a payload.
 
     Raises:
-        InvalidRequestError: the schema is not one that can be decoded safely into columns.
+        InvalidRequestError: the schema cannot be decoded safely into columns.
     """
 
     def __init__(self, schema_text: str, *, schema_id: int | None, bounds: DecodeBounds) -> None:
@@ -63,7 +63,7 @@ class AvroDecoder:
         try:
             kind = _Mapping(bounds).kind_of(body)
         except (KeyError, TypeError, ValueError, AttributeError) as cause:
-            raise InvalidRequestError(f"not an Avro schema: {cause!r}") from cause
+            raise InvalidRequestError(f"the text is not an Avro schema: {cause!r}") from cause
         if not pa.types.is_struct(kind):
             raise InvalidRequestError("the Avro schema must be a record")
         self._schema = types.check(pa.schema(list(kind)), bounds)
@@ -94,7 +94,7 @@ class AvroDecoder:
 
     def _unframed(self, body: bytes) -> bytes:
         if len(body) < _FRAME.size or body[0] != 0:
-            raise Undecodable(Reason.of(MALFORMED, "no frame with the number of a schema"))
+            raise Undecodable(Reason.of(MALFORMED, "the value has no frame with a schema's number"))
         _, number = _FRAME.unpack_from(body)
         if number != self._schema_id:
             detail = f"the frame names schema {number}, not {self._schema_id}"
@@ -104,7 +104,9 @@ class AvroDecoder:
 
 def _parsed_text(text: str) -> Any:
     if len(text) > _SCHEMA_TEXT_MAX:
-        raise InvalidRequestError(f"a schema of {len(text)} characters is not believed")
+        raise InvalidRequestError(
+            f"the schema has {len(text)} characters; the limit is {_SCHEMA_TEXT_MAX}"
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as cause:
@@ -112,7 +114,7 @@ def _parsed_text(text: str) -> Any:
 
 
 def _without_uuids(body: Any) -> Any:
-    """Return the schema with uuids as the plain texts that they are on the wire."""
+    """Return the schema with uuids as plain strings, which is their encoded form."""
     if isinstance(body, dict):
         kept = {name: _without_uuids(value) for name, value in body.items()}
         if kept.get("logicalType") == "uuid":
@@ -122,19 +124,19 @@ def _without_uuids(body: Any) -> Any:
 
 
 def _parsed(body: Any) -> Any:
-    """Return the schema as fastavro keeps it, which judges what :class:`_Mapping` did not."""
+    """Return the schema in fastavro's form; fastavro checks what :class:`_Mapping` did not."""
     try:
         return fastavro.parse_schema(body)
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError) as cause:
-        raise InvalidRequestError(f"not an Avro schema: {cause}") from cause
+        raise InvalidRequestError(f"the text is not an Avro schema: {cause}") from cause
 
 
 class _Mapping:
-    """Avro types to Arrow's. Follows names, and refuses what must not be decoded."""
+    """Maps Avro types to Arrow types. Resolves names, and refuses unsafe types."""
 
     def __init__(self, bounds: DecodeBounds) -> None:
         self._named: dict[str, tuple[Any, str]] = {}
-        self._open: list[str] = []  # named types around the one being looked at
+        self._open: list[str] = []  # named types that enclose the present one
         self._left = bounds.columns_max * 4
         self._depth_max = bounds.depth_max
 
@@ -173,7 +175,9 @@ class _Mapping:
             return types.decimal(precision, scale)
         found = _LOGICAL.get((body["type"], logical))
         if found is None:
-            raise InvalidRequestError(f"Avro's logical type {logical!r} has no place in a column")
+            raise InvalidRequestError(
+                f"Avro's logical type {logical!r} on {body['type']!r} cannot become a column"
+            )
         return found
 
     def _by_name(self, name: str, namespace: str, depth: int) -> pa.DataType:
@@ -183,9 +187,11 @@ class _Mapping:
         if full not in self._named:
             full = name
         if full not in self._named:
-            raise InvalidRequestError(f"Avro type {name[:80]!r} is not known or stands alone")
+            raise InvalidRequestError(
+                f"Avro type {name[:80]!r} is not known, or may not be used alone"
+            )
         if full in self._open:
-            raise InvalidRequestError(f"Avro type {full} contains itself; columns cannot")
+            raise InvalidRequestError(f"Avro type {full} contains itself, which columns cannot do")
         known, inside = self._named[full]
         return self.kind_of(known, inside, depth + 1)
 
@@ -215,16 +221,20 @@ class _Mapping:
         kinds = [each for each in body if each != "null"]
         if len(kinds) != 1:
             raise InvalidRequestError(
-                f"an Avro union must be of null and one type, not {json.dumps(body)[:120]}"
+                "an Avro union must consist of null and one type, but this one is "
+                f"{json.dumps(body)[:120]}"
             )
         return self.kind_of(kinds[0], namespace, depth + 1)
 
     def _refuse_weightless(self, items: Any, namespace: str) -> None:
         if not self._weighs(items, namespace, depth=0):
-            raise InvalidRequestError("an Avro array of items without any bytes is not believed")
+            raise InvalidRequestError(
+                "an Avro array has items that take no bytes; a few bytes could then claim a "
+                "billion items, so this schema is refused"
+            )
 
     def _weighs(self, body: Any, namespace: str, *, depth: int) -> bool:
-        """Tell whether each datum of the type takes at least a byte."""
+        """Tell whether each datum of the type takes at least one byte."""
         if depth > self._depth_max:
             return False
         if isinstance(body, dict):
@@ -242,4 +252,4 @@ class _Mapping:
             if known is not None:
                 return self._weighs(known[0], namespace, depth=depth + 1)
             return body in {"array", "map", "enum"}
-        return bool(body)  # a union writes its branch, a simple type its value
+        return bool(body)  # True: a union writes its branch, a simple type its value

@@ -1,7 +1,7 @@
-"""What a payload and a schema may cost, and what is said of a record that costs more.
+"""Limits of payloads and schemas, and the reasons for which records are rejected.
 
-Payloads come from anybody who may publish. Every limit is checked before the bytes are parsed; a
-record beyond one is rejected with its reason and stops nobody.
+Any client with the right to publish can send any payload. Every limit is checked before the bytes
+are parsed. A record beyond a limit is rejected with its reason; the other records are not affected.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from broker.errors import InvalidRequestError
 
 DETAIL_CHARACTERS_MAX: Final = 300
 
-# Why a record was rejected; the first column that people look at in a table of rejected records.
+# Why a record was rejected: the values of the column ``reason`` in a table of rejected records.
 MALFORMED: Final = "malformed"  # the bytes are not of the format
 NOT_UTF8: Final = "not_utf8"
 WRONG_TYPE: Final = "wrong_type"  # well formed, but a value does not fit its column
 TOO_LARGE: Final = "too_large"
 TOO_DEEP: Final = "too_deep"
-OTHER_SCHEMA: Final = "other_schema"  # the frame names a schema that was not given
+OTHER_SCHEMA: Final = "other_schema"  # the frame has the number of another schema
 REASONS: Final = (MALFORMED, NOT_UTF8, WRONG_TYPE, TOO_LARGE, TOO_DEEP, OTHER_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBounds:
-    """Limits of one table's decoding; part of what is pinned, since they decide who is rejected."""
+    """Limits of one table's decoding; pinned with the table, since they decide what is rejected."""
 
     record_bytes_max: int = 16 * 1024 * 1024  # twice the largest NATS message that a broker takes
     depth_max: int = 64
@@ -51,6 +51,6 @@ class Reason:
 
     @classmethod
     def of(cls, code: str, detail: object) -> Reason:
-        """Return a reason whose detail is bounded and one line."""
+        """Return a reason with the detail on one line and cut to the limit."""
         text = " ".join(str(detail).split())
         return cls(code, text[:DETAIL_CHARACTERS_MAX])

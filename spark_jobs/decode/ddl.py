@@ -1,8 +1,8 @@
-"""Spark's DDL for columns, ``id BIGINT, tags ARRAY<STRING>``, parsed without a JVM.
+"""Parses Spark's DDL for columns, ``id BIGINT, tags ARRAY<STRING>``, without a JVM.
 
-Spark can parse this itself, but only in a driver with a live JVM; a decoder is built in workers
-and in tests. The subset: the types of :mod:`spark_jobs.decode.types`, ``NOT NULL`` and ``COMMENT``
-read over, names plain or in backticks.
+Spark has a parser, but only in a driver with a running JVM; decoders are also built in workers and
+in tests. This parser knows the types of :mod:`spark_jobs.decode.types`, and names that are plain or
+in backticks. It accepts and ignores ``NOT NULL`` and ``COMMENT``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def parse(text: str) -> pa.Schema:
     """Return the schema of a DDL text, every column nullable.
 
     Raises:
-        InvalidRequestError: it is not DDL; the message shows where it stops being it.
+        InvalidRequestError: the text is not DDL; the message shows the place of the error.
     """
     if len(text) > _TEXT_MAX:
-        raise InvalidRequestError(f"a schema of {len(text)} characters is not believed")
+        raise InvalidRequestError(
+            f"the schema has {len(text)} characters; the limit is {_TEXT_MAX}"
+        )
     reader = _Reader(text)
     fields = reader.fields(separator="", end="", depth=0)
     return pa.schema(fields)
@@ -55,7 +57,7 @@ class _Reader:
         self._advance()
 
     def fields(self, *, separator: str, end: str, depth: int) -> list[pa.Field]:
-        """Read ``name type, …`` up to ``end``; a struct has a colon between, which may be left."""
+        """Read ``name type, …`` up to ``end``; ``separator`` may stand between name and type."""
         found = []
         while True:
             if self.kind not in {"word", "quoted"}:
@@ -75,7 +77,7 @@ class _Reader:
 
     def _type(self, depth: int) -> pa.DataType:
         if depth > _DEPTH_MAX:
-            raise InvalidRequestError(f"a schema nested deeper than {_DEPTH_MAX} is not believed")
+            raise InvalidRequestError(f"the schema is nested deeper than the limit of {_DEPTH_MAX}")
         if self.kind != "word":
             raise self._bad("a type")
         word = self.here.lower()
@@ -86,8 +88,8 @@ class _Reader:
             return self._nested(word, depth + 1)
         if word not in _WORDS:
             raise InvalidRequestError(
-                f"type {word!r} is not known; known: {', '.join(sorted(_WORDS))}, decimal(p,s), "
-                "array<…>, map<…,…>, struct<name: type, …>"
+                f"type {word!r} is not known; the known types are {', '.join(sorted(_WORDS))}, "
+                "decimal(p,s), array<…>, map<…,…>, struct<name: type, …>"
             )
         return _WORDS[word]
 
@@ -124,7 +126,7 @@ class _Reader:
         return value
 
     def _read_over(self) -> None:
-        """Read over ``NOT NULL`` and ``COMMENT '…'``."""
+        """Skip ``NOT NULL`` and ``COMMENT '…'``."""
         if self.kind == "word" and self.here.lower() == "not":
             self._advance()
             if self.here.lower() != "null":
@@ -157,6 +159,6 @@ class _Reader:
     def _bad(self, wanted: str, *, at: int | None = None) -> InvalidRequestError:
         before = self._text[: self._at if at is None else at].strip()[-60:]
         return InvalidRequestError(
-            f"the schema's text should go on with {wanted} instead of {self.here!r}, near "
-            f"{before!r}"
+            f"the schema's text must go on with {wanted} after {before!r}, but there is "
+            f"{self.here!r}"
         )

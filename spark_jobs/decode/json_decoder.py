@@ -1,16 +1,17 @@
-"""JSON objects to columns, at Arrow's speed.
+"""Decodes JSON objects into columns, at the speed of Arrow's parser.
 
-Arrow's JSON parser takes a whole batch of concatenated texts. Three things make that safe here:
+Arrow's JSON parser takes a whole batch of concatenated texts. Three rules make that safe here:
 
 - Each text must begin with ``{`` and end with ``}``, and the parser must find as many objects as
-  there are texts. Then no object can span two texts or hide beside another: after a ``}`` that
-  closes nothing, the next text's ``{`` is an error, and so is the line end inside a string. (The
-  parser of pyarrow 26 also crashes the process on a text that is just ``null``.)
-- Texts are valid UTF-8 and not nested deeper than allowed before the parser sees them.
-- A piece that fails is halved until the bad record stands alone: the parser judges a record alone
-  as it does among others, so poison costs itself and some repeated work.
+  there are texts. Then no object can span two texts, and no text can hold two objects: after a
+  ``}`` that closes nothing, the next text's ``{`` is an error, and so is the line end inside a
+  string. (The parser of pyarrow 26 also crashes the process on a text that is just ``null``.)
+- Before the parser gets a text, the text is known to be valid UTF-8 and not nested too deep.
+- A piece that fails is halved until the bad record is alone. The parser gives the same result for
+  a record alone as among others, so a bad record costs some repeated work and nothing else.
 
-Types are strict: ``"5"`` is no number and ``1.5`` no integer. A field named twice is malformed.
+Types are strict: ``"5"`` is not a number and ``1.5`` is not an integer. A field that occurs twice
+makes a record malformed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class JsonDecoder:
-    """Decodes JSON objects by a fixed schema; other fields are left out, and counted."""
+    """Decodes JSON objects by a fixed schema; fields without a column are dropped and counted."""
 
     def __init__(self, schema: pa.Schema, bounds: DecodeBounds) -> None:
         self._schema = types.check(schema, bounds)
@@ -78,14 +79,14 @@ class JsonDecoder:
         for text in texts.to_pylist():
             try:
                 body = json.loads(text)
-            except (ValueError, RecursionError):  # Arrow's parser knows a few spellings more
+            except (ValueError, RecursionError):  # Arrow's parser accepts a few more spellings
                 continue
             if isinstance(body, dict) and _has_unknown(body, self._kind):
                 found.append(body)
         return found
 
     def parse(self, texts: pa.Array, *, strict: bool) -> pa.StructArray:
-        """Parse texts as a whole; with ``strict`` also an unknown field is a failure."""
+        """Parse all texts at once; with ``strict`` an unknown field is a failure too."""
         joined = pc.binary_join(
             pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), "\n"
         )
@@ -112,7 +113,7 @@ class JsonDecoder:
 
 
 class _Counting:
-    """Parses texts, and counts the good ones of which something was left out."""
+    """Parses texts, and counts the good ones with fields that were dropped."""
 
     def __init__(self, decoder: JsonDecoder) -> None:
         self._decoder = decoder
@@ -122,7 +123,7 @@ class _Counting:
         try:
             return self._decoder.parse(texts, strict=True)
         except Undecodable:
-            made = self._decoder.parse(texts, strict=False)  # fails again if it was not that
+            made = self._decoder.parse(texts, strict=False)  # fails again for any other cause
         self.unknown_count += len(self._decoder.unknown_fields(texts))
         return made
 
@@ -131,22 +132,25 @@ def check_json_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema if JSON can fill it.
 
     Raises:
-        InvalidRequestError: a column is a map or binary, which JSON has no one spelling for.
+        InvalidRequestError: a column is a map or binary; JSON has several spellings for these.
     """
     todo = [(each.name, each.type) for each in schema]
     while todo:
         path, kind = todo.pop()
         if pa.types.is_map(kind) or pa.types.is_binary(kind):
             raise InvalidRequestError(
-                f"column {path} is {kind}, which JSON has no one spelling for; declare it as a "
-                "struct or a string"
+                f"column {path} is {kind}, for which JSON has several spellings; declare the "
+                "column as a struct or a string"
             )
         todo += [(f"{path}.{each.name}", each.type) for each in types.children(kind)]
     return schema
 
 
 def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, Reason]]:
-    """Return the values as texts of one object each, as far as that shows from outside."""
+    """Return the values that look like one JSON object each, and the reasons of the others.
+
+    Only encoding, first and last character and depth are checked here.
+    """
     refused: dict[int, Reason] = {}
     try:
         texts = values.cast(pa.string())
@@ -157,7 +161,7 @@ def _texts(values: pa.Array, bounds: DecodeBounds) -> tuple[pa.Array, dict[int, 
                 good.append(value.decode())
             except UnicodeDecodeError:
                 refused[at] = Reason.of(NOT_UTF8, "the bytes are not UTF-8")
-                good.append("{}")  # stands in for it until it is dropped below
+                good.append("{}")  # a placeholder, which is dropped below
         texts = pa.array(good, pa.string())
     framed = _framed(texts)
     if not pc.all(framed, min_count=0).as_py():
@@ -195,7 +199,7 @@ def _depth(text: bytes) -> int:
 
 
 def _pieces(values: pa.Array) -> list[tuple[int, int]]:
-    """Cut a batch so that no piece is too long for one parse."""
+    """Cut a batch into pieces that are short enough for one call of the parser."""
     if values.nbytes <= _PIECE_BYTES_MAX and len(values) <= _PIECE_ROWS_MAX:
         return [(0, len(values))]
     pieces, start, size = [], 0, 0
@@ -208,7 +212,7 @@ def _pieces(values: pa.Array) -> list[tuple[int, int]]:
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to parse as: dates have no parser, so they come as texts."""
+    """Return the type for the parser: it cannot parse dates, so they are parsed as strings."""
     if pa.types.is_date(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -223,7 +227,7 @@ def _conformed(table: pa.Table, kind: pa.StructType) -> pa.StructArray:
     columns = []
     for each in kind:
         column = table.column(each.name).combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # what no chunk at all combines to
+        if isinstance(column, pa.ChunkedArray):  # pyarrow's result for a column without chunks
             column = pa.concat_arrays(column.chunks) if column.chunks else pa.nulls(0, each.type)
         columns.append(column if column.type == each.type else column.cast(each.type))
     return pa.StructArray.from_arrays(columns, fields=list(kind))
@@ -232,7 +236,7 @@ def _conformed(table: pa.Table, kind: pa.StructType) -> pa.StructArray:
 def _reason(error: Exception) -> Reason:
     text = str(error).removeprefix("JSON parse error: ")
     typed = "changed from" in text or "Failed to " in text or "Failed of" in text
-    # The row is always 0 when it matters, and the rest says where in the record it was.
+    # A rejected record was parsed alone, so its row is always 0 and says nothing.
     return Reason.of(WRONG_TYPE if typed else MALFORMED, text.removesuffix(" in row 0"))
 
 
@@ -251,7 +255,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fits(body: Any, kind: pa.DataType) -> bool:
-    """Guess whether a JSON value will parse as the type; wrong guesses cost only time."""
+    """Guess whether the parser accepts a JSON value as the type; a wrong guess costs only time."""
     if pa.types.is_struct(kind):
         return isinstance(body, dict) and all(
             body.get(each.name) is None or _fits(body[each.name], each.type) for each in kind

@@ -1,9 +1,10 @@
-"""Guess the columns of JSON objects: once for a new table, and for fields that appear later.
+"""Infers the columns of JSON objects: once for a new table, and for fields that appear later.
 
-The guess is made from a sample and then pinned, so it need not be right for ever: a value that does
-not fit is a rejected record with a reason, never a lost one. Rules: whole numbers are ``bigint``,
-mixed with fractions ``double``; texts stay texts, whatever they look like; where records disagree
-the kind that most of them have wins; a field that was only ever null or empty has no type yet.
+Columns are inferred from a sample and then pinned. They need not fit every later value: a value
+that does not fit makes its record a rejected record with a reason, and nothing is lost. The rules:
+whole numbers are ``bigint``; whole numbers and fractions together are ``double``; strings stay
+strings, whatever they contain; if records disagree, the type that most of them have wins; a field
+with only null or empty values gets no column yet.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from spark_jobs.decode.bounds import DecodeBounds
 
 _NAME_CHARACTERS_MAX: Final = 255
 _INT64: Final = range(-(1 << 63), 1 << 63)
-_KINDS: Final = ("struct", "list", "string", "double", "bigint", "boolean")  # a tie's order
+_KINDS: Final = ("struct", "list", "string", "double", "bigint", "boolean")  # the first wins a tie
 _SIMPLE: Final = {
     "string": pa.string(),
     "double": pa.float64(),
@@ -30,7 +31,7 @@ _SIMPLE: Final = {
 
 
 def objects(texts: Iterable[bytes | None]) -> list[dict[str, Any]]:
-    """Return the texts that are JSON objects, parsed; the others say nothing about columns."""
+    """Parse the texts that are JSON objects; the others tell nothing about columns."""
     found = []
     for text in texts:
         if text is None:
@@ -45,16 +46,16 @@ def objects(texts: Iterable[bytes | None]) -> list[dict[str, Any]]:
 
 
 def infer(sample: Sequence[Mapping[str, Any]], bounds: DecodeBounds) -> pa.Schema:
-    """Return columns for a sample of objects, in the order in which their names appear."""
+    """Return the columns of a sample of objects, in the order in which their names appear."""
     return new_fields(sample, pa.schema([]), bounds)
 
 
 def new_fields(
     sample: Sequence[Mapping[str, Any]], known: pa.Schema, bounds: DecodeBounds
 ) -> pa.Schema:
-    """Return columns for the outermost fields that the schema lacks, as many as there is room for.
+    """Return columns for top-level fields that the schema lacks, up to ``bounds.columns_max``.
 
-    Fields inside a known struct are not looked for: a struct's type stays as it was pinned.
+    New fields inside a known struct are ignored: the type of a struct stays as it was pinned.
     """
     room = bounds.columns_max - _leaves(list(known))
     names: dict[str, None] = {}
@@ -76,7 +77,7 @@ def new_fields(
 
 
 def _kind(values: Sequence[Any], depth_left: int) -> pa.DataType | None:
-    """Return the type that most values have, None when they have none."""
+    """Return the type that most values have; None if no value has a type."""
     votes = Counter(kind for kind in map(_vote, values) if kind is not None)
     if not votes or depth_left <= 0:
         return None
@@ -100,7 +101,7 @@ def _struct(bodies: Sequence[Mapping[str, Any]], depth_left: int) -> pa.DataType
     fields: dict[str, pa.Field] = {}
     for name in names:
         kind = _kind([body.get(name) for body in bodies], depth_left)
-        # An inner field that a column cannot be named after is left out, like any unknown one.
+        # An inner field whose name Delta does not allow is dropped, like every unknown field.
         if kind is not None and _usable(name) and not types.FORBIDDEN.search(name):
             fields.setdefault(name.lower(), pa.field(name, kind))
     return pa.struct(list(fields.values())) if fields else None

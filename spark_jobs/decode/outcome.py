@@ -1,8 +1,8 @@
-"""What a decoder is, what it returns, and how the two halves become rows of two tables.
+"""The port of a decoder, its result, and the code that all decoders share.
 
-One rule carries everything: a record's outcome depends on its own bytes and the pinned spec alone,
-never on its neighbours. So the same offsets give the same rows however they are cut into batches,
-and a retry after a crash writes exactly what the first attempt would have written.
+The main rule: a record's outcome depends only on its own bytes and the pinned spec, never on its
+neighbours. So the same offsets give the same rows, however they are cut into batches. A retry after
+a crash writes exactly the rows that the first attempt would have written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_jobs.decode.bounds import MALFORMED, TOO_LARGE, DecodeBounds, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOutcome:
-    """Decoded payloads: ``columns`` has one row per good value, in order; the rest has reasons."""
+    """A decoder's result: one row per good value, in order, and a reason per rejected value."""
 
     columns: pa.StructArray
     rejected: Mapping[int, Reason] = field(default_factory=dict)  # index among the values
@@ -37,11 +37,11 @@ class Decoder(Protocol):
         """The payload's columns, by their names in the payload."""
 
     def decode(self, values: pa.Array) -> DecodeOutcome:
-        """Decode ``binary`` values without nulls. Raises nothing on account of their content."""
+        """Decode ``binary`` values without nulls. No content of a value raises an error."""
 
 
 class Undecodable(Exception):  # noqa: N818  (never leaves this package)
-    """A piece of values, or the one value in it, does not decode."""
+    """A piece with several values, or with one value, cannot be decoded."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.detail)
@@ -61,7 +61,7 @@ def too_large(values: pa.Array, bounds: DecodeBounds) -> dict[int, Reason]:
 
 
 def without(values: pa.Array, rejected: Mapping[int, Reason]) -> tuple[pa.Array, list[int] | None]:
-    """Return the values that are not rejected yet, and where they were (None: all are there)."""
+    """Return the values that are not rejected, and their indexes (None: no value is rejected)."""
     if not rejected:
         return values, None
     kept = [at for at in range(len(values)) if at not in rejected]
@@ -74,13 +74,14 @@ def decode_pieces(
     suspects: Callable[[pa.Array], set[int]],
     kind: pa.StructType,
 ) -> tuple[pa.StructArray, dict[int, Reason]]:
-    """Decode with a function that takes or refuses many values at once; find what it refuses.
+    """Decode with a function that accepts or refuses many values at once; find the refused values.
 
-    When it refuses, the suspects are tried one by one and the others together; should those be
-    refused too, they are halved. ``suspects`` is a guess that only saves time.
+    If ``whole`` refuses a piece, the values that ``suspects`` returns are tried one by one, and the
+    others together. If the others are refused too, they are halved again and again. ``suspects``
+    is a guess that only saves time.
 
-    ``whole`` must accept values exactly if it accepts each of them alone, and must give each the
-    same row in any company.
+    ``whole`` must accept a piece exactly if it accepts each of its values alone, and the row of a
+    value must not depend on the other values.
     """
     good: list[tuple[list[int], pa.StructArray]] = []
     bad: dict[int, Reason] = {}
@@ -117,9 +118,10 @@ def decode_pieces(
 def from_objects(
     values: pa.Array, one: Callable[[bytes], Any], kind: pa.StructType, bounds: DecodeBounds
 ) -> DecodeOutcome:
-    """Decode value by value through Python objects, then to Arrow in one go where that works.
+    """Decode each value to a Python object, then convert all objects to Arrow.
 
-    ``one`` returns a dict for the struct, or raises :class:`Undecodable`.
+    The conversion is one call if all objects fit the type. ``one`` returns a dict for the struct,
+    or raises :class:`Undecodable`.
     """
     rejected = too_large(values, bounds)
     objects: list[Any] = []
@@ -138,7 +140,7 @@ def from_objects(
 
 
 def to_struct(objects: list[Any], kind: pa.StructType) -> tuple[pa.StructArray, dict[int, Reason]]:
-    """Convert dicts to Arrow; those that do not fit the type are left out, with a reason."""
+    """Convert dicts to Arrow; a dict that does not fit the type is rejected with a reason."""
     try:
         return pa.array(objects, kind), {}
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
@@ -154,7 +156,7 @@ def to_struct(objects: list[Any], kind: pa.StructType) -> tuple[pa.StructArray, 
 
 
 def concat(pieces: list[pa.StructArray], kind: pa.StructType) -> pa.StructArray:
-    """Join pieces of one type; also none of them."""
+    """Join pieces of one type; the list may be empty."""
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_arrays(pieces) if pieces else pa.array([], kind)

@@ -1,9 +1,10 @@
-"""What a table's ingest was set up with, kept beside the table's files, one object per change.
+"""The pins of a table: its set-up for decoding, stored beside the table's files.
 
     <table>/_headwater/ingest/<app>/00000001.json
 
-A pin is created once and never changed; the newest counts. Whoever wants a change creates the next
-number, and the store lets exactly one have it. VACUUM leaves names that begin with ``_`` alone.
+A pin is created once and never changed; the pin with the highest number is in force. A change is a
+new pin with the next number; if two runs create it, the store accepts exactly one. VACUUM ignores
+names that begin with ``_``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _BYTES_MAX: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One state of a table's set-up."""
+    """One set-up of a table: stream, beginnings and decode spec."""
 
     stream: str
     stream_uuid: str
-    starts: Mapping[int, Offset]  # where partitions began; others begin at their first record
+    starts: Mapping[int, Offset]  # first offset per partition; others begin at their first record
     spec: DecodeSpec
     number: int = 0  # 0: not stored yet
 
@@ -51,8 +52,8 @@ class Pin:
         """Parse :meth:`to_text`.
 
         Raises:
-            MetadataCorruptError: it is something else.
-            SchemaMismatchError: it was written by a newer version.
+            MetadataCorruptError: the text is not a pin.
+            SchemaMismatchError: a newer build wrote it.
         """
         try:
             body: Any = json.loads(text)
@@ -65,7 +66,9 @@ class Pin:
                 f"pin {number} of the table is damaged: {cause!r}"
             ) from cause
         if version != _VERSION:
-            raise SchemaMismatchError(f"pin {number} has version {version}, known is {_VERSION}")
+            raise SchemaMismatchError(
+                f"pin {number} of the table has version {version}; this build knows only {_VERSION}"
+            )
         sane = all(0 <= at <= OFFSET_MAX for at in starts.values())
         if not (is_stream_name(stream) and is_uuid(uuid) and sane):
             raise MetadataCorruptError(f"pin {number} of the table is damaged")
@@ -86,19 +89,20 @@ class Pins:
         self._folder = f"{_FOLDER}/{app}/"
 
     def newest(self) -> Pin | None:
-        """Return the pin that counts, None for a table that was never set up."""
+        """Return the pin in force; None for a table that was never set up."""
         names = [info.key for info in self._store.list(self._folder) if info.key.endswith(".json")]
         if not names:
             return None
         number = _number(names[-1])
         if len(names) != number:
             raise MetadataCorruptError(
-                f"{self._store.config.uri}: {len(names)} pins, the last is {names[-1]}; one is gone"
+                f"{self._store.config.uri} has {len(names)} pins, but the last one is {names[-1]}: "
+                "a pin is missing"
             )
         return Pin.from_text(self._store.get(names[-1], 0, None)[:_BYTES_MAX].decode(), number)
 
     def put(self, pin: Pin) -> Pin | None:
-        """Store a pin as the one after ``pin.number``; None when somebody else was first."""
+        """Store a pin with the number after ``pin.number``; None if another run stored it first."""
         number = pin.number + 1
         body = pin.to_text().encode()
         key = f"{self._folder}{number:08}.json"

@@ -1,10 +1,11 @@
-"""Protobuf messages to columns, by a descriptor set and a message name. The only user of google's.
+"""Decodes Protobuf messages into columns, by a descriptor set and a message name.
 
-The descriptor set is what ``protoc --include_imports --descriptor_set_out`` writes: no code of the
-user's is imported or run. Columns follow Protobuf's own meaning: a scalar without presence has its
-default when it is absent, everything with presence is null. Fields that the descriptor does not
-know are left out, as in every Protobuf reader. ``uint64`` is ``decimal(20,0)``, an enum its name,
-``google.protobuf.Timestamp`` a timestamp. Messages that contain themselves are refused.
+The only file of this package that imports Google's protobuf library. The descriptor set is the
+output of ``protoc --include_imports --descriptor_set_out``; no code of the user is imported or run.
+Absent fields follow Protobuf's rules: a scalar without presence has its default, a field with
+presence is null. Fields that the descriptor does not have are dropped, as in every Protobuf reader.
+``uint64`` becomes ``decimal(20,0)``, an enum its name, ``google.protobuf.Timestamp`` a timestamp.
+Messages that contain themselves are refused.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ class ProtobufDecoder:
     Args:
         descriptors: a serialised FileDescriptorSet with everything that the message needs.
         message: the message's full name, ``package.Message``.
-        bounds: what a payload may cost.
+        bounds: limits of a payload.
 
     Raises:
-        InvalidRequestError: the set does not hold together, or the message cannot be columns.
+        InvalidRequestError: the set is not valid, or the message cannot become columns.
     """
 
     def __init__(self, descriptors: bytes, message: str, bounds: DecodeBounds) -> None:
@@ -89,7 +90,10 @@ class ProtobufDecoder:
 
 def _pool(descriptors: bytes, message: str) -> Descriptor:
     if len(descriptors) > _DESCRIPTORS_BYTES_MAX:
-        raise InvalidRequestError(f"a descriptor set of {len(descriptors)} bytes is not believed")
+        raise InvalidRequestError(
+            f"the descriptor set has {len(descriptors)} bytes; the limit is "
+            f"{_DESCRIPTORS_BYTES_MAX}"
+        )
     files = descriptor_pb2.FileDescriptorSet()
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -103,11 +107,14 @@ def _pool(descriptors: bytes, message: str) -> Descriptor:
             f"the descriptor set has no message {message!r}; it has {', '.join(known[:50])}"
         ) from None
     except (DecodeError, TypeError, ValueError) as cause:
-        raise InvalidRequestError(f"not a usable descriptor set: {cause}") from cause
+        raise InvalidRequestError(
+            f"the descriptor set is not valid: {cause}; make it with protoc --include_imports "
+            "--descriptor_set_out=FILE"
+        ) from cause
 
 
 class _Shape:
-    """Builds the type of a message, and the function that reads it into a dict."""
+    """Builds the Arrow type of a message, and the function that reads a message into a dict."""
 
     def __init__(self, bounds: DecodeBounds) -> None:
         self._bounds = bounds
@@ -118,7 +125,9 @@ class _Shape:
         if found.full_name == _TIMESTAMP:
             return types.SIMPLE["timestamp"], _timestamp
         if found.full_name in self._open:
-            raise InvalidRequestError(f"message {found.full_name} contains itself; columns cannot")
+            raise InvalidRequestError(
+                f"message {found.full_name} contains itself, which columns cannot do"
+            )
         if not found.fields:
             raise InvalidRequestError(f"message {found.full_name} has no fields, so no columns")
         if len(self._open) >= self._bounds.depth_max:
@@ -157,7 +166,9 @@ class _Shape:
             return self.message(each.message_type)
         kind = _SCALARS.get(each.type)
         if kind is None:
-            raise InvalidRequestError(f"field {each.full_name} has a type without a column")
+            raise InvalidRequestError(
+                f"field {each.full_name} has a type that cannot become a column"
+            )
         if each.enum_type is not None:
             return kind, _enum_reader(each.enum_type)
         return kind, lambda value: value
@@ -169,7 +180,7 @@ def _enum_reader(kind: EnumDescriptor) -> _Read:
 
 
 def _timestamp(made: Any) -> int:
-    """Return microseconds; what is finer is cut off."""
+    """Return microseconds; smaller units are cut off."""
     if made.seconds not in _SECONDS or not 0 <= made.nanos < 1_000_000_000:
         raise Undecodable(Reason.of(WRONG_TYPE, f"{made.seconds} s is outside of a timestamp"))
     return int(made.seconds * 1_000_000 + made.nanos // 1000)

@@ -1,7 +1,7 @@
-"""From rows of a stream to rows of two tables: what decodes, and what does not with its reason.
+"""Splits rows of a stream into rows of two tables: decoded rows, and rejected rows with a reason.
 
-Together the two have every row once: a tombstone (a null value) decodes to null columns. Both keep
-partition and offset, so that anybody can check that nothing is missing.
+Together the two tables have every row once. A tombstone (a null value) decodes to null columns.
+Both tables keep partition and offset, so that a check can show that no row is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DecodedRows:
 
 
 class RowDecoder:
-    """Applies a spec to batches of rows. Built where it is used."""
+    """Applies a spec to batches of rows. Built in the process that uses it."""
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
@@ -51,7 +51,9 @@ class RowDecoder:
             SchemaMismatchError: the batch lacks a row column, which is a bug of the caller.
         """
         if rows.schema.names != ROW_SCHEMA.names:
-            raise SchemaMismatchError(f"rows have columns {rows.schema.names}")
+            raise SchemaMismatchError(
+                f"rows have columns {rows.schema.names}, not {ROW_SCHEMA.names}"
+            )
         if self.decoder is None:
             kept = [rows.column(name).cast(kind) for name, kind in _typed(self.schema)]
             return DecodedRows(
@@ -63,7 +65,7 @@ class RowDecoder:
         present = pc.indices_nonzero(values.is_valid()).to_numpy().astype(np.int64)
         outcome = self.decoder.decode(values.drop_null() if values.null_count else values)
         bad = {int(present[at]): reason for at, reason in outcome.rejected.items()}
-        # Which decoded payload belongs to which row; -1 for a tombstone.
+        # For each row, the index of its decoded payload; -1 for a tombstone.
         payload_of = np.full(rows.num_rows, -1, np.int64)
         good = np.delete(present, list(outcome.rejected))
         payload_of[good] = np.arange(len(good))

@@ -1,8 +1,8 @@
-"""How a table's payloads are decoded, as one value that is pinned with the table.
+"""The decode spec: how a table's payloads are decoded, as one value that is pinned with the table.
 
-A spec is everything that decides a record's outcome: format, schema, bounds, the row columns kept
-beside the payload. It is text when stored and when it travels to workers, never code. A spec of a
-newer version of this program is refused, not guessed.
+A spec has everything that decides a record's outcome: format, schema, bounds, and the row columns
+that are kept beside the payload. It is stored, and sent to workers, as text and never as code. A
+spec of a newer build is refused, not guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_jobs.source.columns import check_projection
 
 FORMATS: Final = ("json", "avro", "protobuf", "raw")
 ROW_COLUMNS_DEFAULT: Final = ("partition", "offset", "timestamp", "key")
-_NEEDED: Final = ("partition", "offset")  # without them nobody could check what a table holds
+_NEEDED: Final = ("partition", "offset")  # without them a check could not find missing records
 _VERSION: Final = 1
 _TEXT_MAX: Final = 64 * 1024 * 1024
 
@@ -45,7 +45,7 @@ class DecodeSpec:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise InvalidRequestError(
-                f"format {self.format!r} is not known; known: {', '.join(FORMATS)}"
+                f"format {self.format!r} is not known; the known formats are {', '.join(FORMATS)}"
             )
         check_projection(self.row_columns, where="row columns")
         missing = [name for name in _NEEDED if name not in self.row_columns]
@@ -66,10 +66,10 @@ class DecodeSpec:
         }
 
     def decoder(self) -> Decoder | None:
-        """Build the decoder, None for ``raw``. Imports what the format needs, nothing else.
+        """Build the decoder; None for ``raw``. Imports only the modules of the format.
 
         Raises:
-            InvalidRequestError: the schema is not one that can become columns.
+            InvalidRequestError: the schema cannot become columns.
         """
         match self.format:
             case "json":
@@ -100,9 +100,9 @@ class DecodeSpec:
     def names(self, payload: pa.Schema) -> list[str]:
         """Return the table's name for each payload column.
 
-        Characters that Delta refuses become ``_``. A name that is taken, by a row column or, but
-        for case, by an earlier payload column, gets ``value_`` before it, as often as needed.
-        Columns are only ever added at the end, so a name once given stays.
+        Characters that Delta refuses become ``_``. If a row column or an earlier payload column
+        has the name already, apart from case, the name gets the prefix ``value_``, as often as
+        needed. Columns are only ever added at the end, so the names of old columns never change.
         """
         taken = {name.lower() for name in self.row_columns}
         found = []
@@ -131,7 +131,7 @@ class DecodeSpec:
         return replace(self, schema=types.to_json(pa.schema([*known, *added])))
 
     def grown_from(self, older: DecodeSpec) -> bool:
-        """Tell whether this spec is the older one, or that with columns added at its end."""
+        """Tell whether this spec equals the older one, apart from columns added at the end."""
         if self.format != "json" or older.schema is None or self.schema is None:
             return self == older
         if replace(self, schema=older.schema) != older:
@@ -140,7 +140,7 @@ class DecodeSpec:
         return now[: len(before)] == before
 
     def to_text(self) -> str:
-        """Return the spec as JSON, in one spelling."""
+        """Return the spec as canonical JSON: equal specs have equal texts."""
         body = {"headwater_decode": _VERSION, **asdict(self)}
         return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
@@ -149,28 +149,30 @@ class DecodeSpec:
         """Parse :meth:`to_text`.
 
         Raises:
-            SchemaMismatchError: it is no spec, or one of a newer version.
+            SchemaMismatchError: the text is not a spec, or a newer build wrote it.
         """
         if len(text) > _TEXT_MAX:
-            raise SchemaMismatchError(f"a decode spec of {len(text)} characters is not believed")
+            raise SchemaMismatchError(
+                f"the decode spec has {len(text)} characters; the limit is {_TEXT_MAX}"
+            )
         try:
             body: Any = json.loads(text)
             version = body.pop("headwater_decode")
             body["row_columns"] = tuple(body["row_columns"])
             body["bounds"] = DecodeBounds(**body["bounds"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
-            raise SchemaMismatchError(f"not a decode spec: {cause!r}") from cause
+            raise SchemaMismatchError(f"the text is not a decode spec: {cause!r}") from cause
         if version != _VERSION:
             raise SchemaMismatchError(
-                f"the decode spec has version {version}, this program knows {_VERSION}"
+                f"the decode spec has version {version}; this build knows only {_VERSION}"
             )
         try:
             return cls(**body)
         except TypeError as cause:
-            raise SchemaMismatchError(f"not a decode spec: {cause}") from cause
+            raise SchemaMismatchError(f"the text is not a decode spec: {cause}") from cause
 
 
 def types_of_row(name: str) -> pa.Field:
-    """Return a row column as decoded tables have it."""
+    """Return a row column with its type in decoded tables."""
     each = ROW_SCHEMA.field(name)
     return pa.field(name, types.normal(each.type))

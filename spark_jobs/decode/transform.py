@@ -1,9 +1,10 @@
-"""A spec as the transform that the appender's tasks run: plain text when pickled, built when used.
+"""The transform that the appender's tasks run: it decodes rows by a spec.
 
-With ``grow`` a batch that has new JSON fields is not written at all: the fields are raised as a
-typed error with their guessed types, the driver pins and adds them, and does the append again. So
-growing costs nothing while nothing is new, and no record is written without a field that a later
-one of the same batch made known.
+A transform is pickled as the spec's text; each process builds its own decoder. With ``grow`` a
+batch with new JSON fields is not written at all: the task raises a typed error with the fields and
+their inferred types. The driver pins and adds them, and repeats the append. So growing costs
+nothing while no field is new. And no record is written without a new field that only a later record
+of the same batch showed.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from spark_jobs.failures import annotate
 if TYPE_CHECKING:
     from spark_jobs.tables.model import Transformed
 
-# Names of what a transform counts.
+# Names of a transform's counters.
 UNKNOWN: Final = "unknown_fields"  # records with fields that have no column
-REJECTED: Final = "rejected_"  # before a reason: records rejected for it
+REJECTED: Final = "rejected_"  # followed by a reason: records that were rejected for it
 
-_SAMPLE_ROWS: Final = 1000  # of a batch with new fields, to guess their types from
+_SAMPLE_ROWS: Final = 1000  # records with new fields, from which the types are inferred
 
 
 class DecodeTransform:
-    """Decodes payloads; sets aside, with a reason, what does not decode."""
+    """Decodes payloads; records that cannot be decoded are rejected with a reason."""
 
     def __init__(self, spec: DecodeSpec, *, grow: bool = False) -> None:
         self._text = spec.to_text()
@@ -57,8 +58,8 @@ class DecodeTransform:
         """Decode a batch.
 
         Raises:
-            SchemaMismatchError: it has new fields that should become columns. Facts: added, a
-                schema in Spark's JSON.
+            SchemaMismatchError: records have new fields that become columns. The fact ``added``
+                has them as a schema in Spark's JSON.
         """
         from spark_jobs.tables.model import Transformed  # noqa: PLC0415  (kept light for workers)
 
@@ -75,7 +76,7 @@ class DecodeTransform:
 
 
 def added_fields(error: HeadwaterError | None) -> pa.Schema | None:
-    """Return the fields that a failed append asks for, None when it failed for another cause."""
+    """Return the new fields that made an append fail; None if it failed for another cause."""
     if not isinstance(error, SchemaMismatchError) or "added" not in error.facts:
         return None
     return types.from_json(str(error.facts["added"]))
@@ -87,7 +88,7 @@ def _named(reasons: Mapping[str, int]) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _decoder(text: str) -> RowDecoder:
-    """Build a decoder once per process and spec; it has no state between batches."""
+    """Build a decoder once per process and spec; a decoder keeps no state between batches."""
     return RowDecoder(DecodeSpec.from_text(text))
 
 
@@ -95,12 +96,12 @@ def _raise_new_fields(decoder: RowDecoder, rows: pa.RecordBatch) -> None:
     from spark_jobs.decode import json_inference  # noqa: PLC0415  (only when a field is new)
 
     known = decoder.decoder
-    assert known is not None, "raw knows no unknown fields"
+    assert known is not None, "the format raw has no unknown fields"
     bodies = json_inference.objects(rows.column("value").to_pylist())
     fresh = [body for body in bodies if any(known.schema.get_field_index(n) < 0 for n in body)]
     added = json_inference.new_fields(fresh[:_SAMPLE_ROWS], known.schema, decoder.spec.bounds)
     if len(added) == 0:
-        return  # only inside structs, only nulls, or no room left: left out and counted
+        return  # the fields are inside structs, only null, or too many: dropped and counted
     text = types.to_json(added)
     names = ", ".join(added.names)
     raise annotate(SchemaMismatchError(f"records have new fields: {names}", added=text))

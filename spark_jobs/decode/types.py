@@ -1,8 +1,8 @@
 """Column types in three spellings: Arrow's, Spark's DDL and Spark's schema JSON.
 
-Only types that Parquet, Delta and Spark hold without loss exist here. A schema is refused as a
-whole, at start, when one of its columns has another type, a name that Delta does not take, or a
-name that differs from another only by case.
+Only types that Parquet, Delta and Spark all store without loss are known here. A schema is refused
+as a whole, at the start, if one of its columns has another type, a name that Delta does not allow,
+or a name that differs from another only by case.
 """
 
 from __future__ import annotations
@@ -31,45 +31,51 @@ SIMPLE: Final[dict[str, pa.DataType]] = {
 }
 _NAMES: Final = {kind: name for name, kind in SIMPLE.items()}
 _DECIMAL: Final = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)\Z")
-FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")  # Delta, without column mapping
+FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")  # by Delta, for tables without column mapping
 _SCHEMA_TEXT_MAX: Final = 4 * 1024 * 1024
 
 
 def decimal(precision: int, scale: int) -> pa.DataType:
     """Return a decimal type; raises InvalidRequestError for one that Spark does not have."""
     if not (1 <= precision <= 38 and 0 <= scale <= precision):
-        raise InvalidRequestError(f"decimal({precision},{scale}) is not a type of Spark's")
+        raise InvalidRequestError(
+            f"decimal({precision},{scale}) is not a type of Spark: the precision is 1 to 38, the "
+            "scale 0 to the precision"
+        )
     return pa.decimal128(precision, scale)
 
 
 def to_json(schema: pa.Schema) -> str:
-    """Return a schema as ``StructType.json()`` spells it."""
+    """Return a schema in the form of ``StructType.json()``."""
     return json.dumps(_struct_json(list(schema)), separators=(",", ":"))
 
 
 def from_json(text: str) -> pa.Schema:
-    """Parse what ``df.schema.json()`` prints. Nullability is ignored: every column may be null.
+    """Parse the output of ``df.schema.json()``. Nullability is ignored: every column may be null.
 
     Raises:
-        InvalidRequestError: it is not such a text, or names a type that is not known here.
+        InvalidRequestError: the text is not such a schema, or has a type that is not known here.
     """
     if len(text) > _SCHEMA_TEXT_MAX:
-        raise InvalidRequestError(f"a schema of {len(text)} characters is not believed")
+        raise InvalidRequestError(
+            f"the schema has {len(text)} characters; the limit is {_SCHEMA_TEXT_MAX}"
+        )
     try:
         body = json.loads(text)
         kind = _from_json(body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
-        raise InvalidRequestError(f"not a Spark schema in JSON: {cause!r}") from cause
+        raise InvalidRequestError(f"the text is not a Spark schema in JSON: {cause!r}") from cause
     if not pa.types.is_struct(kind):
         raise InvalidRequestError("a schema in JSON must be a struct")
     return pa.schema(list(kind))
 
 
 def check(schema: pa.Schema, bounds: DecodeBounds) -> pa.Schema:
-    """Return the schema if a table can have it, once its outermost columns have their names.
+    """Return the schema if a table can have it; top-level names may still need a replacement.
 
     Raises:
-        InvalidRequestError: it has no column, too many, an inner name or a type that will not do.
+        InvalidRequestError: the schema has no column or too many, or an inner name or a type that
+            is not allowed.
     """
     if len(schema) == 0:
         raise InvalidRequestError("the schema has no column")
@@ -82,7 +88,7 @@ def check(schema: pa.Schema, bounds: DecodeBounds) -> pa.Schema:
 
 
 def children(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields inside a nested type, none for a simple one."""
+    """Return the fields inside a nested type; none for a simple type."""
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_map(kind):
@@ -91,7 +97,7 @@ def children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def normal(kind: pa.DataType) -> pa.DataType:
-    """Return the type with list and map children as Spark's Arrow conversion names them."""
+    """Return the type with the names that Spark's Arrow conversion gives to list and map fields."""
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", normal(kind.value_type)))
     if pa.types.is_map(kind):
@@ -110,8 +116,8 @@ def _check_fields(fields: list[pa.Field], where: str, bounds: DecodeBounds, *, d
         path = f"{where}.{each.name}" if where else each.name
         if depth > 1 and (not each.name or FORBIDDEN.search(each.name)):
             raise InvalidRequestError(
-                f"column {path!r}: Delta takes no empty name and none of ' ,;{{}}()=', tabs or "
-                "line ends in a name"
+                f"column {path!r}: Delta allows no empty name, and none of ' ,;{{}}()=', tabs or "
+                "line ends in a name; rename the field"
             )
         if (each.name.lower() if depth > 1 else each.name) in seen:
             raise InvalidRequestError(f"column {path} occurs twice; case makes no difference")
@@ -122,7 +128,10 @@ def _check_fields(fields: list[pa.Field], where: str, bounds: DecodeBounds, *, d
         elif pa.types.is_struct(each.type):
             raise InvalidRequestError(f"column {path} is a struct without fields")
         elif each.type not in _NAMES and not pa.types.is_decimal128(each.type):
-            raise InvalidRequestError(f"column {path} has type {each.type}, which has no place")
+            raise InvalidRequestError(
+                f"column {path} has type {each.type}, which Parquet, Delta and Spark do not all "
+                "store without loss"
+            )
         else:
             leaves += 1
     return leaves
@@ -164,7 +173,7 @@ def _from_json(body: Any) -> pa.DataType:
             return decimal(int(found.group(1)), int(found.group(2)))
         if body not in SIMPLE:
             raise InvalidRequestError(
-                f"type {body[:60]!r} is not known; known: {', '.join(SIMPLE)}"
+                f"type {body[:60]!r} is not known; the known types are {', '.join(SIMPLE)}"
             )
         return SIMPLE[body]
     match body["type"]:

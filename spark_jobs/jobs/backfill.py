@@ -1,9 +1,10 @@
-"""Append a bounded part of a stream's history to a table, each record once.
+"""Appends a bounded part of a stream's history to a table, each record once.
 
-The table knows how far the backfill came: its own application id has a watermark per partition. So
-it may be killed, started again, or run twice at once; whoever loses a race goes on after the
-winner. Beside an ingest into the same table it stops where that one began: no offset is in a table
-twice. A lease keeps what is not read yet. SIGTERM lets the chunk at work finish.
+The table holds the progress of the backfill: a watermark per partition, under the backfill's own
+application id. So a backfill may be killed, started again, or run twice at once; a run that loses a
+race goes on after the winner. If an ingest appends to the same table, the backfill stops at the
+offset where the ingest began, so no offset is in a table twice. A lease keeps the records that are
+not read yet. After SIGTERM the current chunk is finished.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     made = parser(
         NAME,
         "Append a bounded part of a stream's history to a Delta table, each record once, in chunks "
-        "of one commit each. Safe to run twice, beside itself, to kill and to resume: the table "
-        "knows how far it came. Without arguments for decoding the rows are the stream's own, or "
-        "decoded like those of the ingest that fills the same table.",
+        "of one commit each. It is safe to run this job twice, to run two at once, to kill and to "
+        "resume it: the table holds its progress. Without arguments for decoding, rows are decoded "
+        "like those of the ingest into the same table; without an ingest they are the stream's.",
     )
     made.add_argument("--stream", required=True, help="the stream to read")
     made.add_argument(
@@ -63,25 +64,25 @@ def _parser() -> argparse.ArgumentParser:
         "--partition-by",
         metavar="NAMES",
         default=None,
-        help="partition columns of a new table, of those that it has after decoding",
+        help="partition columns of a new table, chosen from its columns after decoding",
     )
     made.add_argument(
         "--app",
         default=NAME,
-        help="who appends; runs of one name share the work, another name is for another range "
-        f"(default: {NAME})",
+        help="name of the appender; runs with one name share the work, another name is for another "
+        f"range (default: {NAME})",
     )
     made.add_argument(
         "--like",
         metavar="APP",
         default="ingest",
-        help="decode like the ingest of this name, where it has set the table up (default: ingest)",
+        help="decode like the ingest of this name, if it has set up the table (default: ingest)",
     )
     made.add_argument(
         "--redecode",
         action="store_true",
-        help="instead of records of the stream, decode again what is in <table>__rejected, with "
-        "the arguments given here or as pinned; what decodes now moves into the table",
+        help="read no records of the stream; decode the records in <table>__rejected again, with "
+        "the arguments given here or as pinned, and move those that decode now into the table",
     )
     ingest_setup.add_arguments(made)
     return made
@@ -110,13 +111,13 @@ class _Totals:
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Append the range, or what is left of it; see the module. Blocks.
+    """Append the range, or the rest of it; see the module docstring. Blocks.
 
     Raises:
-        InvalidRequestError: the range makes no sense, or is not the one that was begun.
+        InvalidRequestError: the range is not valid, or differs from the one that was begun.
         GapError: records of the range are gone already.
-        OverlapError: another appender holds a part of the range that was asked for by offsets.
-        HeadwaterError: what appending raised, after some attempts if it is retriable.
+        OverlapError: another appender has appended a part of a range that was given by offsets.
+        HeadwaterError: appending failed; retriable errors are raised after several attempts.
     """
     if args.records_per_chunk < 1:
         raise InvalidRequestError("--records-per-chunk must be at least 1")
@@ -168,11 +169,13 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
 
 
 def _redecode(args: argparse.Namespace, target: Target, source: Source, report: Report) -> Facts:
-    """Decode rejected records again; what decodes now moves into the table."""
+    """Decode rejected records again; move those that decode now into the table."""
     store = open_store(target.store)
     pin = Pins(store, target.app).newest() or Pins(store, args.like).newest()
     if pin is None:
-        raise InvalidRequestError(f"{target.uri} was not set up for decoding: nothing was rejected")
+        raise InvalidRequestError(
+            f"{target.uri} was never set up for decoding, so it has no rejected records"
+        )
     if pin.stream_uuid != source.stream_uuid:
         raise _other_stream(pin, source)
     spec = ingest_setup.respecified(args, pin.spec)
@@ -204,7 +207,7 @@ def _patiently(redecoder: Redecoder, report: Report) -> Redecoded:
 
 def _other_stream(pin: Pin, source: Source) -> StreamRecreatedError:
     return StreamRecreatedError(
-        f"the table is set up for stream {pin.stream} {pin.stream_uuid}, and this is "
+        f"the table is set up for stream {pin.stream} {pin.stream_uuid}, but this run reads "
         f"{source.stream} {source.stream_uuid}; use another table",
         expected=pin.stream_uuid,
         found=source.stream_uuid,
@@ -239,7 +242,7 @@ def _append_all(
             before = dict(totals.ends)
             totals.ends |= {number: int(end) for number, end in appender.watermarks().ends.items()}
             if totals.ends != before:
-                failures = 0  # somebody else made progress
+                failures = 0  # another run made progress
             continue
         failures = 0
         totals.add(done)
@@ -257,7 +260,7 @@ def _append_all(
 def _remaining(
     wanted: Mapping[int, OffsetRange], ends: Mapping[int, int]
 ) -> dict[int, OffsetRange]:
-    """Return what is not appended yet; a partition that was begun goes on at its watermark."""
+    """Return the ranges that are not appended yet; a begun partition goes on at its watermark."""
     found = {}
     for number, offsets in wanted.items():
         start = max(int(offsets.start), ends.get(number, 0))
@@ -269,7 +272,7 @@ def _remaining(
 def _appender(
     spark: SparkSession, args: argparse.Namespace, target: Target, source: Source, client: Client
 ) -> Appender:
-    """Return the appender, with the table's decoding if there is any."""
+    """Return the appender; it decodes if the table is set up for decoding."""
     pin = _pin(args, target, source, client, spark)
     if pin is None:
         return Appender(spark, target, source)
@@ -289,7 +292,10 @@ def _appender(
 def _pin(
     args: argparse.Namespace, target: Target, source: Source, client: Client, spark: SparkSession
 ) -> Pin | None:
-    """Return how to decode: as pinned by an earlier run, as asked, like the ingest; None: not."""
+    """Return the pin for decoding, or None for no decoding.
+
+    That is the pin of an earlier run, else a new pin from the arguments, else the ingest's pin.
+    """
     store = open_store(target.store)
     own = Pins(store, target.app)
     asked = ingest_setup.says_anything(args)

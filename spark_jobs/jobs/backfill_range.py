@@ -1,7 +1,7 @@
-"""Which offsets a backfill is of: arguments, the stream, and what the table has, into ranges.
+"""The range of a backfill: from the arguments, the stream and the table's watermarks.
 
-Where nothing is said, a backfill begins at the first record, or goes on where it was, and ends at
-the last record, or where another appender of the same table began.
+By default a backfill begins at the first record, or at its own earlier beginning. It ends at the
+last record, or where another appender of the same table began.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Side = str | AtMs | Mapping[int, int | str] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What was asked for; None: nothing."""
+    """The bounds from the arguments; None: not given."""
 
     start: Side
     end: Side
 
 
 def add_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which records."""
+    """Add the arguments that choose the records."""
     group = made.add_argument_group("range", "Default: everything that is committed now.")
     first = group.add_mutually_exclusive_group()
     first.add_argument("--from", dest="start", metavar="WHERE", help=f"first offset: {_WORDS}")
@@ -59,17 +59,19 @@ def parse(args: argparse.Namespace) -> Bounds:
 def resolve(
     bounds: Bounds, lookup: Lookup, stream: str, uuid: str, found: Watermarks
 ) -> dict[int, OffsetRange]:
-    """Return the whole range of each partition, with what is in the table already. Blocks.
+    """Return the whole range of each partition, including records already in the table. Blocks.
 
     Raises:
-        InvalidRequestError: a partition is unknown, or the backfill was begun further on.
+        InvalidRequestError: a partition is unknown, or the backfill began at a later offset.
         OffsetOutOfRangeError: the stream does not hold such offsets.
-        StreamRecreatedError: the name has come to mean another stream.
+        StreamRecreatedError: the name now belongs to another stream.
     """
     held = lookup.positions(stream, Selection(names=(stream,)))
     if held.uuid != uuid:
         raise StreamRecreatedError(
-            f"stream {stream} is {held.uuid} now, not {uuid}", expected=uuid, found=held.uuid
+            f"stream {stream} was created again: its uuid is {held.uuid} now, not {uuid}",
+            expected=uuid,
+            found=held.uuid,
         )
     starts = _offsets(bounds.start, "--from", held, lookup, positions.EARLIEST)
     ends = _offsets(bounds.end, "--to", held, lookup, positions.LATEST)
@@ -83,8 +85,8 @@ def resolve(
             start = begun
         elif begun is not None and start < begun:
             raise InvalidRequestError(
-                f"partition {number}: this backfill began at {begun}; for [{start}, {begun}) give "
-                "another --app"
+                f"partition {number}: this backfill began at {begun}; for the earlier records "
+                f"[{start}, {begun}) give another --app"
             )
         if not isinstance(bounds.end, Mapping):
             later = [other.start for _, part, other in found.others if part == number]
@@ -140,7 +142,9 @@ def _milliseconds(name: str, text: str) -> int:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError as cause:
-            raise InvalidRequestError(f"{name}: {text!r} is no ISO time and no number") from cause
+            raise InvalidRequestError(
+                f"{name}: {text!r} is neither an ISO time nor a number of milliseconds"
+            ) from cause
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         moment_ms = -(-int(moment.timestamp() * 1_000_000) // 1000)
     parsed = positions.parse_timestamp(name, str(moment_ms), or_latest=True)

@@ -1,9 +1,9 @@
-"""OPTIMIZE and VACUUM, aware of who is reading: no certificate changes, no reader loses a file.
+"""OPTIMIZE and VACUUM that respect readers: no certificate changes, no reader loses a file.
 
-``--stream``: small files of its table are joined, each new file proved against the ledger first;
-with ``--vacuum`` files that no reader can need any more are deleted, of the key snapshot too. With
-``--table URI``, any other Delta table, delta-rs joins and deletes, by age alone: leases hold
-streams, not tables of jobs.
+With ``--stream`` small files of the stream's table are joined; each new file is proved against the
+ledger first. With ``--vacuum`` the files that no reader can need any more are deleted, in the key
+snapshot too. With ``--table URI``, for any other Delta table, delta-rs joins and deletes files, by
+their age alone: leases are for streams, not for tables of jobs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 NAME: Final = "compact"
 _MIB: Final = 1024 * 1024
-_DEADLINE_S: Final = 4 * 3600.0  # of one OPTIMIZE or VACUUM as a whole
+_DEADLINE_S: Final = 4 * 3600.0  # for one whole OPTIMIZE or VACUUM
 _SHOWN: Final = 100
 
-PARSER: Final = parser(NAME, "Join small files; with --vacuum also delete what nobody can need.")
+PARSER: Final = parser(
+    NAME, "Join small files; with --vacuum also delete files that no reader can need."
+)
 PARSER.add_argument("--stream", default=None, help="the stream whose table it is")
 PARSER.add_argument(
     "--table", default=None, metavar="URI", help="a Delta table of jobs instead of the stream's own"
@@ -49,19 +51,22 @@ PARSER.add_argument(
     "--retain-hours",
     type=int,
     default=None,
-    help=f"keep what was current so long ago (default: {RETAIN_HOURS_FLOOR}, more for a lease)",
+    help="keep the files of every version that was current in the last so many hours (default: "
+    f"{RETAIN_HOURS_FLOOR}, or more if a lease needs more)",
 )
-PARSER.add_argument("--dry-run", action="store_true", help="change nothing, tell what would be")
+PARSER.add_argument(
+    "--dry-run", action="store_true", help="change nothing; print what would be changed"
+)
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Compact one table; see the module. Blocks."""
+    """Compact one table; see the module docstring. Blocks."""
     if args.stream is None and args.table is None:
-        raise InvalidRequestError("name a --stream or a --table")
+        raise InvalidRequestError("give --stream or --table")
     if args.target_mib < 1:
         raise InvalidRequestError("--target-mib must be at least 1")
     if args.retain_hours is not None and not args.vacuum:
-        raise InvalidRequestError("--retain-hours is for --vacuum")
+        raise InvalidRequestError("--retain-hours needs --vacuum")
     if args.table is not None:
         return _compact_table(args)
     return _compact_stream(spark, args, report)
@@ -69,7 +74,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
 
 def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
     client = client_of(args.server)
-    if args.vacuum:  # refuse before anything is done
+    if args.vacuum:  # refuse a wrong retention before any file is changed
         _retention(client, args)
     with held_stream(client, args.stream, what=NAME) as held:
         facts: dict[str, Any] = {
@@ -81,7 +86,7 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
         }
         if held.snapshot is None:
             return facts
-        # Neither compaction nor VACUUM, which would take the files that a RESTORE needs.
+        # After a foreign change, neither compact nor VACUUM: a RESTORE needs the old files.
         prove(held.snapshot, held.table.store)
         done = compact(
             spark,
@@ -105,7 +110,7 @@ def _compact_stream(spark: SparkSession, args: argparse.Namespace, report: Repor
         if newest is not None:
             prove(newest, latest.store)
             stores.append(latest.store)
-    # Our own lease has ended: it must not hold the files that this very run replaced.
+    # Our own lease has ended by now: it must not hold the files that this run replaced.
     if args.vacuum:
         hours = _retention(client, args)
         gone = [_vacuum(store, hours, args, report) for store in stores]
@@ -117,10 +122,11 @@ def _compact_table(args: argparse.Namespace) -> Facts:
     lake = Lake.open(args.table).with_deadline(_DEADLINE_S)
     table = MaintainedTable(lake.store, storage_options_of(lake.store))
     if owner := table.stream():
-        # Its newest commits may be lost: their objects would look like orphans to VACUUM.
+        # The table may have lost its newest commits. Then VACUUM would take their objects for
+        # orphans, so the table has to be proved first.
         raise InvalidRequestError(
             f"{table.uri} is a table of the stream {owner}: leave --table out and give --stream "
-            f"{owner}, which proves first that the table is whole"
+            f"{owner}; then the table is proved to be whole first"
         )
     facts: dict[str, Any] = {"table_uri": table.uri, "dry_run": args.dry_run}
     if args.stream is not None:

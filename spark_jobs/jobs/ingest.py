@@ -1,9 +1,9 @@
-"""Keep a table of decoded records up to date with a stream, each record once.
+"""Keeps a table of decoded records up to date with a stream, each record once.
 
-Structured Streaming brings offset ranges: it plans triggers, limits and AvailableNow. The rows do
-not pass through it; each batch's ranges are read, decoded and written by the appender's tasks and
-committed with the table's watermark. So a lost, copied or doubled checkpoint costs time, nothing
-else. SIGTERM lets the batch at work finish.
+Structured Streaming plans the batches: triggers, limits and AvailableNow. A batch has only offset
+ranges. The appender's tasks read, decode and write the rows, and commit them with the table's
+watermark. So a lost, copied or doubled checkpoint costs time, nothing else. After SIGTERM the
+current batch is finished.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "ingest"
 _INTERVAL: Final = re.compile(r"(\d{1,6})\s*(ms|s|m|h)\Z")
-_LOOK_S: Final = 1  # how often the main thread asks whether the query ended, or should
+_LOOK_S: Final = 1  # how often the main thread checks for the query's end and for a stop
 _CHECKPOINTS: Final = "_headwater/checkpoints"
 _CONCURRENT: Final = "CONCURRENT_STREAM_LOG_UPDATE"  # Spark's name for two queries, one checkpoint
 
@@ -49,8 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     made = parser(
         NAME,
         "Keep a Delta table of decoded records up to date with a stream, each record once. Records "
-        "that do not decode are kept whole in <table>__rejected, with the reason. Safe to run "
-        "twice, beside itself, to kill and to resume: the table knows how far it came.",
+        "that do not decode are kept whole in <table>__rejected, with the reason. It is safe to "
+        "run this job twice, to run two at once, to kill and to resume it: the table holds its "
+        "progress.",
     )
     made.add_argument("--stream", required=True, help="the stream to read")
     made.add_argument(
@@ -67,23 +68,26 @@ def _parser() -> argparse.ArgumentParser:
     when.add_argument(
         "--available-now",
         action="store_true",
-        help="take what is committed now and end (the default; for schedulers)",
+        help="append the records that are committed now, then end (the default; for schedulers)",
     )
     when.add_argument(
-        "--trigger", metavar="INTERVAL", default=None, help="go on for ever, a batch every 1s, 5m …"
+        "--trigger",
+        metavar="INTERVAL",
+        default=None,
+        help="run until stopped, with a batch every INTERVAL: 1s, 5m …",
     )
     made.add_argument(
         "--max-records-per-trigger",
         type=int,
         metavar="N",
         default=None,
-        help="bound the records of a batch (default: whatever is there)",
+        help="limit of the records in a batch (default: all records that there are)",
     )
     made.add_argument(
         "--partition-by",
         metavar="NAMES",
         default=None,
-        help="partition columns of a new table, of those that it has after decoding",
+        help="partition columns of a new table, chosen from its columns after decoding",
     )
     made.add_argument(
         "--checkpoint",
@@ -94,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--app",
         default=NAME,
-        help="who appends; runs of one name share the work, and a second name is refused where the "
-        "first has been (default: ingest)",
+        help="name of the appender; runs with one name share the work, and an appender with "
+        "another name may not append the same offsets (default: ingest)",
     )
     ingest_setup.add_arguments(made)
     return made
@@ -105,7 +109,7 @@ PARSER: Final = _parser()
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Ingest until everything is there, or until asked to stop; see the module. Blocks.
+    """Ingest until the table is up to date, or until a stop; see the module docstring. Blocks.
 
     Raises:
         HeadwaterError: typed, see :func:`spark_jobs.jobs.ingest_setup.settle` and
@@ -177,7 +181,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
 
 
 class _Gate:
-    """Stands before the batches: the one at work finishes, the next is refused once we stop."""
+    """Runs the batches one at a time; after a stop, the current batch ends and no other begins."""
 
     def __init__(self, batches: Batches, stop: Stop) -> None:
         self._batches = batches
@@ -188,7 +192,7 @@ class _Gate:
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         with self._busy:
             try:
-                if self._stop.event.is_set():  # returning would tell Spark that the batch is done
+                if self._stop.event.is_set():  # a return would mean to Spark: the batch is done
                     raise ShuttingDownError("the job was asked to stop")
                 self._batches(rows, batch_id)
             except HeadwaterError as error:
@@ -196,7 +200,7 @@ class _Gate:
                 raise
 
     def wait(self) -> None:
-        """Wait for the batch at work, after a stop was asked for: no other gets in."""
+        """Wait for the end of the current batch. Call it after a stop; then no other begins."""
         with self._busy:
             return
 
@@ -215,7 +219,7 @@ def _started(
         server=source.server,
         subscribe=source.stream,
         streamUuid=source.stream_uuid,
-        startingOffsets=starting,  # of a new checkpoint; an old one knows better
+        startingOffsets=starting,  # for a new checkpoint; an old checkpoint has its own offsets
         emit="ranges",
     )
     if args.max_records_per_trigger is not None:
@@ -231,7 +235,7 @@ def _started(
 
 
 def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
-    """Wait for the query's end, or end it when asked; raise what it failed with."""
+    """Wait for the query's end, or stop the query on request; raise the error of a failed query."""
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415  (--help needs no PySpark)
 
     try:
@@ -247,7 +251,7 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
             return
         if ours is None and _CONCURRENT in str(error):
             ours = StaleWatermarkError(
-                "another run uses the same checkpoint; the table is as that run left it"
+                "another run uses the same checkpoint, so this run ends; the other run goes on"
             )
         ours = ours or lost_process(error)
         if ours is None:
@@ -261,7 +265,7 @@ def _finish(query: StreamingQuery, gate: _Gate, report: Report) -> None:
 
 
 def _behind(described: StreamDescription, ends: Mapping[int, int]) -> int:
-    """Return how many committed records the table does not have yet."""
+    """Return the number of committed records that the table does not have yet."""
     return sum(
         max(0, part.high_watermark - ends.get(part.partition, int(part.start)))
         for part in described.partitions
@@ -283,7 +287,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _spark_path(uri: str) -> str:
-    """Return a place as Spark's file systems spell it."""
+    """Return a location in the spelling of Spark's file systems."""
     found = canonical_uri(uri)
     return f"s3a://{found.removeprefix('s3://')}" if found.startswith("s3://") else found
 

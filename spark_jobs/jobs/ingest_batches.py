@@ -1,8 +1,9 @@
-"""One batch of an ingest: ranges in, decoded rows in the table, rejected ones beside it.
+"""One batch of an ingest: appends ranges as decoded rows, and as rejected rows to a second table.
 
-The watermark in the table decides what is new; the checkpoint that brought the ranges is a hint.
-Older ranges are passed over, a gap is refused, and whoever loses a race appends what is left. New
-JSON fields stop an append before anything is written; they are pinned, then the append is repeated.
+The watermark in the table decides which offsets are new; the ranges from the checkpoint are only a
+hint. Offsets below the watermark are skipped, and a gap is refused. A run that loses a race appends
+the rest. New JSON fields stop an append before any row is written; they are pinned, and then the
+append is repeated.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from spark_jobs.tables import Appended, Appender, Source, Target, Watermarks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ATTEMPTS_MAX: Final = 6  # of one batch, while somebody else is quicker or the store is away
+_ATTEMPTS_MAX: Final = 6  # per batch, if another run is quicker or the store does not answer
 _BACKOFF_S: Final = 0.5
 _GROWTHS_MAX: Final = 1000  # pins that one batch may add; each adds at least one column
 
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What a run has done so far."""
+    """The counters of a run, and the ends that its table has reached."""
 
     ends: dict[int, int] = field(default_factory=dict)
     records_count: int = 0
@@ -48,7 +49,7 @@ class Totals:
     rejected_count: int = 0
     bytes_count: int = 0
     batches_count: int = 0
-    counts: Counter[str] = field(default_factory=Counter)  # of rejected records, by reason, …
+    counts: Counter[str] = field(default_factory=Counter)  # the transform's, see transform.py
     version: int = -1
 
     def add(self, done: Appended) -> None:
@@ -79,19 +80,19 @@ class Batches:
         report: Report,
         behind: Callable[[Mapping[int, int]], int],
     ) -> None:
-        """Bind.
+        """Prepare the first appender and read the table's watermarks.
 
         Args:
             spark: runs the tasks.
             target: the decoded table; rejected records go to ``<table>__rejected``.
             source: the stream.
-            pins: where a grown spec is pinned.
-            pin: the one that counts now.
+            pins: the table's pins; a grown spec is stored there.
+            pin: the pin in force.
             grow: whether new JSON fields become columns.
-            firsts: the first offset that each partition still holds; a partition that the table
-                does not have yet must begin there, or where the pin says.
-            report: told about every batch.
-            behind: how many committed records lie above given ends.
+            firsts: the first offset that each partition still holds; a partition that is new to
+                the table must begin there, or at the pin's start.
+            report: gets the progress of every batch.
+            behind: returns the number of committed records above given ends.
         """
         self._spark = spark
         self._target = target
@@ -113,13 +114,13 @@ class Batches:
 
         Raises:
             GapError: records between the table's watermark and the batch would be skipped.
-            HeadwaterError: what appending raised, after some attempts if it is retriable.
+            HeadwaterError: appending failed; retriable errors are raised after several attempts.
         """
         ranges = self.ranges(rows)
         self._require_beginning(ranges)
         done = self._appended(ranges, str(batch_id))
         self.totals.add(done)
-        for number, offsets in ranges.items():  # also those that another run has appended
+        for number, offsets in ranges.items():  # including ranges that another run appended
             end = max(self.totals.ends.get(number, 0), int(offsets.end))
             self.totals.ends[number] = end
         if done.ranges:
@@ -137,14 +138,15 @@ class Batches:
         """Collect the batch's slices into one range per partition.
 
         Raises:
-            StreamRecreatedError: they are of another incarnation of the stream.
-            GapError, OverlapError: they do not lie end to end.
+            StreamRecreatedError: a slice belongs to another incarnation of the stream.
+            GapError, OverlapError: the slices of a partition are not contiguous.
         """
         found: dict[int, OffsetRange] = {}
         for row in sorted(rows.collect(), key=lambda each: (each["partition"], each["start"])):
             if row["stream_uuid"] != self._source.stream_uuid:
                 raise StreamRecreatedError(
-                    f"the batch is of stream {row['stream_uuid']}",
+                    f"the batch has records of stream {row['stream_uuid']}, but the table is "
+                    f"filled from {self._source.stream} {self._source.stream_uuid}",
                     expected=self._source.stream_uuid,
                     found=row["stream_uuid"],
                 )
@@ -152,14 +154,15 @@ class Batches:
             before = found.get(number)
             if before is not None and start != before.end:
                 kind = GapError if start > before.end else OverlapError
-                text = f"partition {number}: slices {before} and [{start}, {end}) are no neighbours"
+                text = f"partition {number}: slices {before} and [{start}, {end}) do not join"
                 raise kind(text, partition=number, start=int(before.end), end=int(start))
             found[number] = OffsetRange(start if before is None else before.start, end)
         return found
 
     def _made(self, *, grow: bool = True) -> Appender:
         transform = DecodeTransform(self.pin.spec, grow=self._grow and grow)
-        # A pin that has grown may be ahead of the table: its columns are added with its first rows.
+        # A pin that has grown may be ahead of the table: new columns are added with their first
+        # rows.
         grown = self._grow or self.pin.number > 1
         return Appender(
             self._spark,
@@ -170,16 +173,16 @@ class Batches:
         )
 
     def _require_beginning(self, ranges: Mapping[int, OffsetRange]) -> None:
-        """Refuse to begin a partition in its middle: a checkpoint may have outlived its table."""
+        """Refuse to begin a partition in its middle, as an old checkpoint of a lost table would."""
         for number, offsets in ranges.items():
             if number in self.totals.ends or number in self._begun_by_others():
                 continue
             first = self.pin.starts.get(number, self._firsts.get(number, Offset(0)))
             if offsets.start > first:
                 raise GapError(
-                    f"partition {number}: the table has nothing of it, and the batch begins at "
-                    f"{offsets.start} instead of {first}; the checkpoint is of another table, or "
-                    "of this one before it was emptied. Remove the checkpoint",
+                    f"partition {number}: the table has no records of it, but the batch begins at "
+                    f"{offsets.start} instead of {first}. The checkpoint belongs to another table, "
+                    "or to this table before it was emptied. Remove the checkpoint",
                     partition=number,
                     start=int(first),
                     end=int(offsets.start),
@@ -212,21 +215,21 @@ class Batches:
                     raise
 
     def _follow_pin(self) -> None:
-        """Decode as the newest pin says: another run may have added columns."""
+        """Use the newest pin: another run may have added columns."""
         newest = self._pins.newest()
         if newest is None or newest.number == self.pin.number:
             return
         if not newest.spec.grown_from(self.pin.spec):
-            raise StaleWatermarkError("the table was set up anew by another run; start again")
+            raise StaleWatermarkError("another run has set up the table anew; start this job again")
         self.pin = newest
         self._appender = self._made()
 
     def _finish_begun(self, ranges: Mapping[int, OffsetRange], batch_id: str) -> None:
         """Append, without growing, the ranges whose rejected records are committed already.
 
-        An append that died between its two commits leaves the rejected table ahead. The records
-        there were judged by the pin of that time; with more columns others might be rejected, and
-        would be in neither table.
+        If an append dies between its two commits, the rejected table is ahead of the decoded one.
+        Its records were rejected by the pin of that time. With more columns other records might be
+        rejected, and those would then be in neither table.
         """
         ahead = Appender(self._spark, rejects_of(self._target), self._source).watermarks().ends
         ends = self._appender.watermarks().ends
@@ -241,31 +244,31 @@ class Batches:
             self.totals.add(done)
 
     def _grown(self, added: pa.Schema) -> None:
-        """Pin new columns and go on with them; or with what somebody else has pinned meanwhile."""
+        """Pin new columns and use that pin, or the pin that another run has stored meanwhile."""
         newest = self._pins.newest()
         assert newest is not None, "a run begins with a pin"
         if newest.number == self.pin.number:
             grown = replace(self.pin, spec=self.pin.spec.with_fields(added))
             newest = self._pins.put(grown) or self._pins.newest()
-            assert newest is not None, "somebody else's pin is there"
+            assert newest is not None, "another run's pin exists"
         self._report.progress("new columns", names=",".join(added.names), pin=newest.number)
         self.pin = newest
         self._appender = self._made()
 
 
 def rejects_of(target: Target) -> Target:
-    """Return the table of a table's rejected records."""
+    """Return the table that holds a table's rejected records."""
     return target.beside("__rejected")
 
 
 def rejects_ahead(spark: SparkSession, target: Target, source: Source, found: Watermarks) -> bool:
-    """Tell whether rejected records are committed that the table itself has not come to."""
+    """Tell whether the rejected table is ahead of the decoded table."""
     ahead = Appender(spark, rejects_of(target), source).watermarks().ends
     return any(end > found.ends.get(number, -1) for number, end in ahead.items())
 
 
 def starting_offsets(ends: Mapping[int, int], pin: Pin, firsts: Mapping[int, Offset]) -> str:
-    """Return where a query without a checkpoint begins: where the table ends, or at the start."""
+    """Return startingOffsets for a query without a checkpoint: the table's ends, or the starts."""
     if not firsts:
         raise InvalidRequestError(f"stream {pin.stream} has no partition")
     return json.dumps(

@@ -1,8 +1,8 @@
-"""What an ingest decodes with: from its arguments at first, from the table's pin ever after.
+"""How an ingest decodes: the arguments of the first run are pinned, later runs use the pin.
 
-The first run of a table settles stream, schema and where it begins, and pins them beside the table.
-Later runs may name none of it; what they name must agree with the pin, or is refused. So a run on
-another machine, with a schema file that somebody edited, cannot write rows of another kind.
+The first run of a table decides the stream, the schema and the first offsets, and stores them as a
+pin beside the table. Later runs need no arguments for this; arguments that contradict the pin are
+refused. So a run on another machine, with an edited schema file, cannot write other kinds of rows.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _SPEC_ARGUMENTS: Final = (
 
 
 def add_arguments(made: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how payloads are decoded."""
+    """Add the arguments for decoding."""
     group = made.add_argument_group(
-        "decoding", "For a table's first run; later runs know it from the table."
+        "decoding", "For a table's first run; later runs read these settings from the table."
     )
     group.add_argument(
-        "--format", choices=FORMATS, default=None, help="of the values (default: json)"
+        "--format", choices=FORMATS, default=None, help="format of the values (default: json)"
     )
     group.add_argument(
         "--schema",
@@ -72,7 +72,8 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         default=None,
-        help="the same from a file: .json as df.schema.json() prints it, .arrow, else DDL",
+        help="the columns from a file: .json is the output of df.schema.json(), .arrow an Arrow "
+        "schema, any other name DDL",
     )
     group.add_argument(
         "--avro-schema", type=Path, metavar="FILE", default=None, help="the writer's schema, .avsc"
@@ -82,7 +83,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="values begin with a registry's 5-byte frame, and it must name this schema",
+        help="each value begins with a schema registry's 5-byte frame, which must have this number",
     )
     group.add_argument(
         "--descriptors",
@@ -98,14 +99,14 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "--row-columns",
         metavar="NAMES",
         default=None,
-        help="columns of the record itself to keep beside the decoded ones (default: "
-        f"{','.join(ROW_COLUMNS_DEFAULT)}; partition and offset are a must)",
+        help="columns of the record itself to keep beside the decoded columns (default: "
+        f"{','.join(ROW_COLUMNS_DEFAULT)}; partition and offset are required)",
     )
     group.add_argument(
         "--evolve",
         choices=("none", "add"),
         default="none",
-        help="new JSON fields: leave them out (none), or add nullable columns for them (add)",
+        help="new JSON fields: ignore them (none), or add nullable columns for them (add)",
     )
     for name, value in (
         ("--record-bytes-max", DecodeBounds().record_bytes_max),
@@ -117,7 +118,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
             type=int,
             metavar="N",
             default=None,
-            help=f"records beyond it are rejected, schemas refused (default: {value})",
+            help=f"limit; records beyond it are rejected, schemas are refused (default: {value})",
         )
 
 
@@ -130,14 +131,14 @@ def settle(
     client: Client,
     begun: Callable[[], bool] = lambda: False,
 ) -> Pin:
-    """Return the pin that counts for this run; stores it if this is the table's first run.
+    """Return the pin in force for this run; store it if this is the table's first run.
 
     Blocks on the object store and, to infer a schema, on the broker. ``begun`` tells whether an
-    append was interrupted between its two tables: what it began must end by the pin of that time.
+    append was interrupted between its two tables; such an append must be finished with the old pin.
 
     Raises:
-        InvalidRequestError: the arguments make no spec.
-        UnavailableError: nothing is there yet to infer a spec from.
+        InvalidRequestError: the arguments do not make a valid spec.
+        UnavailableError: the stream has no records yet from which columns could be inferred.
         SchemaMismatchError: the arguments contradict the pin.
         StreamRecreatedError: the table is pinned to another incarnation of the stream.
         MetadataCorruptError: the table has rows of this ingest, but no pin.
@@ -148,15 +149,15 @@ def settle(
             return _agreed(args, pin, pins, described, begun)
         if watermarks.ends:
             raise MetadataCorruptError(
-                "the table was filled by this ingest, but its pin under _headwater/ is gone; "
-                "without it nobody knows how it was decoded"
+                "the table was filled by this ingest, but its pin under _headwater/ is missing, so "
+                "it is not known how the rows were decoded; restore the pin, or use another table"
             )
         made = Pin(
             stream=described.stream.name,
             stream_uuid=described.stream.uuid,
             starts=_starts(args.starting_offsets, described),
             spec=_spec(args) or _inferred(args, described, client),
-            # What a run pinned that never appended anything binds nobody who says otherwise.
+            # A pin of a run that never appended any rows may be replaced by other arguments.
             number=0 if pin is None else pin.number,
         )
         if pin is not None and replace(pin, number=made.number) == made:
@@ -165,7 +166,7 @@ def settle(
         stored = pins.put(made)
         if stored is not None:
             return stored
-        # Another first run was quicker: what it pinned counts, for us too.
+        # Another first run stored its pin first, so that pin is in force for this run too.
 
 
 def _agreed(
@@ -178,7 +179,7 @@ def _agreed(
     stream = described.stream
     if (stream.name, stream.uuid) != (pin.stream, pin.stream_uuid):
         raise StreamRecreatedError(
-            f"the table is filled from stream {pin.stream} {pin.stream_uuid}, and this is "
+            f"the table is filled from stream {pin.stream} {pin.stream_uuid}, but this run reads "
             f"{stream.name} {stream.uuid}; use another table",
             expected=pin.stream_uuid,
             found=stream.uuid,
@@ -186,7 +187,10 @@ def _agreed(
     if not says_anything(args):
         return pin
     if args.format not in {None, pin.spec.format}:
-        raise SchemaMismatchError(f"the table is pinned to format {pin.spec.format}")
+        raise SchemaMismatchError(
+            f"the table is pinned to format {pin.spec.format}, not {args.format}; leave --format "
+            "out, or use another table"
+        )
     given = respecified(args, pin.spec)
     if pin.spec.grown_from(given):
         return pin
@@ -194,24 +198,25 @@ def _agreed(
         given.decoder()
         if begun():
             raise UnavailableError(
-                "an append was interrupted half-way; run once without new columns, then with them"
+                "an earlier append was interrupted; run once without the new columns to finish it, "
+                "then run with them"
             )
         stored = pins.put(replace(pin, spec=given))
         if stored is None:
-            raise UnavailableError("the table's set-up was changed by another run; run it again")
+            raise UnavailableError("another run changed the table's set-up; run this job again")
         return stored
     raise SchemaMismatchError(
-        "the arguments for decoding are not those that the table is pinned to; leave them out, or "
-        "use another table"
-        + (". Columns at the end are added by --evolve add" if given.grown_from(pin.spec) else "")
+        "the arguments for decoding differ from the table's pin; leave them out, or use another "
+        "table"
+        + (". To add columns at the end, give --evolve add" if given.grown_from(pin.spec) else "")
     )
 
 
 def respecified(args: argparse.Namespace, known: DecodeSpec) -> DecodeSpec:
-    """Return what the arguments say, and where they say nothing, what is known."""
+    """Return the spec from the arguments; settings that are not given come from ``known``."""
     args = argparse.Namespace(**{**vars(args), "format": args.format or known.format})
     given = _spec(args, known)
-    if given is None:  # nothing but bounds or row columns
+    if given is None:  # only bounds or row columns were given
         given = replace(
             known,
             row_columns=_row_columns(args, known.row_columns),
@@ -226,9 +231,9 @@ def says_anything(args: argparse.Namespace) -> bool:
 
 
 def _spec(args: argparse.Namespace, known: DecodeSpec | None = None) -> DecodeSpec | None:
-    """Return the spec that the arguments give; None when they give no columns of JSON.
+    """Return the spec from the arguments; None if the format is JSON and no columns are given.
 
-    Row columns and bounds that they do not name are those of the known spec, else the defaults.
+    Row columns and bounds that are not given come from ``known``, else from the defaults.
     """
     form = args.format or "json"
     schema = _schema(args)
@@ -261,7 +266,9 @@ def _schema(args: argparse.Namespace) -> pa.Schema | None:
         try:
             found = pa.ipc.read_schema(pa.BufferReader(_bytes(args.schema_file)))
         except (pa.ArrowException, OSError) as cause:
-            raise InvalidRequestError(f"{args.schema_file} is no Arrow schema: {cause}") from cause
+            raise InvalidRequestError(
+                f"{args.schema_file} is not an Arrow schema: {cause}"
+            ) from cause
         return pa.schema([pa.field(each.name, types.normal(each.type)) for each in found])
     text = _text(args.schema_file)
     assert text is not None, "the file is named"
@@ -295,8 +302,8 @@ def _inferred(args: argparse.Namespace, described: StreamDescription, client: Cl
     schema = json_inference.infer(sample, bounds)
     if len(schema) == 0:
         raise UnavailableError(
-            f"stream {described.stream.name} has no JSON objects to infer columns from yet; give "
-            "--schema"
+            f"stream {described.stream.name} has no JSON objects yet from which columns could be "
+            "inferred; publish some, or give --schema"
         )
     return DecodeSpec(
         format="json",
@@ -307,7 +314,7 @@ def _inferred(args: argparse.Namespace, described: StreamDescription, client: Cl
 
 
 def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offset]:
-    """Return where partitions begin, for those that do not begin with their first record."""
+    """Return the first offset of each partition that does not begin at its first record."""
     if text is None or text == positions.EARLIEST:
         return {}
     if text == positions.LATEST:
@@ -319,7 +326,9 @@ def _starts(text: str | None, described: StreamDescription) -> Mapping[int, Offs
     starts: dict[int, Offset] = {}
     for number, at in found.items():
         if not isinstance(number, int) or number not in known:
-            raise InvalidRequestError(f"--from names partition {number}, unknown")
+            raise InvalidRequestError(
+                f"--from names partition {number}, but the stream has {sorted(known)}"
+            )
         part = known[number]
         if at == positions.EARLIEST:
             continue
@@ -349,13 +358,13 @@ def _bounds(args: argparse.Namespace, otherwise: DecodeBounds) -> DecodeBounds:
 
 
 def _compact(text: str | None) -> str | None:
-    """Return JSON in one spelling, so that reformatting a file changes nothing."""
+    """Return JSON in canonical form, so that a reformatted file gives the same spec."""
     if text is None:
         return None
     try:
         return json.dumps(json.loads(text), separators=(",", ":"))
     except (ValueError, RecursionError):
-        return text  # refused where it is parsed for good
+        return text  # not JSON: the decoder refuses it later
 
 
 def _text(path: Path | None) -> str | None:

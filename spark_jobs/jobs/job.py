@@ -1,4 +1,4 @@
-"""What every job shares: arguments, session, progress, the result as JSON, exit status.
+"""Code that every job shares: arguments, session, progress, the result as JSON, exit status.
 
 A job is a module of this package with ``PARSER`` (argparse), ``run(spark, args, report)`` and
 ``main``; it is started by ``headwater job NAME``, by ``python -m`` or by ``spark-submit FILE``.
@@ -24,17 +24,17 @@ from spark_jobs.source.options import SERVER_VARIABLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The same as the command's: see headwater/cli/README.md.
+# The same as those of the command `headwater`: see headwater/cli/README.md.
 EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1  # data is damaged, or does not fit: somebody must look
-EXIT_USAGE: Final = 2  # the request or the configuration is wrong; argparse's own, too
-EXIT_TRY_LATER: Final = 3  # nothing is wrong with the request: run it again
+EXIT_FAILED: Final = 1  # data is damaged, or does not fit: a person has to look
+EXIT_USAGE: Final = 2  # the request or the configuration is wrong; argparse uses 2 as well
+EXIT_TRY_LATER: Final = 3  # the request is not wrong: run the job again
 
 Facts = Mapping[str, Any]  # JSON values only
 
 
 class Stop:
-    """Whether somebody asked the job to end. A job that runs long looks at it between batches."""
+    """Whether the job was asked to end. A long job checks this between batches."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -42,9 +42,9 @@ class Stop:
 
     @contextmanager
     def on_sigterm(self) -> Iterator[None]:
-        """In this block SIGTERM asks; a second one ends the process as it always did."""
+        """In this block SIGTERM asks the job to end; a second SIGTERM ends the process at once."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals are the main thread's; whoever runs a job elsewhere stops it himself
+            yield  # only the main thread can handle signals; other callers set the event
             return
 
         def ask(number: int, _frame: object) -> None:
@@ -61,14 +61,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where a job tells how far it is: one line for people on stderr, never on stdout."""
+    """Prints the progress of a job for people: lines on stderr, never on stdout."""
 
     name: str
     out: TextIO
     stop: Stop = field(default_factory=Stop)
 
     def progress(self, text: str, **facts: object) -> None:
-        """Print one line: what was done, then ``name=value`` facts."""
+        """Print one line: a short text, then ``name=value`` facts."""
         tail = "".join(f" {name}={value}" for name, value in facts.items())
         print(f"{self.name}: {text}{tail}", file=self.out, flush=True)
 
@@ -77,12 +77,12 @@ Run = Callable[["SparkSession", argparse.Namespace, Report], Facts]
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that all jobs have; a job adds its own."""
+    """Return a parser with the arguments of all jobs; each job adds its own."""
     made = argparse.ArgumentParser(prog=f"headwater job {name}", description=description)
     made.add_argument(
         "--server",
         default=os.environ.get(SERVER_VARIABLE),
-        help=f"the broker, grpc://host:port (default: ${SERVER_VARIABLE}, else this machine's)",
+        help=f"the broker, grpc://host:port (default: ${SERVER_VARIABLE}, else on this machine)",
     )
     made.add_argument(
         "--master", default=None, help="Spark's master (default: spark-submit's, else local[*])"
@@ -92,7 +92,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     made.add_argument(
-        "--result", type=Path, default=None, metavar="FILE", help="write the result there as JSON"
+        "--result", type=Path, default=None, metavar="FILE", help="write the result as JSON to FILE"
     )
     return made
 
@@ -100,7 +100,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 def run_job(
     name: str, made: argparse.ArgumentParser, run: Run, argv: Sequence[str] | None = None
 ) -> int:
-    """Run one job from the command line; return the exit status. Errors are one line, typed."""
+    """Run one job from the command line; return the exit status. A typed error is one line."""
     args = made.parse_args(argv)
     report = Report(name, sys.stderr)
     conf = {}
@@ -126,7 +126,7 @@ def run_job(
 
 
 def exit_status(error: HeadwaterError) -> int:
-    """Return the exit status of a job that an error ended; schedulers retry on 3 only."""
+    """Return the exit status for an error that ended a job; schedulers retry only on 3."""
     if error.retriable:
         return EXIT_TRY_LATER
     wrong = isinstance(error, InvalidRequestError | InvalidConfigError)
@@ -142,7 +142,7 @@ def _session(name: str, master: str | None, conf: Mapping[str, str]) -> SparkSes
 
 
 def under_spark_submit() -> bool:
-    """Tell whether spark-submit started this process: its JVM waits for us then."""
+    """Tell whether spark-submit started this process; then its JVM waits for a connection."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 

@@ -1,8 +1,8 @@
-"""Build or advance a stream's key snapshot: ``<stream>__latest``, the newest record of each key.
+"""Builds or advances a stream's key snapshot: ``<stream>__latest``, the newest record of each key.
 
-The table is of an exact cut, the stream table's cold ends when the job began. Run it as often as
-you like: a run with nothing new changes nothing, and of two at once one commits, the other fails
-by name and has changed nothing.
+The key snapshot covers an exact cut: the cold ends of the stream's table when the job began. The
+job may run as often as needed. A run without new records changes nothing. Of two runs at the same
+time one commits; the other ends with a typed error and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NAME: Final = "snapshot"
 PARSER: Final = parser(NAME, "Build or advance <stream>__latest: the newest record of every key.")
 PARSER.add_argument("--stream", required=True, help="the stream")
 PARSER.add_argument(
-    "--check", action="store_true", help="afterwards compare the table with the full history"
+    "--check", action="store_true", help="compare the table with the full history afterwards"
 )
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Advance the key snapshot to the cold ends of now; see the module. Blocks."""
+    """Advance the key snapshot to the present cold ends; see the module docstring. Blocks."""
     refuse_lossy(spark)
     client = client_of(args.server)
     with held_stream(client, args.stream, what=NAME) as held:
         table = latest_table(held.lake, held.stream)
         base = None if held.snapshot is None else table.create()
-    # A cut that is taken after the key snapshot was read is never behind it.
+    # This cut is taken after the key snapshot was read, so it is never behind the key snapshot.
     with held_stream(client, args.stream, what=NAME) as held:
         facts: dict[str, Any] = {"stream": held.stream.name, "stream_uuid": held.stream.uuid}
         if held.snapshot is None or base is None:
@@ -59,7 +59,7 @@ def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
             "bytes_added": done.bytes_added,
         }
         if done.records_count == 0 and done.records_read > 0:
-            report.progress("no key is there: a record without a key is in no key snapshot")
+            report.progress("no records: a key snapshot leaves out records without a key")
         if args.check:
             report.progress("comparing with the full history")
             proof = check_latest(spark, table.snapshot(done.version), held.snapshot)

@@ -1,8 +1,8 @@
-"""Recompute a stream's certificate on the executors: every byte of both tiers, or of ``__latest``.
+"""Recomputes a stream's certificate on the executors: every byte of both tiers, or of ``__latest``.
 
-The result says what was read, range by range, and what is wrong. Exit status 0: all of it is what
-was committed. 1: something is not, by the name of its error. 3: a part could not be reached, so
-nothing is known.
+The result lists the ranges that were read, and the damage that was found. Exit status 0: all
+records are as committed. 1: damage was found; the result has each typed error. 3: a part could not
+be reached, so the state is not known.
 """
 
 from __future__ import annotations
@@ -34,31 +34,37 @@ if TYPE_CHECKING:
 
 NAME: Final = "verify"
 _FINDINGS_SHOWN: Final = 100
-PARSER: Final = parser(NAME, "Read a stream again, every byte, in parallel, and compare.")
+PARSER: Final = parser(
+    NAME, "Read every byte of a stream again, in parallel, and compare with what was committed."
+)
 PARSER.add_argument("--stream", required=True, help="the stream")
 PARSER.add_argument(
     "--latest", action="store_true", help="verify its key snapshot against the full history instead"
 )
-PARSER.add_argument("--cut", default=None, help="a saved cut to verify (default: one of now)")
+PARSER.add_argument("--cut", default=None, help="a saved cut to verify (default: a new cut)")
 PARSER.add_argument(
     "--report",
     type=Path,
     default=None,
     metavar="FILE",
-    help="write every range with its digest there, as JSON",
+    help="write every range with its digest as JSON to FILE",
 )
 
 
 def run(spark: SparkSession, args: argparse.Namespace, report: Report) -> Facts:
-    """Verify a stream or its key snapshot; see the module. Blocks."""
+    """Verify a stream or its key snapshot; see the module docstring. Blocks."""
     refuse_lossy(spark)
     client = client_of(args.server)
     saved = None if args.cut is None else Cut.load(args.cut)
     if saved is not None and saved.stream != args.stream:
-        raise InvalidRequestError(f"the cut is of stream {saved.stream!r}, not of {args.stream!r}")
+        raise InvalidRequestError(
+            f"the cut belongs to stream {saved.stream!r}, not to {args.stream!r}"
+        )
     if args.latest:
         if saved is not None:
-            raise InvalidRequestError("--latest verifies what is there now, not a saved cut")
+            raise InvalidRequestError(
+                "--latest verifies the present key snapshot, so it takes no --cut"
+            )
         return _verify_latest(spark, client, args.stream, report)
     with held_stream(client, args.stream, what=NAME, cut=saved) as held:
         facts: dict[str, Any] = {
@@ -105,7 +111,8 @@ def _verify_latest(spark: SparkSession, client: Client, name: str, report: Repor
         latest = None if held.snapshot is None else latest_table(held.lake, held.stream).find()
     if latest is None:
         raise InvalidRequestError(
-            f"stream {name!r} has no key snapshot; make one with the job snapshot", stream=name
+            f"stream {name!r} has no key snapshot; build one with 'headwater job snapshot'",
+            stream=name,
         )
     facts = {
         "stream": name,
@@ -113,9 +120,9 @@ def _verify_latest(spark: SparkSession, client: Client, name: str, report: Repor
         "ends": {str(number): int(part.end) for number, part in latest.ranges.items()},
     }
     try:
-        # A cut that is taken after the key snapshot was read is never behind it.
+        # This cut is taken after the key snapshot was read, so it is never behind the key snapshot.
         with held_stream(client, name, what=NAME) as held:
-            assert held.snapshot is not None, "a table does not vanish without an error"
+            assert held.snapshot is not None, "a missing table raises an error"
             proof = check_latest(spark, latest, held.snapshot)
     except CorruptDataError as error:
         finding = {"error": type(error).__name__, "message": error.message, "facts": error.facts}

@@ -1,6 +1,6 @@
-"""Our one Java class, as Spark's settings name it, and the jar that holds it.
+"""The name of our only Java class, for Spark's settings, and the jar that holds the class.
 
-Built from ``java/`` by ``tools/log_store.py``; see the class for what it promises.
+``tools/log_store.py`` builds the jar from ``java/``; the class documents its guarantees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG_STORE_SETTING: Final = "spark.delta.logStore.s3a.impl"
 
 
 def log_store_jar(cache: Path) -> Path:
-    """Return the jar as a file; out of a zipped package it is copied below ``cache`` first."""
+    """Return the jar as a file; if the package is zipped, the jar is copied to ``cache`` first."""
     found = resources.files(__name__).joinpath(LOG_STORE_JAR)
     if isinstance(found, Path):
         return found

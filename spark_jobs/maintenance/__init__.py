@@ -1,1 +1,1 @@
-"""What keeps tables in shape: key snapshots, compaction, verification. See README.md."""
+"""Maintenance of tables: key snapshots, compaction, verification. See README.md."""

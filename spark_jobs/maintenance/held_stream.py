@@ -1,4 +1,4 @@
-"""A stream's table, held still: what every maintenance job begins with."""
+"""Opens a stream's table under a held cut; every maintenance job begins with this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStream:
-    """A stream under a cut whose lease is renewed."""
+    """A stream and its table under a cut whose lease is renewed."""
 
     stream: Stream
     cut: Cut
@@ -36,16 +36,18 @@ class HeldStream:
 def held_stream(
     client: Client, name: str, *, what: str, cut: Cut | None = None
 ) -> Iterator[HeldStream]:
-    """Take a cut of a stream (or use one that is held), and hold it while the block runs.
+    """Take a cut of a stream (or use ``cut``), and hold its lease while the block runs.
 
     Raises:
-        UnknownStreamError, InvalidRequestError: no such stream, or one that is not tiered.
-        StreamRecreatedError: the name changed hands just now.
+        UnknownStreamError, InvalidRequestError: there is no such stream, or it is not tiered.
+        StreamRecreatedError: the stream was created again under its name meanwhile.
         UnavailableError, CorruptDataError: the table cannot be read.
     """
     stream = client.stream(name)
     if not stream.config.tiering:
-        raise InvalidRequestError(f"stream {name!r} has no table: its tiering is off", stream=name)
+        raise InvalidRequestError(
+            f"stream {name!r} has no table, because its tiering is off", stream=name
+        )
     if cut is not None:
         client.check_cut(cut)
     held = cut if cut is not None else client.cut(name, ttl_ms=LEASE_TTL_MS_DEFAULT)
@@ -59,7 +61,8 @@ def held_stream(
     try:
         if held.stream_uuid != stream.uuid:
             raise StreamRecreatedError(
-                f"{name!r} is now stream {stream.uuid}, the cut is of {held.stream_uuid}",
+                f"stream {name!r} was created again: its uuid is {stream.uuid} now, but the cut "
+                f"belongs to {held.stream_uuid}",
                 expected=held.stream_uuid,
                 found=stream.uuid,
             )
@@ -78,16 +81,16 @@ def held_stream(
 
 
 def lake_of(cut: Cut) -> Lake:
-    """Return the lake that a cut's table lies in: two folders up."""
+    """Return the lake of a cut's table: the folder two levels above the table."""
     root = cut.table_uri.rpartition("/")[0].rpartition("/")[0]
     return Lake.open(root, cluster=cut.cluster)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A store as a task gets it: where it is, without any secret.
+    """The address of a store, for a task: its location and settings, without secrets.
 
-    Tasks find credentials where the driver did: in the environment or profile of their process.
+    A task gets credentials from the environment or the profile of its own process.
     """
 
     config: StoreConfig

@@ -1,9 +1,10 @@
-"""Building and advancing a key snapshot with Spark.
+"""Builds and advances a key snapshot with Spark.
 
     files of touched buckets  ∪  history after the old cut  ->  newest row per key  ->  new files
 
 Spark reads, hashes and sorts; tasks write Parquet with Arrow; the driver commits files and cut by
-compare-and-set. A run that dies, or that loses, leaves files that no table version names.
+compare-and-set. A run that dies, or loses the compare-and-set, leaves files that no table version
+names.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """What one advance did."""
+    """The result of one advance."""
 
     version: int
     ranges: Mapping[int, OffsetRange]
-    records_read: int  # offsets of history
-    records_count: int  # rows of the key snapshot now
+    records_read: int  # offsets of the history that were read
+    records_count: int  # rows of the key snapshot after the advance
     files_added: int
     files_removed: int
     files_kept: int
@@ -70,16 +71,16 @@ def advance(
 ) -> Advance:
     """Bring a key snapshot from ``base`` to exactly the cold ends of ``history``.
 
-    The caller holds ``history``, and took its cut after it had read ``base``.
+    The caller holds the cut of ``history``, and took that cut after it had read ``base``.
 
     Raises:
         StaleColdEndError, FilesReplacedError: another run was first; this one changed nothing.
         TableRolledBackError: the key snapshot is ahead of the history.
-        TableMismatchError: somebody else changed the key snapshot.
-        ForeignHistoryError: it is of a history that was put back since.
+        TableMismatchError: a foreign writer changed the key snapshot.
+        ForeignHistoryError: the stream's table was replaced by an older copy since the last build.
         CorruptDataError, UnavailableError: a table cannot be read.
     """
-    # Nothing is built on rows that no commit of ours accounts for.
+    # Rows that no commit of ours has an account of are not used.
     distrusted = prove_latest(base, table.store)
     log = Lake.open(history.uri, cluster=history.cluster).table_at(history.uri).store
     refuse_other_history(base, table.store, log)
@@ -111,7 +112,7 @@ def advance(
 
 
 def bucket_column(plans: Sequence[PartitionPlan]) -> str:
-    """Return the SQL of a row's bucket; the same as ``tiering.keys.plan.bucket_of``."""
+    """Return the SQL expression of a row's bucket; it equals ``tiering.keys.plan.bucket_of``."""
     cases = " ".join(f"WHEN {one.partition} THEN {one.buckets_count}" for one in plans)
     return f"cast(pmod(crc32(`key`), CASE `partition` {cases} END) AS int)"
 
@@ -119,7 +120,7 @@ def bucket_column(plans: Sequence[PartitionPlan]) -> str:
 def history_rows(
     spark: SparkSession, history: TableSnapshot, ranges: Mapping[int, OffsetRange]
 ) -> DataFrame:
-    """Return the records with a key of some ranges of the stream's table, at its very version."""
+    """Return the records with a key in some ranges of the stream's table, at this version."""
     within = " OR ".join(
         f"(`partition` = {number} AND `offset` >= {wanted.start} AND `offset` < {wanted.end})"
         for number, wanted in ranges.items()
@@ -150,7 +151,7 @@ def _outcome(
 def _sizes(
     spark: SparkSession, base: TableSnapshot, history: TableSnapshot, distrusted: Collection[int]
 ) -> dict[int, int]:
-    """Estimate the bytes of the newest rows to be read: a long history may have few keys."""
+    """Estimate, per partition, the bytes of the newest rows; a long history may have few keys."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     plans = plan(base, history, {}, distrusted=distrusted)
@@ -187,7 +188,7 @@ def _bytes_of(files: Iterable[DataFile], partition: int, wanted: OffsetRange) ->
 def _touched(
     spark: SparkSession, history: TableSnapshot, plans: Sequence[PartitionPlan]
 ) -> dict[int, set[int]]:
-    """Return the buckets that the new keys fall into, of partitions that are not written whole."""
+    """Return the buckets of the new keys, for partitions that are not rewritten as a whole."""
     partial = [one for one in plans if not one.whole]
     touched = {one.partition: {0} for one in partial if one.buckets_count == 1}
     many = [one for one in partial if one.buckets_count > 1]
@@ -211,7 +212,7 @@ def _rows(
     plans: Sequence[PartitionPlan],
     removed: Sequence[DataFile],
 ) -> DataFrame:
-    """Return all rows that compete for the new files."""
+    """Return all rows from which the newest per key are chosen for the new files."""
     columns = list(ROW_COLUMNS)
     rows = history_rows(spark, history, {one.partition: one.to_read for one in plans})
     rows = rows.select(*columns)
@@ -226,7 +227,7 @@ def _rows(
 def _written(
     spark: SparkSession, rows: DataFrame, target: ObjectStore, plans: Sequence[PartitionPlan]
 ) -> list[BucketFile]:
-    """Sort the rows into their buckets and let tasks write the files."""
+    """Distribute and sort the rows by bucket; the tasks write the files."""
     from pyspark.sql import functions  # noqa: PLC0415  (importing this stays free)
 
     buckets = {one.partition: one.buckets_count for one in plans}
@@ -254,7 +255,7 @@ def write_task(
     buckets: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> Iterator[pa.RecordBatch]:
-    """Write the files of one task; on an executor."""
+    """Write the files of one task; runs on an executor."""
     import pyarrow as pa  # noqa: PLC0415  (importing this stays free)
 
     try:

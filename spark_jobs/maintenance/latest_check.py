@@ -1,7 +1,7 @@
-"""Does a key snapshot hold exactly the newest record of each key? Proved against full history.
+"""Proves that a key snapshot holds exactly the newest record of each key of the full history.
 
-Both sides are computed by Spark and compared row by row, all columns. Nothing of the way in which
-the table was built is trusted: not its files' names, not its statistics.
+Spark computes both sides and compares them row by row, in all columns. The proof uses nothing from
+the build of the table: neither the names of its files nor its statistics.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestProof:
-    """What was compared, all of it equal."""
+    """The numbers of rows that were compared and found equal."""
 
     records_count: int  # rows of the key snapshot
-    history_count: int  # offsets of history that they were computed from
+    history_count: int  # offsets of the history from which these rows follow
 
 
 def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnapshot) -> LatestProof:
-    """Compare a key snapshot with the history that it says it is of. Reads both whole.
+    """Compare a key snapshot with the history that it covers. Reads both as a whole.
 
     Raises:
         TableMismatchError: with the facts ``missing``, ``surplus`` (counts) and ``examples``.
@@ -43,7 +43,8 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
         held = history.ranges[number]
         if covered and not held.start <= covered.start <= covered.end <= held.end:
             raise TableRolledBackError(
-                f"{latest.uri} is of {covered} of partition {number}, {history.uri} holds {held}",
+                f"the key snapshot {latest.uri} covers {covered} of partition {number}, but the "
+                f"history {history.uri} holds {held}",
                 uri=history.uri,
                 partition=number,
                 expected=int(covered.end),
@@ -61,7 +62,8 @@ def check_latest(spark: SparkSession, latest: TableSnapshot, history: TableSnaps
         if missing or surplus:
             raise TableMismatchError(
                 f"{latest.uri} version {latest.version} lacks {missing} newest records and has "
-                f"{surplus} that are not",
+                f"{surplus} records that are not the newest of their keys; move its folder away "
+                "and build a new one with 'headwater job snapshot'",
                 uri=latest.uri,
                 missing=missing,
                 surplus=surplus,
@@ -84,7 +86,7 @@ def _newest(rows: DataFrame) -> DataFrame:
 
 
 def _difference(left: DataFrame, right: DataFrame) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many rows only the left has, and some of them."""
+    """Return the number of rows that only ``left`` has, and some examples."""
     only = left.exceptAll(right)
     count = only.count()
     some = only.select("partition", "offset").limit(_SHOWN).collect() if count else []

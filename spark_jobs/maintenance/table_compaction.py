@@ -1,8 +1,9 @@
-"""Compaction of a stream's table with Spark: a task rewrites a bin, the driver commits a round.
+"""Compacts a stream's table with Spark: each task rewrites a bin, the driver commits in rounds.
 
-The uploader goes on meanwhile. Its commits and ours are compare-and-set on the same log: whoever
-comes second looks again. A bin whose files somebody else replaced first is given up, not retried;
-the next run plans anew. A run that dies leaves objects that no version names.
+The uploader goes on meanwhile. Its commits and ours use compare-and-set on the same log, so the
+second of two committers reads the log again. If another process replaced the files of a bin first,
+the bin is given up and not retried; the next run plans anew. A run that dies leaves objects that no
+version names.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
 
     from tiering.table.delta_table import DeltaStreamTable
 
-_ROUND_BINS: Final = 64  # rewritten and committed together: what a dead run has to do again
+_ROUND_BINS: Final = 64  # bins per round and commit; a run that dies loses one round of work
 
 Progress = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction did."""
+    """The result of a compaction."""
 
-    version: int | None  # of its last commit
+    version: int | None  # the version of its last commit; None: no commit
     files_before: int
     files_after: int
     bytes_rewritten: int
     bins_count: int
-    bins_lost: int  # somebody else was first
+    bins_lost: int  # another process replaced their files first
 
 
 def compact(
@@ -51,10 +52,10 @@ def compact(
     dry_run: bool = False,
     progress: Progress = lambda *_, **__: None,
 ) -> Compacted:
-    """Join small files of a version that the caller holds; commit by rounds of bins. Blocks.
+    """Join small files of a version that the caller holds; commit in rounds of bins. Blocks.
 
     Raises:
-        CorruptDataError: a bin's rows are not what the ledger says; nothing was made of them.
+        CorruptDataError: a bin's rows do not match the ledger; they were not written anywhere.
         RemoteTierUnavailableError: the store does not answer; earlier bins stay compacted.
     """
     bins = plan_bins(snapshot, target_bytes=target_bytes)
@@ -83,14 +84,14 @@ def compact(
 def _committable(
     pairs: Sequence[tuple[Bin, NewFile]], newest: TableSnapshot
 ) -> list[list[tuple[Bin, NewFile]]]:
-    """Return what to commit together: the bins whose files are all there; each other one alone."""
+    """Group bins by commit: those whose files all exist go together, every other bin alone."""
     present = {file.path for file in newest.files}
     whole = [pair for pair in pairs if all(file.path in present for file in pair[0].files)]
     return [*([whole] if whole else []), *([pair] for pair in pairs if pair not in whole)]
 
 
 def _commit(table: DeltaStreamTable, pairs: Sequence[tuple[Bin, NewFile]]) -> int | None:
-    """Replace the files of some bins in one commit; None when another compaction was first."""
+    """Replace the files of some bins in one commit; None if another compaction was first."""
     try:
         return table.replace_files(
             table.snapshot(),
@@ -119,7 +120,7 @@ def _rewritten(
 
 
 def rewrite_task(snapshot: TableSnapshot, wanted: Bin, address: StoreAddress) -> str:
-    """Rewrite one bin; return the new file as JSON. On an executor."""
+    """Rewrite one bin; return the new file as JSON. Runs on an executor."""
     try:
         file = rewrite(snapshot, address.open(), wanted, modified_us=time.time_ns() // 1000)
     except HeadwaterError as error:

@@ -1,8 +1,8 @@
-"""The certificate recomputed by Spark: every ledger range read again, each by some task.
+"""Recomputes a certificate with Spark: tasks read every ledger range again.
 
-The driver only lists and adds up. A task reads its ranges straight from the objects, or its part of
-the tail from the broker, and returns digests, or what is wrong. One damaged range does not keep the
-others from being looked at.
+The driver only lists ranges and collects results. A task reads its ranges directly from the
+objects, or its part of the tail from the broker. It returns digests, or the damage that it found.
+After a damaged range the other ranges are still checked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASKS_PER_CORE: Final = 4
-_RANGES_MIN: Final = 16  # ledger entries that are worth a task
+_RANGES_MIN: Final = 16  # at most so many ledger entries per task
 
 Progress = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is wrong, by the name of its error."""
+    """One typed error that the verification found."""
 
     error: str
     message: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableVerdict:
-    """What was read, and what is wrong with it; ``findings`` empty: nothing."""
+    """The ranges that were read, and the damage that was found; no findings: no damage."""
 
     ranges: tuple[RangeProof, ...]
     tails: tuple[RangeProof, ...]
@@ -57,7 +57,7 @@ class TableVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether everything was as it was committed."""
+        """Whether all records are as they were committed."""
         return not self.findings
 
 
@@ -65,14 +65,14 @@ class TableVerdict:
 class _Task:
     partition: int
     range: OffsetRange
-    snapshot: TableSnapshot | None  # with the files of the range; None: the tail
+    snapshot: TableSnapshot | None  # only with the files of the range; None: a part of the tail
 
 
 def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) -> TableVerdict:
-    """Read a held cut again, both tiers, in parallel, and compare. Blocks.
+    """Read both tiers of a held cut again, in parallel, and compare. Blocks.
 
     Raises:
-        UnavailableError: a tier does not answer, so nothing is known.
+        UnavailableError: a tier does not answer, so the state is not known.
     """
     findings: list[Finding] = []
     files = (0, 0)
@@ -122,7 +122,7 @@ def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_Task]:
 
 
 def _part(snapshot: TableSnapshot, number: int, wanted: OffsetRange) -> TableSnapshot:
-    """Return the version with the files that may hold a range alone."""
+    """Return the snapshot with only those files that may hold records of a range."""
     files = tuple(
         file
         for file in snapshot.files
@@ -175,7 +175,10 @@ def _run(
 def run_task(
     task: _Task, address: StoreAddress, server: str | None, stream: str, stream_uuid: str
 ) -> Iterator[str]:
-    """Read one task's part again; yield proofs as JSON, and at most one finding. On an executor."""
+    """Read one task's part again; yield proofs as JSON, and at most one finding.
+
+    Runs on an executor.
+    """
     try:
         for proof in _proofs(task, address, server, stream, stream_uuid):
             yield json.dumps({"tail": task.snapshot is None, **asdict(proof)})
@@ -197,7 +200,7 @@ def _proofs(
 
 
 def _tail_proof(task: _Task, server: str | None, stream: str, stream_uuid: str) -> RangeProof:
-    """Digest what the broker sends of a tail; it has no ledger entry to compare with yet."""
+    """Compute the digest of a tail from the broker; the ledger has no entry for it yet."""
     digest = RangeDigest()
     wanted = task.range
     with client_of(server).fetch(
@@ -212,7 +215,7 @@ def _tail_proof(task: _Task, server: str | None, stream: str, stream_uuid: str) 
             digest.update(one.batch)
     if digest.records_count != len(wanted):
         raise GapError(
-            f"the broker sent {digest.records_count} of the {len(wanted)} records {wanted} of "
+            f"the broker sent only {digest.records_count} of the {len(wanted)} records {wanted} of "
             f"partition {task.partition}",
             partition=task.partition,
             start=int(wanted.start) + digest.records_count,
@@ -230,7 +233,7 @@ def _tail_proof(task: _Task, server: str | None, stream: str, stream_uuid: str) 
 def _uncovered(
     held: HeldStream, cold: Sequence[RangeProof], tails: Sequence[RangeProof]
 ) -> Iterator[GapError]:
-    """Yield what the proofs leave out of the cut: a lost task must not look like a proof."""
+    """Yield the ranges of the cut that no proof covers: a lost task must not count as a proof."""
     for part in held.cut.partitions:
         due = int(part.start)
         for proof in (*cold, *tails):
@@ -238,7 +241,7 @@ def _uncovered(
                 due = int(proof.end)
         if due != part.hot_end:
             yield GapError(
-                f"partition {part.partition}: nobody read [{due}, {part.hot_end})",
+                f"partition {part.partition}: no task read [{due}, {part.hot_end})",
                 partition=part.partition,
                 start=due,
                 end=int(part.hot_end),

@@ -1,7 +1,7 @@
-"""What a unified read will read: tiers, files, ranges, lease and proof, as text for people.
+"""Describes a unified read as text for people: tiers, files, ranges, lease and proof.
 
-Nothing is read but the table's log. Derived DataFrames are not known here; ask the one that
-``read`` returned. Spark's own plan is ``df.explain()``.
+Only the table's log is read for this. Pass the DataFrame that ``read`` returned; DataFrames that
+were derived from it are not known here. ``df.explain()`` shows Spark's own plan.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from spark_jobs.read.leases import KEEPER
 from tiering.read.lake import Lake
 from tiering.table.table import DataFile
 
-_FILES_SHOWN: Final = 20  # of each partition, unless all are asked for
+_FILES_SHOWN: Final = 20  # files listed per partition by default
 
 
 def explain(rows: Any, *, files_max: int | None = _FILES_SHOWN) -> str:
-    """Return which files and which offsets a read covers, one fact per line.
+    """Return the files and the offsets that a read covers, one fact per line.
 
     Args:
         rows: a DataFrame that ``spark_jobs.read.unified`` returned, or a statement's result.
         files_max: how many files of each partition are listed; None for all.
 
     Raises:
-        InvalidRequestError: the DataFrame is another.
+        InvalidRequestError: the DataFrame was not returned by a read.
         CorruptDataError, RemoteTierUnavailableError: the table's log cannot be read any more.
     """
     query = READS.query_of(rows)
@@ -98,7 +98,7 @@ def _table(cut: Cut) -> str:
 def _lease(cut: Cut) -> str:
     lost = KEEPER.lost(cut.lease.lease_id)
     if lost is not None:
-        return f"lost ({lost}); what it held may be deleted"
+        return f"lost ({lost}); records and files that it held may be deleted"
     if cut.lease.lease_id in KEEPER.held():
         return "held and renewed by this process"
     return "released"
@@ -107,7 +107,7 @@ def _lease(cut: Cut) -> str:
 def _proof(held: HeldRead) -> str:
     proved = held.certificate
     if proved is None:
-        return "none was asked for"
+        return "none, as requested"
     return (
         f"{proved.form}: {proved.records_count:,} records, {proved.files_count} files, "
         f"{proved.files_bytes:,} bytes"

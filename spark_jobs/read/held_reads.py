@@ -1,8 +1,9 @@
-"""What is known about the DataFrames that a unified read returned: their cuts and certificates.
+"""Remembers the cuts and certificates of the DataFrames that a unified read returned.
 
-A DataFrame is found by identity and forgotten with it; DataFrames derived from it are not listed,
-because Spark offers no link back. The lease belongs to the cut, not to the Python object: a derived
-DataFrame may outlive the one that was returned, so garbage collection releases nothing.
+A DataFrame is found by its identity, and its entry goes when the Python object goes. DataFrames
+derived from it have no entry, because Spark gives no link back. The lease belongs to the cut, not
+to the Python object: a derived DataFrame may live longer than the returned one, so garbage
+collection releases no lease.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class HeldRead:
     """One unified read."""
 
     cut: Cut
-    certificate: Certificate | None  # None: none was asked for
+    certificate: Certificate | None  # None: the read was made with certificate="none"
     latest: bool = False
-    key_snapshot: LatestTable | None = None  # what ``latest`` began with; None: the first record
+    key_snapshot: LatestTable | None = None  # used by ``latest``; None: it read all records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +47,24 @@ class HeldReads:
         self._queries: dict[int, HeldQuery] = {}
 
     def remember(self, rows: Any, held: HeldRead) -> None:
-        """Note what a DataFrame is."""
+        """Note the read of a DataFrame."""
         with self._lock:
             self._reads[id(rows)] = held
         weakref.finalize(rows, self._forget, id(rows)).atexit = False
 
     def remember_query(self, result: Any, held: HeldQuery) -> None:
-        """Note which reads a result needs; once it is gone their leases are left to run out."""
+        """Note the reads of a result; when the result goes, their leases are no longer renewed."""
         with self._lock:
             self._queries[id(result)] = held
         weakref.finalize(result, self._forget_query, id(result)).atexit = False
 
     def query_of(self, result: Any) -> HeldQuery | None:
-        """Return the reads of a statement's result, None for any other DataFrame."""
+        """Return the reads of a statement's result; None for any other DataFrame."""
         with self._lock:
             return self._queries.get(id(result))
 
     def of(self, rows: Any) -> HeldRead:
-        """Return what a DataFrame is; raises InvalidRequestError for one not from ``read``."""
+        """Return the read of a DataFrame; raises InvalidRequestError if no read returned it."""
         with self._lock:
             held = self._reads.get(id(rows))
             query = self._queries.get(id(rows))
@@ -71,8 +72,8 @@ class HeldReads:
             return next(iter(query.reads.values()))
         if held is None:
             raise InvalidRequestError(
-                "this is not a DataFrame that headwater.read returned; ask the one that you "
-                "filtered or joined it from"
+                "headwater.read did not return this DataFrame; pass the returned DataFrame, from "
+                "which this one was filtered or joined"
             )
         return held
 
@@ -103,14 +104,15 @@ def certificate(rows: Any) -> Certificate:
 
 
 def cut_of(rows: Any) -> Cut:
-    """Return the cut of a DataFrame from a unified read; ``.save()`` makes it one line of text."""
+    """Return the cut of a DataFrame from a unified read; ``.save()`` gives it as a line of text."""
     return READS.of(rows).cut
 
 
 def release(what: Any) -> bool:
-    """End the lease of a DataFrame or a cut (all, of a SQL result); tell whether one was held.
+    """End the lease of a DataFrame or a cut, or all leases of a SQL result.
 
-    Later actions read what is still there, or fail by name; none returns fewer rows.
+    Returns whether a lease was held. A later action reads the records that still exist, or fails
+    with a typed error; no action returns fewer rows.
     """
     query = READS.query_of(what)
     if query is not None:
@@ -121,10 +123,10 @@ def release(what: Any) -> bool:
 
 
 def abandon(cut: Cut) -> None:
-    """Renew a cut's lease no more, but leave what it holds until it runs out by itself."""
+    """Stop renewing a cut's lease; the lease still holds until it expires."""
     KEEPER.abandon(cut.lease.lease_id)
 
 
 def release_all() -> int:
-    """End every lease that this process holds for its reads; return how many."""
+    """End every lease that this process holds for its reads; return their number."""
     return KEEPER.release_all()

@@ -2,11 +2,12 @@
 
     latest = newest per (partition, key) of (key snapshot at E  ∪  records [E, end)), no tombstones
 
-The key snapshot is a table that a job keeps beside the stream's: exactly the latest records of the
-cut that ends at E. Where there is none, or it is newer than the cut, the records from the start
-take its place; the rows are the same. Newest means the greatest offset, whatever the timestamps
-say. Records without a key have no latest, and a key whose newest record is a tombstone has none.
-What remote retention has removed from the history stays in a key snapshot that was built before.
+The key snapshot is a table that a job keeps beside the stream's table: exactly the latest records
+of the cut that ends at E. If there is no key snapshot, or it is newer than the cut, all records
+from the start are read instead; the result has the same rows. Newest means the greatest offset,
+whatever the timestamps say. The result has no records without a key, and no key whose newest record
+is a tombstone. If remote retention removes records from the history, a key snapshot that was built
+before still has them.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _log = logging.getLogger("headwater.read")
 
 
 def usable_snapshot(cut: Cut) -> LatestTable | None:
-    """Return the key snapshot that a read of this cut may begin with, None without one.
+    """Return the key snapshot that a read of this cut can use, or None.
 
-    It has to be of this very stream and not newer than the cut, in any partition.
+    It has to belong to the same incarnation of the stream, and must not be newer than the cut in
+    any partition.
 
     Raises:
-        TableMismatchError: somebody else changed it.
+        TableMismatchError: a foreign writer changed it.
         CorruptDataError, UnavailableError: it is damaged, or cannot be reached.
     """
     found = _open_latest(cut)

@@ -1,9 +1,9 @@
-"""Keeping the leases of reads alive: one daemon thread per driver process.
+"""Renews the leases of reads: one daemon thread per driver process.
 
-A lease that runs out does not make a read wrong: what it held may then be deleted, and a read of
-what is gone fails by name. So losing a lease is logged and remembered, and nothing is stopped.
-The thread exists only while something is held. Leases are dropped when their session has stopped
-and when the interpreter exits; a driver that dies without saying so is covered by their expiry.
+An expired lease does not make a read wrong. Records and files that it held may then be deleted, and
+a read of them fails with a typed error. So a lost lease is logged and remembered, and no read is
+stopped. The thread exists only while leases are held. Leases are dropped when their session has
+stopped and when the interpreter exits. The leases of a driver that dies expire by themselves.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from broker.model.ids import LeaseId
 
 LEASE_TTL_MS_DEFAULT: Final = 600_000  # ten minutes: outlives a restart of the broker
 _RENEWALS_PER_TTL: Final = 3  # two may fail before the lease is in danger
-_LOOK_S: Final = 5.0  # how often the thread asks whether sessions are still there
-_RETRY_S: Final = 2.0  # after a broker that did not answer
+_LOOK_S: Final = 5.0  # how often the thread checks whether the sessions still run
+_RETRY_S: Final = 2.0  # pause after a broker did not answer
 
 _log = logging.getLogger("headwater.read")
 
 
 class LeaseClient(Protocol):
-    """What keeping a lease needs of the client. Called from the keeper's thread too."""
+    """The methods of the client that the keeper uses, also from its own thread."""
 
     def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
         """Extend a lease; raises UnknownLeaseError once it has expired."""
 
     def drop_lease(self, lease_id: LeaseId) -> None:
-        """End a lease; an unknown one is fine."""
+        """End a lease; an unknown lease is no error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Held:
 
 
 class LeaseKeeper:
-    """Renews what it is told to hold, until it is told otherwise. Any thread may call."""
+    """Renews leases from :meth:`hold` until :meth:`release` or :meth:`abandon`. Any thread."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -75,11 +75,11 @@ class LeaseKeeper:
 
         Args:
             lease: a live lease.
-            client: how to reach the broker that gave it.
-            ttl_ms: what each renewal asks for.
-            drop_at_end: also end the lease on release; else it just runs out.
-            what: named in the log.
-            in_use: asked every few seconds; once false the lease is released.
+            client: a client of the broker that gave the lease.
+            ttl_ms: time to live that each renewal requests.
+            drop_at_end: end the lease on release; otherwise it expires by itself.
+            what: description of the holder, for the log.
+            in_use: called every few seconds; when it returns False, the lease is released.
         """
         held = _Held(
             lease=lease,
@@ -100,9 +100,9 @@ class LeaseKeeper:
             self._changed.notify_all()
 
     def release(self, lease_id: LeaseId) -> bool:
-        """Stop renewing a lease, and drop it if it is ours to drop; tell whether it was held.
+        """Stop renewing a lease, and drop it if ``drop_at_end`` says so; tell if it was held.
 
-        A broker that cannot be reached is no error: the lease will run out.
+        If the broker cannot be reached, that is no error: the lease expires by itself.
         """
         with self._changed:
             held = self._held.pop(lease_id, None)
@@ -117,11 +117,11 @@ class LeaseKeeper:
         return True
 
     def abandon(self, lease_id: LeaseId) -> None:
-        """Stop renewing a lease, soon, and let it run out. Takes no lock: finalizers may call."""
+        """Stop renewing a lease soon, and let it expire. Takes no lock: finalizers may call it."""
         self._abandoned.append(lease_id)
 
     def release_all(self) -> int:
-        """Release everything; return how many leases that were."""
+        """Release all leases; return their number."""
         return sum(self.release(lease_id) for lease_id in self.held())
 
     def held(self) -> list[LeaseId]:
@@ -130,13 +130,13 @@ class LeaseKeeper:
             return list(self._held)
 
     def lost(self, lease_id: LeaseId) -> HeadwaterError | None:
-        """Return why a held lease is gone, None while it is fine."""
+        """Return the error by which a held lease was lost; None if it is not lost."""
         with self._changed:
             held = self._held.get(lease_id)
             return None if held is None else held.lost
 
     def tick(self) -> None:
-        """Renew what is due and release what is no longer in use. Blocks on the network."""
+        """Renew the leases that are due; release those no longer in use. Blocks on the network."""
         now_s = self._monotonic_s()
         with self._changed:
             while self._abandoned:
@@ -156,8 +156,8 @@ class LeaseKeeper:
         except UnknownLeaseError as error:
             held.lost = error
             _log.warning(
-                "lease_lost lease_id=%s %s: what it held may be deleted now; a read of anything "
-                "that is gone will fail, none returns fewer rows",
+                "lease_lost lease_id=%s %s: records and files that it held may be deleted now; a "
+                "read of deleted records fails, and no read returns fewer rows",
                 lease_id,
                 held.what,
             )

@@ -1,7 +1,7 @@
-"""The two scans that a unified read joins: the table's, which is Spark's own, and the log's.
+"""The two scans that a unified read joins: Spark's own scan of the table, and the log's.
 
-Both take a cut that is held and, for the table, how far it was proved. Each partition is read from
-an offset of the caller's choice, by default from its start.
+Both take a held cut and whether its table version was proved. The caller may choose the first
+offset of each partition; the default is the partition's start.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headwater.read")
 
-# A user may have set these for other tables; with them Spark would drop rows without a word.
+# A user may have set these for other tables; with them Spark would drop rows without an error.
 _LOSSY_SETTINGS: Final = (
     "spark.sql.files.ignoreMissingFiles",
     "spark.sql.files.ignoreCorruptFiles",
 )
-_TASK_RECORDS: Final = (100_000, 2_000_000)  # fewer are not worth a task, more are too many
+_TASK_RECORDS: Final = (100_000, 2_000_000)  # fewest and most records per task of a tail
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """What is read of one partition from the table, and what from the log; they meet, or touch."""
+    """The range of one partition that is read from the table, and the range from the log."""
 
     partition: int
     cold: OffsetRange
@@ -43,7 +43,7 @@ class Seam:
 
 
 def seams(cut: Cut, above: Mapping[int, Offset] | None = None) -> list[Seam]:
-    """Return where each partition of a cut is read; ``above`` as in :func:`rows_of`."""
+    """Return the two ranges of each partition of a cut; ``above`` as in :func:`rows_of`."""
     found = []
     for part in cut.partitions:
         start = (above or {}).get(part.partition, part.start)
@@ -63,16 +63,16 @@ def rows_of(
     table: TableSnapshot | None = None,
     above: Mapping[int, Offset] | None = None,
 ) -> DataFrame:
-    """Return the cold rows, the hot rows, or both; always at least an empty DataFrame.
+    """Return the cold rows, the hot rows, or both; if there are none, an empty DataFrame.
 
     Args:
         spark: any session.
-        cut: what to read; its lease is held by the caller.
-        columns: which columns, in order.
+        cut: the cut to read; the caller holds its lease.
+        columns: the columns, in order.
         server: the broker's address, for the executors.
-        proved: whether the table's version is known to hold exactly the cut's cold ranges.
-        table: that version as our own reader sees it, if known: Spark must see the same.
-        above: per partition, the first offset wanted; the partition's start where none is given.
+        proved: whether the table version was proved to hold exactly the cut's cold ranges.
+        table: that version as our own reader sees it, if known; Spark must see the same files.
+        above: per partition, the first offset wanted; default: the partition's start.
     """
     parts = seams(cut, above)
     tiers = []
@@ -85,20 +85,21 @@ def rows_of(
 
 
 def refuse_lossy(spark: SparkSession) -> None:
-    """Raise InvalidConfigError if the session is set to go on without files it cannot read."""
+    """Raise InvalidConfigError if the session's settings let Spark skip unreadable files."""
     for name in _LOSSY_SETTINGS:
         if str(spark.conf.get(name, "false")).lower() == "true":
             raise InvalidConfigError(
-                f"{name} is true in this session, so Spark would drop rows silently; unset it"
+                f"{name} is true in this session, so Spark would drop rows without an error; "
+                "unset it"
             )
 
 
 def cold_predicate(cut: Cut, parts: Sequence[Seam], *, proved: bool) -> str | None:
-    """Return what a scan of the cut's table version is held to; None: its rows are the wanted ones.
+    """Return the filter for a scan of the cut's table version; None if no filter is needed.
 
-    A proved version holds exactly the cut's cold ranges, so no filter is needed, and none is paid
-    for. An unproved one, and one of which less is wanted, is held to the ranges by simple
-    predicates that Delta turns into file skips.
+    A proved version holds exactly the cut's cold ranges, so it needs no filter. If the version is
+    not proved, or only a part of it is wanted, the filter has simple predicates for the ranges,
+    by which Delta can skip files.
     """
     held = {part.partition: OffsetRange(part.start, part.cold_end) for part in cut.partitions}
     if proved and all(part.cold == held[part.partition] for part in parts):
@@ -114,7 +115,7 @@ def cold_predicate(cut: Cut, parts: Sequence[Seam], *, proved: bool) -> str | No
 def log_options(
     cut: Cut, columns: Sequence[str], ranges: Mapping[int, OffsetRange], *, server: str
 ) -> dict[str, str]:
-    """Return the options of our source for some ranges of a cut; planning then asks no server."""
+    """Return our source's options for some ranges of a cut; planning then makes no request."""
     wanted = {number: span for number, span in ranges.items() if span}
     if not wanted:
         number, span = next(iter(ranges.items()))
@@ -142,10 +143,10 @@ def _cold(
 ) -> DataFrame:
     """Return the scan of the table at the cut's version.
 
-    A client of Spark Connect may have no way to the store, but the executors have: there our source
-    reads the same offsets, slower, and proves them itself.
+    A client of Spark Connect may be unable to reach the store, while the executors can. Then our
+    data source reads the same offsets on the executors; it is slower, and it proves them itself.
     """
-    assert cut.table_version is not None, "a cold range has a table"
+    assert cut.table_version is not None, "a cut with a cold range has a table version"
     try:
         rows = table_at(
             spark, cut.table_uri, cut.table_version, cluster=cut.cluster, snapshot=table
@@ -168,7 +169,7 @@ def _by_source(
     *,
     server: str,
 ) -> DataFrame:
-    """Return ranges through the data source, from wherever its tasks find them."""
+    """Return ranges through the data source; each task reads from the table or the broker."""
     records = _task_records(spark, sum(map(len, ranges.values())))
     options = log_options(cut, columns, ranges, server=server)
     reader = spark.read.format("headwater").options(**options)
@@ -176,6 +177,6 @@ def _by_source(
 
 
 def _task_records(spark: SparkSession, total: int) -> int:
-    """Cut a large tail so that all cores share it; a small one is not worth a second task."""
+    """Return the records per task: a large tail is shared by all cores, a small one is one task."""
     low, high = _TASK_RECORDS
     return min(high, max(low, -(-total // parallelism(spark))))

@@ -1,13 +1,14 @@
 """SQL over streams: every stream that a statement names is a view of its full history.
 
-Two ways. :func:`query` runs one statement and needs no preparation: Spark's own analyzer says which
-names it cannot resolve; no text is searched, so a name in a string, an alias or a common table
-expression is never mistaken for a stream. All streams of a statement are of one instant. Their
-views exist only while the statement is analyzed: its result needs them no longer, and the next
-statement looks again. :func:`register` leaves a temporary view per stream in the session, for
-``spark.sql`` and for tools that know nothing of us; these stand still until they are moved up.
+There are two ways. :func:`query` runs one statement and needs no preparation. Spark's own analyzer
+reports the names that it cannot resolve. The statement's text is not searched, so a name in a
+string, an alias or a common table expression is never mistaken for a stream. All streams of a
+statement are read as of one instant. Their views exist only while the statement is analyzed; the
+result does not need them, and the next statement reads the streams anew. :func:`register` creates
+a temporary view per stream in the session, for ``spark.sql`` and for tools that do not know
+Headwater. Such a view does not change until :func:`register` or :func:`query` moves it up.
 
-Both work in a classic session and in one of Spark Connect.
+Both work in a classic session and in a session of Spark Connect.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class _Registered:
         )
 
     def swap(self, spark: SparkSession, views: dict[str, DataFrame]) -> dict[str, DataFrame]:
-        """Note the views of a session; return those that were there."""
+        """Note the views of a session; return its views from before."""
         with self._lock:
             before = self._views.get(spark, {})
             self._views[spark] = views
         return before
 
     def names(self, spark: SparkSession) -> list[str]:
-        """Return the streams whose views we made in a session."""
+        """Return the streams whose views :func:`register` made in a session."""
         with self._lock:
             return list(self._views.get(spark, {}))
 
@@ -64,20 +65,20 @@ def query(
     """Return the result of one SQL statement; streams are read as of now. Blocks.
 
     A table or view of the session hides a stream of the same name, unless :func:`register` made
-    it: such views are moved up first. The leases of the streams are renewed until
-    ``headwater.release(result)``; when nobody refers to the result any more they run out by
-    themselves, so that whatever was derived from it can still be finished within their time.
+    the view: such views are moved up to now first. The leases of the streams are renewed until
+    ``headwater.release(result)``. When the result is garbage collected, the leases are no longer
+    renewed but still hold until they expire, so that DataFrames derived from it can be finished.
 
     Args:
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
         statement: one statement of Spark SQL; names with a dash go in backticks.
-        client: how to reach the broker.
+        client: a client of the broker.
         certificate: as for :func:`spark_jobs.read.unified.read`.
 
     Raises:
-        UnknownStreamError: the statement names something that is neither a stream nor a table.
+        UnknownStreamError: the statement has a name that is neither a stream nor a table.
         HeadwaterError: a stream could not be read; see :func:`spark_jobs.read.unified.read_many`.
-        pyspark.errors.AnalysisException: what else Spark finds wrong with the statement.
+        pyspark.errors.AnalysisException: Spark found another error in the statement.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415  (importing this stays free)
 
@@ -98,7 +99,7 @@ def query(
                 held = {name: READS.of(rows) for name, rows in reads.items()}
                 READS.remember_query(result, HeldQuery(reads=held))
                 return result
-            # All of them again, so that whatever runs in the end is of one instant.
+            # Read all streams again, so that the statement in the end has one instant.
             names = [*reads, name]
             _release_all(reads)
             reads = {}
@@ -115,15 +116,15 @@ def register(
     streams: Sequence[str] | None = None,
     certificate: unified.Proof = "counts",
 ) -> dict[str, DataFrame]:
-    """Make a temporary view of each stream, all of one instant; return them by name. Blocks.
+    """Make a temporary view of each stream, all as of one instant; return them by name. Blocks.
 
-    Calling it again moves the views up to that moment; the leases of what they were before run
-    out by themselves. A view shows the rows of its moment until then, in every query.
+    A second call moves the views up to the present moment; the leases of the old views expire by
+    themselves. Between two calls a view shows the same rows in every query.
 
     Args:
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
-        client: how to reach the broker.
-        streams: which ones; every stream of the broker by default.
+        client: a client of the broker.
+        streams: the streams' names; by default every stream of the broker.
         certificate: as for :func:`spark_jobs.read.unified.read`.
 
     Raises:
@@ -141,7 +142,7 @@ def register(
 
 
 def _run(spark: SparkSession, statement: str, reads: Mapping[str, DataFrame]) -> DataFrame:
-    """Analyze a statement, and execute it if it is a command, with the streams as views."""
+    """Analyze a statement with the streams as views; execute it if it is a command."""
     if is_connect(spark):
         from spark_jobs.connect_sql import sql_with_views  # noqa: PLC0415  (needs grpc)
 
@@ -163,10 +164,10 @@ def _release_all(reads: Mapping[str, DataFrame]) -> None:
 
 
 def _missing_stream(error: AnalysisException, client: Client) -> str | None:
-    """Return the stream whose view would help, None when the error is about something else.
+    """Return the stream that the statement names; None if the error has another cause.
 
     Raises:
-        UnknownStreamError: a name is missing, and no stream has it.
+        UnknownStreamError: Spark does not know a name, and no stream has that name.
     """
     wanted = _unresolved(error)
     if wanted is None:
@@ -182,7 +183,7 @@ def _missing_stream(error: AnalysisException, client: Client) -> str | None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep PySpark from logging each analysis error in full: we expect some, or raise them."""
+    """Keep PySpark from logging analysis errors: we expect them, or raise them ourselves."""
     from pyspark.logger import PySparkLogger  # noqa: PLC0415  (importing this stays free)
 
     loggers = [
@@ -200,7 +201,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _unresolved(error: AnalysisException) -> str | None:
-    """Return the one-part name that the analyzer did not find, None for any other complaint."""
+    """Return the one-part name that the analyzer did not find; None for any other error."""
     if error.getCondition() != _NOT_FOUND:
         return None
     text = (error.getMessageParameters() or {}).get("relationName", "")
@@ -209,7 +210,7 @@ def _unresolved(error: AnalysisException) -> str | None:
 
 
 def _stream_named(wanted: str, names: list[str]) -> str | None:
-    """Return the stream of that name; Spark's names ignore case, so a unique match by case does."""
+    """Return the stream with that name; else the only one that differs by case, as in Spark."""
     if wanted in names:
         return wanted
     alike = [name for name in names if name.lower() == wanted.lower()]

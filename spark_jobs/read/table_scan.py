@@ -1,19 +1,20 @@
-"""Spark's own scan of a table version, strict whatever the session is set to.
+"""Spark's own scan of a table version; strict, whatever the session's settings are.
 
-Spark serves a Parquet page without looking at its checksum, and goes on without files that it
-cannot read, if settings say so. Settings of a session may be anybody's and may change after the
-DataFrame was made; options of the scan win over them at every action. But Delta 4.4 hands on to its
-scan only options that begin with ``fs.``. So the options are put in beside it:
+By default Spark does not check the checksum of a Parquet page, and settings can make it skip files
+that it cannot read. Any code may change the settings of a session, even after the DataFrame was
+made. Options of the scan override the settings at every action, but Delta 4.4 passes only options
+that begin with ``fs.`` to its scan. So the options are set without Delta:
 
-- In a classic session the scan that Delta planned gets them: Delta's statistics still skip files.
-- Where this process has no plan to put them into (Spark Connect) the same files are named to
-  Spark's Parquet reader, as our own reader of the log found them. So they are in a session that
-  reserves SQL's words: Delta spells the type of its statistics without backticks, and cannot plan
-  a filter on a table with a column ``offset`` there.
+- In a classic session they are added to the scan that Delta planned. Delta's statistics still skip
+  files.
+- In Spark Connect this process has no plan to change. There the files that our own reader found in
+  the log are passed to Spark's Parquet reader. The same happens in a session that reserves SQL's
+  keywords: Delta writes the type of its statistics without backticks, and then cannot plan a filter
+  on a table with a column ``offset``.
 
-A page's header and a file's footer carry no checksum. They are proved with the whole object, before
-the DataFrame exists (tiering/read/certify.py). What Spark itself knows of the version is compared
-here.
+A page's header and a file's footer have no checksum. They are proved with the whole object, before
+the DataFrame exists (tiering/read/certify.py). The list of files that Spark has for the version is
+compared with ours here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _log = logging.getLogger("headwater.read")
 
 
 def table_path(table_uri: str) -> str:
-    """Return a table's URI as Spark's file systems spell it: ``s3a://…`` or a plain path."""
+    """Return a table's location for Spark's file systems: ``s3a://…`` or a plain path."""
     if table_uri.startswith("s3://"):
         return f"s3a://{table_uri.removeprefix('s3://')}"
     return str(StoreConfig(uri=table_uri).root)
@@ -62,15 +63,15 @@ def table_at(
 
     Args:
         spark: any session.
-        table_uri: where the table is.
-        version: which one.
-        cluster: whose table it is.
-        snapshot: that version as our own reader sees it, if the caller has it; a key snapshot's
-            has to be given.
+        table_uri: the table's URI.
+        version: the table's version.
+        cluster: the cluster that owns the table.
+        snapshot: that version as our own reader sees it, if the caller has it; required for a key
+            snapshot.
 
     Raises:
-        TableMismatchError: Spark reads another list of files from the log than we do.
-        UnavailableError, ObjectMissingError: the log cannot be read from here.
+        TableMismatchError: Spark's list of files differs from ours.
+        UnavailableError, ObjectMissingError: this process cannot read the log.
     """
     if not is_connect(spark) and not _reserves_words(spark):
         reader = spark.read.format("delta").option("versionAsOf", str(version))
@@ -83,7 +84,7 @@ def table_at(
 
 
 def files_of(spark: SparkSession, table_uri: str, paths: Iterable[str]) -> DataFrame:
-    """Return Spark's own strict scan of files of a table; of none, no rows."""
+    """Return Spark's own strict scan of some files of a table; without files, no rows."""
     root = table_path(table_uri)
     schema = ddl(ROW_COLUMNS)
     named = [f"{root}/{path}" for path in paths]
@@ -99,9 +100,9 @@ def _reserves_words(spark: SparkSession) -> bool:
 def _planned_strictly(
     rows: DataFrame, snapshot: TableSnapshot | LatestTable | None
 ) -> DataFrame | None:
-    """Return Delta's DataFrame with our options in its scan; None where the plan is another.
+    """Return Delta's DataFrame with our options in its scan; None if its plan looks different.
 
-    Spark has no public word for it; what is used here is looked at again afterwards.
+    Spark has no public interface for this, so the options in effect are read back and compared.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415  (importing stays free)
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame  # noqa: PLC0415
@@ -132,7 +133,7 @@ def _planned_strictly(
             return None
         known = scan.location().snapshotAtAnalysis()
         found = int(known.version()), int(known.numOfFiles()), int(known.sizeInBytes())
-    except (Py4JError, TypeError) as cause:  # a Spark or Delta whose plans look otherwise
+    except (Py4JError, TypeError) as cause:  # a Spark or Delta whose plans look different
         _log.info("plan_not_strict, naming the files instead: %s", str(cause).split("\n")[0])
         return None
     if snapshot is not None:
@@ -140,9 +141,9 @@ def _planned_strictly(
         expected = snapshot.version, len(listed), sum(file.size_bytes for file in listed)
         if found != expected:
             raise TableMismatchError(
-                f"Spark reads version {found[0]} of {snapshot.uri} as {found[1]} files of "
-                f"{found[2]} bytes; it is version {expected[0]}, {expected[1]} files of "
-                f"{expected[2]} bytes",
+                f"Spark reads version {found[0]} of {snapshot.uri} as {found[1]} files with "
+                f"{found[2]} bytes, but our own reader finds version {expected[0]}, "
+                f"{expected[1]} files with {expected[2]} bytes",
                 uri=snapshot.uri,
                 version=snapshot.version,
                 expected=expected[1],

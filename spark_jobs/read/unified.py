@@ -2,13 +2,13 @@
 
     rows of a cut = Delta table at version v (native scan)  ∪  log [C, H) (source ``headwater``)
 
-Order matters: the broker gives the lease first, then the table version, then the high watermarks,
-all inside one cut; only then do we look at the table. The cold side is Spark's own scan, Python
-never touches its rows. What the table claims is proved before the DataFrame is returned; what the
-log sends is counted while it is read. A read that cannot be exact fails, it never returns less.
+The order matters: a cut has first the lease, then the table version, then the high watermarks; the
+table is opened only after that. The cold side is Spark's own scan, and its rows never go through
+Python. The table's content is proved before the DataFrame is returned; the log's records are
+counted while they are read. A read that cannot be exact fails; it never returns fewer rows.
 
-The driver's process keeps the lease and remembers certificates; a plan needs neither. Nothing here
-depends on a JVM in this process, so a session of Spark Connect does as well as a classic one.
+The driver's process renews the lease and remembers certificates; a plan needs neither. Nothing here
+needs a JVM in this process, so both classic sessions and sessions of Spark Connect work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("headwater.read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read, whatever is read."""
+    """Options that apply to every kind of read."""
 
     latest: bool = False
     certificate: Proof = "counts"
@@ -55,7 +55,7 @@ class ReadOptions:
     lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT
 
     def __post_init__(self) -> None:
-        """Refuse what no read can do."""
+        """Check the values."""
         if self.certificate not in _PROOFS:
             raise InvalidRequestError(
                 f"certificate must be counts, full or none, not {self.certificate!r}"
@@ -83,21 +83,22 @@ def read(
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
         stream: a stream's name, or a cut of it.
         as_of: the rows of an earlier moment: a cut (or its saved text), an offset per partition,
-            or a time; what each means is in :mod:`headwater.reads.as_of`.
+            or a time; :mod:`headwater.reads.as_of` explains each.
         latest: only the newest record of each (partition, key), without tombstones.
-        certificate: what is proved first. ``counts``: file sizes, statistics and transactions;
-            ``full``: every byte against the ledger, which reads everything (and for ``latest``
-            passes over the key snapshot); ``none``: nothing, only offsets within the cut are let
-            through.
-        columns: which columns, in which order; all by default. Narrowing here also narrows what
-            the broker sends, ``select`` on the result does not.
-        client: how to reach the broker.
-        lease_ttl_ms: how long the lease outlives this process.
+        certificate: what is proved before the read. ``counts``: file sizes, statistics and
+            transactions; ``full``: every byte against the ledger, which reads everything (and for
+            ``latest`` does not use the key snapshot); ``none``: nothing, but only offsets within
+            the cut are returned.
+        columns: the columns and their order; all by default. With fewer columns here the broker
+            sends less; ``select`` on the result does not have this effect.
+        client: a client of the broker.
+        lease_ttl_ms: how long the lease still holds after this process ends.
 
     Raises:
-        UnknownStreamError, InvalidCutError, StreamRecreatedError: there is no such thing to read.
+        UnknownStreamError, InvalidCutError, StreamRecreatedError: the stream or cut does not exist.
         OffsetOutOfRangeError: ``as_of`` is below the stream's start, or not committed yet.
-        CorruptDataError: the table is not what was committed; the subclass and facts say what.
+        CorruptDataError: the table differs from what was committed; the subclass and the facts
+            tell how.
         UnavailableError: the broker or the object store did not answer.
     """
     options = _options(latest, certificate, columns, lease_ttl_ms)
@@ -106,7 +107,7 @@ def read(
     if isinstance(moment, Cut):
         cut, own_lease = _reopened(client, moment, lease_ttl_ms)
     else:
-        assert isinstance(stream, str), "a cut is its own moment"
+        assert isinstance(stream, str), "a cut as stream is also the moment"
         cut, own_lease = client.cut(stream, ttl_ms=lease_ttl_ms), True
     _hold(spark, cut, client, options, own_lease=own_lease)
     try:
@@ -131,23 +132,23 @@ def read_many(
 ) -> dict[str, DataFrame]:
     """Return several streams as of one instant, as DataFrames by name. Blocks.
 
-    First every stream is cut: its lease is held and its table version is known. Then the broker
-    tells all high watermarks as they were at one moment, and each read ends there. So there was a
-    moment at which exactly these rows were the committed records of all these streams: what was
-    acknowledged as committed before this call is in, and if a record is in, so is every record of
-    these streams that was acknowledged like that before that one was published. The moment lies
-    within the call. The table versions may be older than it, which changes where rows come from
-    but not which they are.
+    First a cut of every stream is taken, with its lease and table version. Then the broker returns
+    the high watermarks of all streams at one moment, and each read ends there. The moment lies
+    within the call, and exactly these rows were the committed records of all these streams then.
+    So every record that was acknowledged as committed before this call is in the result. And if
+    a record R is in the result, so is every record of these streams that was acknowledged as
+    committed before R was published. The table versions may be older than the moment; that changes
+    from which tier rows come, but not the rows.
 
-    It is not a transaction: records that a producer sends to two streams one after the other may
-    have the moment between them. With ``as_of`` each stream is narrowed by itself and there is no
-    such moment: a time applies to every stream by the timestamps of its own records; a mapping
-    gives each stream its own.
+    The result is not a transaction: if a producer sends a record to one stream and then one to
+    another, the moment may lie between the two. With ``as_of`` each stream is narrowed by itself,
+    and there is no common moment: a time applies to the timestamps of each stream's own records; a
+    mapping has a moment for each stream.
 
     Args:
-        spark: as for :func:`read`, like all that is not explained here.
-        streams: names, each once.
-        as_of: a time for all of them, or a moment for each, by name.
+        spark: as for :func:`read`.
+        streams: the streams' names, each once.
+        as_of: a time for all streams, or a mapping from name to moment.
         latest: see :func:`read`.
         certificate: see :func:`read`.
         columns: see :func:`read`.
@@ -157,10 +158,10 @@ def read_many(
     Raises:
         StreamRecreatedError: a stream was deleted and created again meanwhile.
         OverloadedError: the broker found no moment between commits; try again.
-        HeadwaterError: what :func:`read` raises; then no lease is held.
+        HeadwaterError: as for :func:`read`; after any error no lease is held.
     """
     if not streams or len(set(streams)) != len(streams) or isinstance(streams, str):
-        raise InvalidRequestError(f"name one stream or several, each once, not {streams!r}")
+        raise InvalidRequestError(f"give a list of one or more names, each once, not {streams!r}")
     options = _options(latest, certificate, columns, lease_ttl_ms)
     refuse_lossy(spark)
     moments = _moments(streams, as_of)
@@ -187,15 +188,16 @@ def read_many(
 
 
 def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
-    """Return held cuts with their hot ends moved up to one moment at which all of them held."""
+    """Return the cuts with their hot ends moved up to the high watermarks of one moment."""
     found = client.high_watermarks(list(cuts))
     moved = {}
     for name, cut in cuts.items():
         now = found[name]
         if now.stream_uuid != cut.stream_uuid or len(now.offsets) != len(cut.partitions):
             raise StreamRecreatedError(
-                f"stream {name} is {now.stream_uuid} with {len(now.offsets)} partitions now, its "
-                f"cut is of {cut.stream_uuid} with {len(cut.partitions)}",
+                f"stream {name} was created again: it is {now.stream_uuid} with "
+                f"{len(now.offsets)} partitions now, but its cut belongs to {cut.stream_uuid} with "
+                f"{len(cut.partitions)}; read again",
                 expected=cut.stream_uuid,
                 found=now.stream_uuid,
             )
@@ -213,8 +215,8 @@ def certify(
 ) -> tuple[Certificate | None, TableSnapshot | None]:
     """Prove the table's part of a cut and add the log's part, which the read itself counts.
 
-    Returns the proof, None for the form ``none``, and the version of which it is, for a scan to be
-    held to. Blocks; errors as in :func:`read`.
+    Returns the certificate and the proved table version, with which a scan must agree; for the form
+    ``none`` returns (None, None). Blocks; errors as in :func:`read`.
     """
     if form == "none":
         return None, None
@@ -271,12 +273,12 @@ def _hold(
 
 
 def _rows(spark: SparkSession, cut: Cut, options: ReadOptions, client: Client) -> DataFrame:
-    """Prove a held cut, build its DataFrame and remember what it is."""
+    """Prove a held cut, build its DataFrame and remember its read."""
     proof, table = certify(cut, form=options.certificate, client=client)
     server, proved = client.address.url, proof is not None
     snapshot = None
     if options.latest:
-        found = usable_snapshot(cut)  # a foreign change is named, whether it is used or not
+        found = usable_snapshot(cut)  # raises for a foreign change, even if it is not used
         snapshot = None if options.certificate == "full" else found
         rows = latest_rows(
             spark,
@@ -310,32 +312,35 @@ def _verified(cut: Cut, client: Client) -> Certificate:
 
 
 def _moment(stream: str | Cut, as_of: AsOf | None) -> Cut | AtOffsets | AtTime | None:
-    """Return which moment is wanted, None for now."""
+    """Return the wanted moment; None for now."""
     if as_of is None:
         return stream if isinstance(stream, Cut) else None
     if isinstance(stream, Cut):
-        raise InvalidRequestError("a cut is a moment already; give the stream's name with as_of")
+        raise InvalidRequestError(
+            "a cut is a moment already, so it takes no as_of; give the stream's name instead"
+        )
     return _checked(stream, parse_as_of(as_of))
 
 
 def _moments(
     streams: Sequence[str], as_of: AsOf | Mapping[str, AsOf] | None
 ) -> dict[str, Cut | AtOffsets | AtTime]:
-    """Return the moment of each stream; empty when all of them are read now."""
+    """Return the moment of each stream; empty if all streams are read as of now."""
     if as_of is None:
         return {}
     if isinstance(as_of, Mapping):
         if set(as_of) != set(streams):
             raise InvalidRequestError(
-                f"as_of names {sorted(map(str, as_of))}, but {sorted(streams)} are read; give "
-                "each stream its moment"
+                f"as_of has moments for {sorted(map(str, as_of))}, but the streams are "
+                f"{sorted(streams)}; give each stream one moment"
             )
         given: dict[object, AsOf] = dict(as_of.items())
         return {name: _checked(name, parse_as_of(given[name])) for name in streams}
     moment = parse_as_of(as_of)
     if not isinstance(moment, AtTime):
         raise InvalidRequestError(
-            "as_of of several streams is a time, or {stream: moment}; a cut is of one stream"
+            "as_of of several streams must be a time, or {stream: moment}; a cut belongs to one "
+            "stream"
         )
     return dict.fromkeys(streams, moment)
 
@@ -347,10 +352,10 @@ def _checked(stream: str, moment: Cut | AtOffsets | AtTime) -> Cut | AtOffsets |
 
 
 def _reopened(client: Client, cut: Cut, ttl_ms: int) -> tuple[Cut, bool]:
-    """Return a saved cut under a lease that lives, and whether that lease is a new one of ours.
+    """Return a saved cut with a valid lease, and whether that lease is new and ours.
 
-    With a new one, what the cut needs may be gone already. The certificate tells for the table;
-    the log's part is refused by the broker, or served from a newer version of the table.
+    If the lease is new, records of the cut may be deleted already. For the table the certificate
+    shows that; for the log the broker refuses the read, or a newer table version serves it.
     """
     client.check_cut(cut)
     lease: Lease

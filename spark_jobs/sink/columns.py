@@ -1,9 +1,10 @@
-"""The columns that a write may have, and what the log takes for them.
+"""The columns that a write may have, and their conversion to the columns of records.
 
-Pure. Imports pyarrow late, because Spark's planner loads this file, too.
+Pure. Imports pyarrow late, because Spark's planner loads this file too.
 
-Where a row goes: the column ``partition`` where it is given and not null; else the CRC-32 of the
-key modulo the number of partitions; without a key, the number of Spark's task modulo that number.
+The stream's partition of a row is the column ``partition`` if it is given and not null. Else it is
+the CRC-32 of the key modulo the number of partitions. Without a key it is the number of Spark's
+task modulo the number of partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
-# Name -> the types that are taken, in Spark's words.
+# Name -> the accepted types, as Spark names them.
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -34,7 +35,7 @@ _ROW_OVERHEAD_BYTES: Final = 64
 
 
 def check_schema(fields: Sequence[tuple[str, str]]) -> None:
-    """Refuse a schema that records do not have.
+    """Refuse a schema that cannot become records.
 
     Args:
         fields: names and Spark's short names of their types.
@@ -46,14 +47,14 @@ def check_schema(fields: Sequence[tuple[str, str]]) -> None:
         wanted = COLUMNS.get(name)
         if wanted is None:
             raise SchemaMismatchError(
-                f"a record has no column {name!r}: select what to write, of {', '.join(COLUMNS)}",
+                f"a record has no column {name!r}; its columns are {', '.join(COLUMNS)}",
                 column=name,
                 got=got,
                 wanted=list(COLUMNS),
             )
         if got not in wanted:
             raise SchemaMismatchError(
-                f"column {name} is {got}; it has to be {' or '.join(wanted)}",
+                f"column {name} has type {got}; cast it to {' or '.join(wanted)}",
                 column=name,
                 got=got,
                 wanted=list(wanted),
@@ -61,7 +62,7 @@ def check_schema(fields: Sequence[tuple[str, str]]) -> None:
     names = [name for name, _ in fields]
     if "value" not in names:
         raise SchemaMismatchError(
-            "a write needs the column value (null makes a tombstone)",
+            "a write needs the column value (a null value makes a tombstone)",
             column="value",
             got=None,
             wanted=list(COLUMNS["value"]),
@@ -71,7 +72,7 @@ def check_schema(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def to_records(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch of Spark's as producer columns, in one order and of exact types."""
+    """Convert a batch from Spark to producer columns, in a fixed order and with exact types."""
     import pyarrow as pa  # noqa: PLC0415
 
     from broker.codec.schema import PRODUCER_FIELDS, TIMESTAMP_TYPE  # noqa: PLC0415
@@ -92,7 +93,7 @@ def targets(rows: pa.RecordBatch, *, partitions_count: int, task: int) -> np.nda
     """Return the stream's partition of each row.
 
     Raises:
-        UnknownPartitionError: the column ``partition`` has a number that the stream does not.
+        UnknownPartitionError: the column ``partition`` has a number that the stream does not have.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -118,7 +119,7 @@ def targets(rows: pa.RecordBatch, *, partitions_count: int, task: int) -> np.nda
 
 
 def row_sizes(records: pa.RecordBatch) -> np.ndarray[Any, Any]:
-    """Return about how many bytes each record takes; the same for the same record, always."""
+    """Return the rough size of each record in bytes; equal records always have equal sizes."""
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415

@@ -1,10 +1,10 @@
-"""Cutting a task's rows into batches that every attempt cuts in the same way, with their names.
+"""Divides a task's rows into batches, called *cuts*, the same in every attempt; names the cuts.
 
-A batch is known to the broker by a producer id, a sequence number and a count, so a retried task
-has to cut where the first attempt did. Cuts depend on the rows alone, in their order, never on how
-Spark happened to chunk them. The broker recognises the last 64 batches of a producer, so an id
-serves that many cuts and then the next begins: every cut of every attempt is recognised, and its
-answer says where the stored rows stand.
+The broker identifies a batch by producer id, sequence number and count. So a retried task has to
+divide its rows at the same places as the first attempt. Cuts depend only on the rows and their
+order, never on the sizes of Spark's batches. The broker recognises the last 64 batches of a
+producer. So one producer id is used for 64 cuts, called a *segment*, and then a new id begins.
+Then every cut of every attempt is recognised, and the answer has the offset of the stored rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 CUTS_PER_PRODUCER: Final = 64
 ROWS_MAX: Final = 16_384
-BYTES_MAX: Final = 4 * 1024 * 1024  # a larger row travels alone
+BYTES_MAX: Final = 4 * 1024 * 1024  # a larger row is a cut of its own
 _NAMESPACE: Final = "headwater-sink-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where rows come from: one task of one write. Every attempt of it has the same."""
+    """The origin of rows: one task of one write. Every attempt of the task has the same origin."""
 
     kind: str  # "query" or "write"
     key: str  # the query's id, or the write's key
@@ -39,14 +39,14 @@ class Origin:
 def producer_id(
     origin: Origin, stream_uuid: StreamUuid, partition: int, segment: int
 ) -> ProducerId:
-    """Return the producer id of a segment of cuts: 63 bits of a digest of all that names it."""
+    """Return the producer id of a segment of cuts: 63 bits of a digest of all the arguments."""
     parts = (_NAMESPACE, origin.kind, origin.key, origin.batch, origin.task)
     text = "\0".join(map(str, (*parts, stream_uuid, partition, segment)))
     return ProducerId(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
 
 
 class Cutter:
-    """Collects the rows of one target partition and gives them back in cuts."""
+    """Collects the rows of one target partition and returns them as cuts."""
 
     def __init__(self, *, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._rows_max = rows_max
@@ -56,7 +56,7 @@ class Cutter:
         self._bytes = 0
 
     def add(self, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the cuts that are full."""
+        """Add rows; yield the cuts that are full."""
         ends = row_sizes(records).cumsum()
         start, before = 0, 0
         while start < records.num_rows:
@@ -72,7 +72,7 @@ class Cutter:
             start, before = end, int(ends[end - 1])
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Yield the last cut, if there are rows left."""
+        """Yield the last cut, if rows are left."""
         if self._rows:
             yield self._cut()
 

@@ -1,14 +1,15 @@
-"""Sending one task's cuts to one partition, each stored once, also by attempts at the same time.
+"""Sends one task's cuts to one partition; each is stored once, even if attempts run concurrently.
 
-One cut is on its way at a time: a cut that is refused must not have successors under another
-producer id, which a retry would not know. A cut that the broker had already is fetched and
-compared: a plan whose rows differ from attempt to attempt ends with an error, not with other rows
-than Spark's. So the rows of an attempt that succeeds are in the log once, in its order.
+Only one cut is in flight: if a cut is refused, there must be no later cut under another producer
+id, which a retry would not recognise. A cut that the broker has already is fetched and compared. So
+a plan whose rows differ between attempts ends with an error, and never with wrong rows. If an
+attempt succeeds, its rows are in the log once, in its order.
 
-When what feeds a task fails, Spark just ends the rows: such an attempt, which is lost, stores a
-last cut that is too short. The next attempt is refused there and told how many rows are stored: it
-sends that many under the same numbers, learns where they stand, and goes on in a new segment.
-Nobody ever adds to a segment that ended so, so every later attempt finds the same.
+If the input of a task fails, Spark just ends the rows. Such a failed attempt stores a last cut that
+is too short. The next attempt's cut is refused there, and the answer has the number of rows that
+are stored. The attempt then sends exactly these rows under the same sequence numbers, gets their
+offset, and goes on in a new segment. No attempt adds to a segment that ended like this, so all
+later attempts find the same state.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.client.producer import Producer
 
-_PROBE_SEQUENCE: Final = 2**62  # never the next one: the refusal tells which is
+_PROBE_SEQUENCE: Final = 2**62  # never the expected number: the refusal has the expected one
 _ADVICE: Final = (
-    "the plan gives other rows, or another order, when it is computed again: sort within "
+    "the plan gives other rows, or another order, when Spark computes it again: sort within "
     "partitions by a unique key, keep the number of partitions, or write from a checkpoint()"
 )
 
@@ -61,14 +62,14 @@ class PartitionSender:
         self._producer: Producer | None = None
         self._waiting: tuple[pa.RecordBatch, int, Future[AppendResult]] | None = None
         self.records_count = 0
-        self.repeated_count = 0  # of them, stored by an earlier attempt
+        self.repeated_count = 0  # those of them that an earlier attempt stored
 
     def send(self, cut: pa.RecordBatch) -> None:
-        """Send a cut once the one before it is stored. Blocks.
+        """Send a cut after the previous cut is stored. Blocks.
 
         Raises:
             InvalidRequestError: an earlier attempt stored other rows; or the rows are refused.
-            HeadwaterError: the broker does not take them.
+            HeadwaterError: the broker does not accept the rows.
         """
         self._settle()
         if self._cuts == CUTS_PER_PRODUCER:
@@ -93,7 +94,7 @@ class PartitionSender:
             raise self._differs("an earlier attempt stored more rows than this one has")
 
     def abandon(self) -> None:
-        """Close the connection; what is not settled is not known to be stored."""
+        """Close the connection; a cut without an answer may or may not be stored."""
         self._waiting = None
         with suppress(HeadwaterError):
             self._close(timeout_ms=0)
@@ -106,7 +107,7 @@ class PartitionSender:
         self._sequence += cut.num_rows
 
     def _settle(self) -> None:
-        """Wait for the answer to what was sent; for more than one, where a cut was shortened."""
+        """Wait for the answer to the cut in flight; to two, if that cut had to be divided."""
         while self._waiting is not None:
             (cut, sequence, future), self._waiting = self._waiting, None
             try:
@@ -117,7 +118,7 @@ class PartitionSender:
             self._count(cut, result)
 
     def _resume(self, cut: pa.RecordBatch, sequence: int, stored: int) -> None:
-        """Go on behind an attempt whose last cut was the beginning of this one."""
+        """Go on after a failed attempt whose last cut was only the beginning of this cut."""
         if not 0 < stored < cut.num_rows:
             raise self._differs("an earlier attempt stored batches of other sizes")
         self._close()
@@ -145,7 +146,7 @@ class PartitionSender:
             self._compare(cut, result.base_offset)
 
     def _compare(self, cut: pa.RecordBatch, start: int) -> None:
-        """Compare a cut with what stands in the log in its place."""
+        """Compare a cut with the records that the log has at its offsets."""
         names = cut.schema.names
         with self._client.fetch(
             self._stream,
@@ -164,7 +165,7 @@ class PartitionSender:
                 )
 
     def _stored(self, segment: int) -> int:
-        """Ask how many rows of a segment the broker has, by a batch that it must refuse."""
+        """Return how many rows of a segment are stored: a refused probe batch tells it."""
         producer = self._open(self._id(segment), sequence=_PROBE_SEQUENCE)
         try:
             producer.send([None]).result()
@@ -173,7 +174,7 @@ class PartitionSender:
         finally:
             with suppress(HeadwaterError):
                 producer.close(timeout_ms=0)
-        raise AssertionError("the broker stored a batch that follows nothing")
+        raise AssertionError("the broker stored a batch with a gap before it")
 
     def _open(self, identity: ProducerId, *, sequence: int = 0) -> Producer:
         return self._client.producer(
@@ -188,7 +189,7 @@ class PartitionSender:
     def _close(self, timeout_ms: int = 60_000) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(SequenceGapError):  # it was told by the answer to the cut, too
+            with suppress(SequenceGapError):  # the answer to the cut has raised it already
                 producer.close(timeout_ms)
 
     def _id(self, segment: int) -> ProducerId:
@@ -197,7 +198,7 @@ class PartitionSender:
     def _differs(self, how: str) -> InvalidRequestError:
         origin = self._origin
         return InvalidRequestError(
-            f"task {origin.task} of {origin.kind} {origin.key}, batch {origin.batch}, is repeated "
+            f"task {origin.task} of {origin.kind} {origin.key}, batch {origin.batch}, was repeated "
             f"with other rows for {self._stream}/{self._partition}: {how}; {_ADVICE}",
             stream=self._stream,
             partition=self._partition,
@@ -209,7 +210,7 @@ class PartitionSender:
 def _comparable(
     name: str, ours: pa.Array, theirs: pa.ChunkedArray
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Return both columns in one type; what we left to the broker (a null) counts as equal."""
+    """Return both columns in one type, without values that the broker filled in for a null."""
     mine = pa.chunked_array([ours])
     if name == "timestamp":
         given = ours.is_valid()

@@ -1,8 +1,8 @@
 """The classes that Spark calls to write; they hold plain values and are pickled to the tasks.
 
-Rows are stored as tasks run: there is no commit, and a write that fails keeps what was stored. It
-is completed by running it again under the same name, which a streaming query has by its checkpoint
-and a batch write by the option ``idempotenceKey``.
+Rows are stored while tasks run. There is no commit, and rows that a failed write has stored stay.
+To complete a failed write, run it again under the same name: a streaming query has its name from
+its checkpoint, a batch write from the option ``idempotenceKey``.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkPlan:
-    """What every task of a write has to know."""
+    """The facts of a write that every task needs."""
 
     server: str | None
     stream: str
     stream_uuid: StreamUuid
     partitions_count: int
-    key: str  # names a batch write; a streaming query's name is in its tasks
+    key: str  # identifies a batch write; tasks of a streaming query use the query's id instead
     timeout_ms: int
 
 
 @dataclass(frozen=True)
 class StoredRows(WriterCommitMessage):
-    """What a task stored, by the stream's partition; ``repeated`` was there already."""
+    """Numbers of rows that a task stored, by the stream's partition.
+
+    ``repeated`` is the number of rows that an earlier attempt had stored already.
+    """
 
     records: dict[int, int] = field(default_factory=dict)
     repeated: int = 0
@@ -64,13 +67,14 @@ def plan(
     """Check everything that can be checked before the first task; asks the broker.
 
     Raises:
-        InvalidRequestError: a mode that is not append; an option that is not understood.
-        SchemaMismatchError: these are not the columns of records.
+        InvalidRequestError: the mode is not append; an option is unknown or not valid.
+        SchemaMismatchError: the columns cannot become records.
         UnknownStreamError, StreamRecreatedError, UnavailableError.
     """
     if overwrite:
         raise InvalidRequestError(
-            "a stream is a log: it only takes mode append, not overwrite or complete", field="mode"
+            "a stream is a log: it accepts only mode append, not overwrite or complete",
+            field="mode",
         )
     given = parse(options, streaming=streaming)
     columns.check_schema([(one.name, one.dataType.simpleString()) for one in schema.fields])
@@ -78,7 +82,8 @@ def plan(
     found = client_of(server).stream(given.stream)
     if given.stream_uuid not in (None, found.uuid):
         raise StreamRecreatedError(
-            f"stream {given.stream} is {found.uuid} now, not {given.stream_uuid}",
+            f"stream {given.stream} was created again: its uuid is {found.uuid} now, not "
+            f"{given.stream_uuid}",
             expected=given.stream_uuid,
             found=found.uuid,
         )
@@ -119,7 +124,7 @@ class HeadwaterWriter(DataSourceArrowWriter):
         self._plan = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
-        """Store one task's rows; on an executor."""
+        """Store one task's rows; runs on an executor."""
         task = _task().partitionId()
         return _store(
             self._plan, Origin(kind="write", key=self._plan.key, batch=0, task=task), iterator
@@ -133,26 +138,28 @@ class HeadwaterStreamWriter(DataSourceStreamArrowWriter):
         self._plan = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredRows:
-        """Store one task's rows of one micro-batch; on an executor."""
+        """Store one task's rows of one micro-batch; runs on an executor."""
         context = _task()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or not batch or not batch.isdigit():
-            # Without them a retried task could not be told from new rows.
-            raise annotate(InvalidRequestError("Spark did not tell this task its query and batch"))
+            # Without them the rows of a retried task would look like new rows.
+            raise annotate(
+                InvalidRequestError("Spark did not give this task its query id and batch id")
+            )
         origin = Origin(kind="query", key=query, batch=int(batch), task=context.partitionId())
         return _store(self._plan, origin, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: what tasks stored is there."""
+        """Do nothing: the tasks have stored the rows already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: the batch is completed when the query runs again."""
+        """Do nothing: the next run of the query completes the batch."""
 
 
 def _task() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise annotate(InvalidRequestError("a write runs in a task of Spark's"))
+        raise annotate(InvalidRequestError("a write runs only in a task of Spark"))
     return context
 
 
@@ -164,7 +171,7 @@ def _store(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch])
 
 
 def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]) -> StoredRows:
-    """Route rows to their partitions, cut them, send the cuts."""
+    """Distribute rows to their partitions, divide them into cuts, and send the cuts."""
     import numpy as np  # noqa: PLC0415  (Spark's planner loads this file and needs neither)
     import pyarrow as pa  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""The Spark data source ``headwater``: offset ranges of streams from both tiers, bounded or not."""
+"""The Spark data source ``headwater``: offset ranges of streams, from both tiers."""

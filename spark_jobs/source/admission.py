@@ -1,4 +1,4 @@
-"""How much of a backlog a batch takes: ``maxOffsetsPerTrigger``, shared among partitions. Pure."""
+"""Divides ``maxOffsetsPerTrigger``, the limit of a batch, among the partitions. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _Key = TypeVar("_Key", bound=tuple[str, int])
 
 
 def admit(backlog: Mapping[_Key, int], limit: int, *, turn: int = 0) -> dict[_Key, int]:
-    """Return how many records of each backlog to take: all of them, or ``limit`` in sum.
+    """Return how many records to take from each backlog: all, or ``limit`` together.
 
-    Shares are in proportion to the backlogs, but nobody who waits is left out: each gets one
-    record before shares are made, and where the limit is below the number of partitions, ``turn``
-    says whose turn it is. The same arguments give the same answer.
+    Shares are proportional to the backlogs, but every partition with a backlog gets at least one
+    record first. If the limit is below the number of these partitions, ``turn`` chooses which of
+    them get one. The same arguments always give the same result.
     """
     assert limit > 0, f"a limit of {limit} would never end"
     waiting = sorted(key for key, size in backlog.items() if size > 0)
@@ -27,8 +27,8 @@ def admit(backlog: Mapping[_Key, int], limit: int, *, turn: int = 0) -> dict[_Ke
     spare, rest = limit - len(waiting), total - len(waiting)
     for key in waiting:
         taken[key] = 1 + (backlog[key] - 1) * spare // rest
-    # What rounding down left over: a record each, for the largest backlogs first. There are
-    # fewer of them than partitions, and a partition that got its whole backlog has no remainder.
+    # The records left over by rounding down: one each, to the largest backlogs first. They are
+    # fewer than the partitions, and a partition that got its whole backlog has no remainder.
     left = limit - sum(taken.values())
     for key in sorted(waiting, key=lambda key: -backlog[key]):
         if left and taken[key] < backlog[key]:

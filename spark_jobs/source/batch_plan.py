@@ -1,13 +1,13 @@
-"""What a batch reads: streams, their incarnations and offset ranges, fixed once, and held.
+"""The plan of a batch read: streams, their incarnations and offset ranges, fixed once and held.
 
-Whoever asks twice may get two answers: records arrive, retention deletes, a name changes hands. So
-the plan is made when the DataFrame is (``load()``), and everything after goes by it. The lease is
-taken before anybody looks where the records are: what the plan names is still there when it is
-read, as long as the lease lives.
+Two questions to the broker may have two answers: records arrive, retention deletes records, a
+stream is created again. So the plan is made once, with the DataFrame (``load()``), and every action
+uses it. The lease is taken before the positions are looked up. So the records of the plan exist
+until they are read, as long as the lease is valid.
 
-A server of Spark Connect keeps no DataFrame. It analyses the client's plan again, for every mention
-in a statement and whenever its cache of plans has forgotten it, and nothing tells one DataFrame
-from another. There only positions that the options fix stand still, so others are refused.
+A server of Spark Connect keeps no DataFrame. It analyses the client's plan again for every mention
+in a statement, and whenever the plan has left its cache; it cannot tell two DataFrames apart. So
+there only positions that the options fix are stable, and all others are refused.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from spark_jobs.source.stream_offsets import recreated
 if TYPE_CHECKING:
     from headwater.client import Client
 
-# Spark tells its Python processes whose artifacts they use: those of one session of Connect, or the
-# default. Nothing else in a planner's process shows whether the session is Connect's.
+# Spark sets this in its Python processes: the id of a Connect session's artifacts, or "default".
+# A planner's process has no other sign that its session is one of Spark Connect.
 _ARTIFACTS: Final = "SPARK_JOB_ARTIFACT_UUID"
 _NO_SESSION: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """What is read of one stream."""
+    """The ranges of one stream that are read."""
 
     stream: str
     uuid: StreamUuid
     ranges: Mapping[int, OffsetRange]
-    lease_id: LeaseId | None  # None: the caller holds what is read, or nothing is
+    lease_id: LeaseId | None  # None: the caller holds a lease, or only ranges are returned
 
 
 def make_plan(
     given: SourceOptions, client: Client, *, patience_s: float = PATIENCE_S
 ) -> tuple[StreamPlan, ...]:
-    """Hold the streams of a read and fix what is read of each. Blocks.
+    """Take leases for the streams of a read and fix their ranges. Blocks.
 
     Raises:
-        HeadwaterError: a stream or partition is not there, offsets do not fit; then nothing is
-            held.
+        HeadwaterError: a stream or partition does not exist, or offsets do not fit; then no lease
+            is held.
     """
     lookup = BrokerLookup(client, patience_s=patience_s)
     cut = given.cut
@@ -71,31 +71,31 @@ def make_plan(
 
 
 def drop(plans: list[StreamPlan] | tuple[StreamPlan, ...], client: Client) -> None:
-    """End the leases of a plan that nobody will read."""
+    """End the leases of a plan that will not be read."""
     for plan in plans:
         _drop(plan.lease_id, client)
 
 
 def require_fixed(given: SourceOptions) -> None:
-    """Refuse a read in Spark Connect whose positions are not in its options.
+    """Refuse a read in Spark Connect whose options do not fix the positions.
 
     Raises:
-        InvalidRequestError: says what to write instead.
+        InvalidRequestError: with the options to use instead.
     """
     if not in_connect() or is_fixed(given):
         return
     name = given.selection.single or "flights"
     raise InvalidRequestError(
-        "Spark Connect plans a DataFrame anew whenever it likes, so a read with an open start or "
-        "end would move, and be of two moments in a self-join. Fix it at the client: "
-        f'.option("cut", headwater.cut("{name}").save()), or startingOffsets and endingOffsets in '
-        "numbers together with streamUuid; or use headwater.read, headwater.sql",
+        "Spark Connect may plan a DataFrame again at any time, so a read with an open start or "
+        "end would change, and a self-join would read two moments. Fix the read in the client: "
+        f'.option("cut", headwater.cut("{name}").save()), or startingOffsets and endingOffsets as '
+        "numbers together with streamUuid; or use headwater.read or headwater.sql",
         stream=name,
     )
 
 
 def is_fixed(given: SourceOptions) -> bool:
-    """Tell whether the options alone say which rows are read."""
+    """Tell whether the options alone fix the rows of the read."""
     if given.cut is not None:
         return True
     name = given.selection.single
@@ -124,7 +124,7 @@ def _stream_plan(
 
 
 def _lease(given: SourceOptions, client: Client, name: str, patience_s: float) -> LeaseId | None:
-    """Return the lease under which a stream is read: a new one, or that of the cut."""
+    """Return the lease for reading a stream: the cut's lease, or a new one."""
     if given.lease is not None or given.emit == "ranges":
         return None
     if given.cut is not None:
@@ -138,15 +138,15 @@ def _lease(given: SourceOptions, client: Client, name: str, patience_s: float) -
 
 def _drop(lease_id: LeaseId | None, client: Client) -> None:
     if lease_id is not None:
-        with suppress(HeadwaterError):  # it runs out by itself
+        with suppress(HeadwaterError):  # the lease expires by itself
             client.drop_lease(lease_id)
 
 
 def _ranges(
     given: SourceOptions, lookup: BrokerLookup, name: str
 ) -> tuple[StreamUuid, dict[int, OffsetRange]]:
-    """Return what to read of a stream; asks the broker only for what options leave open."""
-    assert given.starting is not None, "a batch's options have a default"
+    """Return the ranges of a stream; asks the broker only for positions that options leave open."""
+    assert given.starting is not None, "the options of a batch read have a default"
     starting = of_stream(given.starting, name, option="startingOffsets")
     ending = of_stream(given.ending, name, option="endingOffsets")
     uuid = given.stream_uuid if given.cut is None else given.cut.stream_uuid

@@ -30,7 +30,7 @@ class HeadwaterReader(DataSourceReader):
         names: tuple[str, ...],
         plans: tuple[StreamPlan, ...] | None = None,
     ) -> None:
-        """Take the options, the columns, and the plan if ``load()`` could make it already."""
+        """Keep the options, the columns, and the plan, if ``load()`` has made one already."""
         self._options = given
         self._plans = plans
         self._names = names
@@ -76,5 +76,5 @@ class HeadwaterReader(DataSourceReader):
 
 
 def server_of(given: SourceOptions) -> str | None:
-    """Return the broker's address; the variable is the driver's, executors may lack it."""
+    """Return the broker's address; read on the driver, since executors may lack the variable."""
     return given.server or os.environ.get(SERVER_VARIABLE)

@@ -1,8 +1,8 @@
-"""The columns of a row in Spark's words, and the checks of a projection.
+"""The columns of a row in Spark's types, and the checks of a projection.
 
-The same ten columns as ``broker.codec.schema.ROW_SCHEMA`` (a test compares them), spelled out here
-because Spark's planner asks for them in processes where pyarrow need not be loaded. Beside them
-stand what only Spark sees: Kafka's column names, and the row that ``emit=ranges`` gives.
+These are the ten columns of ``broker.codec.schema.ROW_SCHEMA`` (a test compares them). They are
+written out here, because Spark's planner needs them in processes that should not load pyarrow. This
+file also has the columns that exist only in Spark: Kafka's names, and the row of ``emit=ranges``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ROW_COLUMNS: Final[dict[str, str]] = {
     "correlation_id": "string",
 }
 
-# Columns of a read that no record stores: the stream's name, by our word and by Kafka's, and the
-# kind of timestamp, which is always that of creation.
+# Columns of a read that no record stores: the stream's name, under our name and under Kafka's, and
+# the type of timestamp, which is always 0 (creation time).
 STREAM_COLUMN: Final = "stream"
 ADDED_COLUMNS: Final[dict[str, str]] = {
     STREAM_COLUMN: "string",
@@ -36,7 +36,7 @@ ADDED_COLUMNS: Final[dict[str, str]] = {
 }
 READ_COLUMNS: Final[dict[str, str]] = {**ROW_COLUMNS, **ADDED_COLUMNS}
 
-# The word for option `columns`, and what it means: the columns of Spark's Kafka source.
+# A value of option `columns`, and its meaning: the columns of Spark's Kafka source.
 KAFKA: Final = "kafka"
 KAFKA_COLUMNS: Final = (
     "key",
@@ -48,7 +48,7 @@ KAFKA_COLUMNS: Final = (
     "timestampType",
 )
 
-# A session's spark.sql.timestampType may take the word for a type without a zone.
+# With the setting spark.sql.timestampType the plain name may mean a type without a time zone.
 _UNAMBIGUOUS: Final = {"timestamp": "timestamp_ltz"}
 
 # One row per slice, for jobs that fetch the records themselves.
@@ -72,15 +72,15 @@ def check_projection(
     """Return the columns as a tuple.
 
     Raises:
-        InvalidRequestError: one is unknown or named twice, or there is none. ``where`` says who
-            asked, the nearest right name is offered.
+        InvalidRequestError: a column is unknown or named twice, or there is none. The message
+            begins with ``where`` and suggests the most similar name.
     """
     if not columns:
-        raise InvalidRequestError(f"{where} names no column; there are {', '.join(known)}")
+        raise InvalidRequestError(f"{where} names no column; the columns are {', '.join(known)}")
     for name in columns:
         if name not in known:
             raise InvalidRequestError(
-                f"{where} names {name!r}, which no stream has{nearest(name, known)}"
+                f"{where} names {name!r}, which is not a column{nearest(name, known)}"
             )
     if len(set(columns)) != len(columns):
         raise InvalidRequestError(f"{where} names a column twice: {', '.join(columns)}")
@@ -90,7 +90,7 @@ def check_projection(
 def check_types(
     fields: Iterable[tuple[str, str]], *, where: str, known: Mapping[str, str] = READ_COLUMNS
 ) -> tuple[str, ...]:
-    """Return the names of a user's schema ``(name, Spark's simple type)``; its types must be ours.
+    """Return the names of a user's schema of ``(name, Spark's simple type)``; types must match.
 
     Raises:
         InvalidRequestError: a column is unknown, named twice or of another type.
@@ -108,7 +108,7 @@ def check_types(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean …?"`` for the closest known name, else the list of them."""
+    """Return ``"; did you mean …?"`` with the most similar name, else the list of all names."""
     names = list(known)
     lowered = {other.lower(): other for other in names}
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)

@@ -1,7 +1,8 @@
-"""What planning asks the broker: which streams there are, what they hold, where a time is.
+"""The questions of planning to the broker: which streams exist, what they hold, where a time is.
 
-A broker that restarts is away for seconds; :func:`patiently` bridges that, so that a query does not
-end because of it. What cannot change by waiting is raised at once.
+A broker that restarts does not answer for seconds. :func:`patiently` repeats calls during that
+time, so that a query does not end because of a restart. Errors that waiting cannot change are
+raised at once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class StreamPositions:
-    """What one stream holds now: ``[earliest, high watermark)`` of every partition of the read."""
+    """The present range ``[earliest, high watermark)`` of every partition of the read."""
 
     name: str
     uuid: StreamUuid
@@ -50,7 +51,7 @@ class StreamPositions:
 
 @dataclass(frozen=True, slots=True)
 class CommittedEnds:
-    """What is committed of all partitions of a stream, by number, and under which leaderships."""
+    """The high watermarks of all partitions of a stream, by number, with their leaderships."""
 
     uuid: StreamUuid
     ends: tuple[Offset, ...]
@@ -58,28 +59,28 @@ class CommittedEnds:
 
 
 class Lookup(Protocol):
-    """What planning needs to know. Blocks on the network."""
+    """The questions that planning asks. Blocks on the network."""
 
     def names(self, selection: Selection) -> tuple[str, ...]:
         """Return the streams of the read."""
 
     def uuid(self, name: str) -> StreamUuid:
-        """Return the incarnation that a name means; raises UnknownStreamError."""
+        """Return the uuid of the stream with this name; raises UnknownStreamError."""
 
     def positions(self, name: str, selection: Selection) -> StreamPositions:
-        """Return what a stream holds; raises UnknownStreamError, UnknownPartitionError."""
+        """Return the ranges of a stream; raises UnknownStreamError, UnknownPartitionError."""
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
-        """Return where a time is; raises OffsetOutOfRangeError when nothing is that young."""
+        """Return the first offset at or after a time; raises OffsetOutOfRangeError if none is."""
 
     def bytes_per_record(self, stream: StreamPositions, partition: int, start: Offset) -> int:
-        """Return about how large the records from an offset on are, in Arrow."""
+        """Return the rough size in Arrow of the records from an offset on."""
 
     def committed(self, name: str) -> CommittedEnds:
-        """Return what is committed now; raises UnknownStreamError."""
+        """Return the present high watermarks; raises UnknownStreamError."""
 
     def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
-        """Confirm that these ends, of all partitions, are of the history that a stream has now.
+        """Confirm that these ends, of all partitions, belong to the stream's present history.
 
         Raises ForeignHistoryError, StreamRecreatedError, UnknownStreamError.
         """
@@ -100,11 +101,11 @@ class BrokerLookup:
         return selection.matching(stream.name for stream in streams)
 
     def uuid(self, name: str) -> StreamUuid:
-        """Return the incarnation that a name means; see the port."""
+        """Return the uuid of the stream with this name; see the port."""
         return self._patiently(lambda: self._client.stream(name)).uuid
 
     def positions(self, name: str, selection: Selection) -> StreamPositions:
-        """Return what a stream holds; see the port."""
+        """Return the ranges of a stream; see the port."""
         found = self._patiently(lambda: self._client.describe(name))
         ranges = {
             part.partition: OffsetRange(part.start, part.high_watermark)
@@ -114,14 +115,14 @@ class BrokerLookup:
         if selection.assigned is not None:
             for number in sorted(selection.assigned[name] - set(ranges)):
                 raise UnknownPartitionError(
-                    f"stream {name!r} has {len(found.partitions)} partitions, no {number}",
+                    f"stream {name!r} has {len(found.partitions)} partitions, but no {number}",
                     stream=name,
                     partition=number,
                 )
         return StreamPositions(name, found.stream.uuid, ranges)
 
     def offset_at(self, stream: StreamPositions, partition: int, at: AtMs) -> Offset:
-        """Return the first offset stamped at or after a time; see the port."""
+        """Return the first offset with a timestamp at or after a time; see the port."""
         from broker.codec.flight.protocol import (  # noqa: PLC0415  (it loads pyarrow)
             BATCH_BYTES_MIN,
             AtTime,
@@ -147,8 +148,9 @@ class BrokerLookup:
         if at.or_latest:
             return end
         raise OffsetOutOfRangeError(
-            f"{stream.name}/{partition} has no record stamped at or after {at.timestamp_ms} ms; "
-            "startingOffsetsByTimestampStrategy=latest would begin at the end",
+            f"{stream.name}/{partition} has no record with a timestamp at or after "
+            f"{at.timestamp_ms} ms; with startingOffsetsByTimestampStrategy=latest the read "
+            "begins at the end",
             offset=end,
             start=stream.ranges[partition].start,
             end=end,
@@ -171,19 +173,21 @@ class BrokerLookup:
         return self._patiently(ask)
 
     def committed(self, name: str) -> CommittedEnds:
-        """Return what is committed now; see the port."""
+        """Return the present high watermarks; see the port."""
 
         def ask() -> CommittedEnds:
             found = self._client.high_watermarks([name])[name]
             known = tuple(one for one in found.lineage_ids if one is not None)
             if len(known) < len(found.lineage_ids):
-                raise NotLeaderError(f"nobody knows yet under whom {name} is committed")
+                raise NotLeaderError(
+                    f"a partition of {name} has a new leader that the broker does not know yet"
+                )
             return CommittedEnds(found.stream_uuid, found.offsets, known)
 
         return self._patiently(ask)
 
     def check_history(self, name: str, uuid: StreamUuid, ends: Sequence[tuple[str, int]]) -> None:
-        """Confirm whose history these ends are of; see the port."""
+        """Confirm that these ends belong to the present history; see the port."""
         self._patiently(lambda: self._client.check_history(name, uuid, ends))
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
@@ -191,7 +195,7 @@ class BrokerLookup:
 
 
 class Backoff:
-    """Waits between attempts, longer each time, until patience is at its end."""
+    """Waits between attempts, longer each time, until ``patience_s`` is over."""
 
     def __init__(
         self, patience_s: float, *, monotonic_s: Callable[[], float] = time.monotonic
@@ -203,17 +207,17 @@ class Backoff:
         self._wait_s = _WAIT_FIRST_S
 
     def progressed(self) -> None:
-        """Begin anew: the next failure is the first."""
+        """Reset after a success: the next failure counts as the first."""
         self._until_s, self._wait_s = None, _WAIT_FIRST_S
 
     def wait(self, error: BaseException) -> None:
-        """Wait before another attempt; raises ``error`` when there were enough, or none helps."""
+        """Wait before another attempt; raises ``error`` if time is over, or waiting cannot help."""
         if not may_pass(error):
             raise error
         self.wait_for(error)
 
     def wait_for(self, error: BaseException) -> None:
-        """Wait before another attempt, whatever the error is; raises it when patience is over."""
+        """Wait before another attempt, for any error; raises the error when time is over."""
         now_s = self._monotonic_s()
         if self._until_s is None:
             self._until_s = now_s + self._patience_s
@@ -225,7 +229,7 @@ class Backoff:
 
 
 def patiently(call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
-    """Return what a call returns, however often it had to be made while the broker was away."""
+    """Repeat a call while the broker does not answer, up to ``patience_s``; return its result."""
     backoff = Backoff(patience_s)
     while True:
         try:
@@ -242,7 +246,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def without_times(lookup: Lookup, stream: StreamPositions, side: Positions) -> str | dict[int, Any]:
-    """Return a bound with a time replaced by the offsets that it means."""
+    """Return a bound with a time replaced by the offsets at that time."""
     if not isinstance(side, AtMs):
         return side
     return {number: lookup.offset_at(stream, number, side) for number in stream.ranges}

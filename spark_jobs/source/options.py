@@ -1,8 +1,8 @@
-"""The options of ``format("headwater")``: parsed once, refused when not understood.
+"""The options of ``format("headwater")``: parsed once; unknown options are refused.
 
-Names and meanings follow Spark's Kafka source. Spark lower-cases option names before we see them,
-so they are compared without case. A misspelt option would silently read other rows; it is an error
-instead. So is one that has no effect on the read at hand.
+Names and meanings follow Spark's Kafka source. Spark turns option names into lower case before we
+get them, so they are compared without case. A misspelt option would silently read other rows, so it
+is an error. An option without effect on the read is an error too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["EARLIEST", "KNOWN", "LATEST", "SERVER_VARIABLE", "SourceOptions", "p
 
 SERVER_VARIABLE: Final = "HEADWATER_SERVER"
 
-# A task of this many 100 B records runs about a second: long against its start, short enough that
-# the cores finish together.
+# A task with this many records of 100 B runs for about a second: long compared with its start, and
+# short enough that all cores end at about the same time.
 RECORDS_PER_PARTITION_DEFAULT: Final = 2_000_000
 _SPARK_PARTITIONS_MAX: Final = 100_000
 
@@ -60,7 +60,7 @@ KNOWN: Final = (
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "cut", "lease")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
-# What Spark adds by itself when the source stands behind a table of its catalog.
+# Options that Spark adds when the source belongs to a table of its catalog.
 _OF_CATALOG: Final = frozenset(
     {"provider", "owner", "comment", "external", "is_managed_location", "location", "collation"}
 )
@@ -70,7 +70,7 @@ Emit = Literal["records", "ranges"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What one read of the source was asked for."""
+    """The parsed options of one read."""
 
     server: str | None  # None: HEADWATER_SERVER, else the client's default
     selection: Selection
@@ -78,21 +78,21 @@ class SourceOptions:
     starting: Bound | None  # None: by default earliest for a batch, latest for a stream
     ending: Bound
     cut: Cut | None
-    lease: str | None  # a lease that the caller renews while anybody reads
+    lease: str | None  # a lease that the caller renews during the read
     columns: tuple[str, ...]
     emit: Emit
-    partitions_min: int  # ask for at least so many Spark partitions; 0: as the ranges are
+    partitions_min: int  # at least so many Spark partitions; 0: no minimum
     records_per_partition_max: int
     records_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     fail_on_data_loss: bool
 
     def known_columns(self) -> Mapping[str, str]:
-        """Return the columns, with their types, that this read could have."""
+        """Return all columns that this read can have, with their types."""
         return RANGE_COLUMNS if self.emit == "ranges" else READ_COLUMNS
 
     def started_at(self, word: str) -> SourceOptions:
-        """Return the options with a default for where to begin."""
+        """Return the options with a default for the beginning."""
         return self if self.starting is not None else replace(self, starting=word)
 
 
@@ -100,8 +100,8 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     """Return the checked options of a read.
 
     Raises:
-        InvalidRequestError: an option is unknown (the nearest right name is offered), missing or
-            out of bounds.
+        InvalidRequestError: an option is unknown (the message suggests the most similar name),
+            missing or out of bounds.
         InvalidCutError: option ``cut`` is not a saved cut.
     """
     given = _given(options)
@@ -113,9 +113,9 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
     if uuid is not None and not is_uuid(uuid):
         raise InvalidRequestError(f"streamUuid {uuid!r} is not a uuid")
     if uuid is not None and selection.single is None:
-        raise InvalidRequestError("streamUuid is for a read of one stream")
+        raise InvalidRequestError("streamUuid is only for a read of one stream")
     if cut is not None and uuid not in {None, cut.stream_uuid}:
-        raise InvalidRequestError(f"the cut is of stream {cut.stream_uuid}, not of {uuid}")
+        raise InvalidRequestError(f"the cut belongs to stream {cut.stream_uuid}, not to {uuid}")
     starting, ending = _bounds(given, selection, cut)
     return SourceOptions(
         server=given.get("server") or None,
@@ -138,21 +138,21 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
 
 def parse_batch(options: Mapping[str, str]) -> SourceOptions:
     """Return the options of ``spark.read``; raises as :func:`parse`."""
-    _refuse(options, _STREAM_ONLY, "is for readStream; a batch read takes all of its range")
+    _refuse(options, _STREAM_ONLY, "is only for readStream; a batch read takes its whole range")
     return parse(options).started_at(EARLIEST)
 
 
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
     """Return the options of ``spark.readStream``; raises as :func:`parse`."""
-    _refuse(options, _BATCH_ONLY, "is for spark.read; a stream has no end")
+    _refuse(options, _BATCH_ONLY, "is only for spark.read; a stream has no end")
     return parse(options).started_at(LATEST)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return the columns that options ask for, and all with their types.
+    """Return the requested columns, and all possible columns with their types.
 
-    Also for options that do not yet name a stream: a table of Spark's catalog is declared once and
-    gets its stream with each query. Raises as :func:`parse`.
+    The options need not name a stream: a table of Spark's catalog is declared once and gets its
+    stream with each query. Raises as :func:`parse`.
     """
     if not any(name.lower() in _given(options) for name in SELECTORS):
         options = {**options, "stream": "unnamed"}
@@ -161,7 +161,7 @@ def columns_of(options: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by lower-case name, each of them known."""
+    """Return the options by lower-case name; raises if one is unknown."""
     known = {name.lower() for name in KNOWN}
     given = {name.lower(): value for name, value in options.items()}
     if "provider" in given:
@@ -190,13 +190,15 @@ def _refuse(options: Mapping[str, str], names: tuple[str, ...], why: str) -> Non
 def _bounds(
     given: Mapping[str, str], selection: Selection, cut: Cut | None
 ) -> tuple[Bound | None, Bound | None]:
-    """Return where to begin and to end; a time wins over offsets, as in Spark's Kafka source."""
+    """Return the beginning and the end; a time overrides offsets, as in Spark's Kafka source."""
     strategy = _word(given, "startingOffsetsByTimestampStrategy", ("error", "latest"))
     found: list[Bound | None] = []
     for side in ("starting", "ending"):
         offsets, stamp = given.get(f"{side}offsets"), given.get(f"{side}timestamp")
         if cut is not None and (offsets is not None or stamp is not None):
-            raise InvalidRequestError(f"the cut says where to read; {side}Offsets has no place")
+            raise InvalidRequestError(
+                f"the cut fixes the range of the read; leave {side}Offsets and {side}Timestamp out"
+            )
         if stamp is not None:
             or_latest = side == "ending" or strategy == "latest"
             name = f"{side}Timestamp"
@@ -218,12 +220,13 @@ def _check_bound(bound: Bound, selection: Selection, option: str) -> None:
     streams = positions.named_streams(bound)
     if isinstance(bound, dict) and not streams and selection.single is None:
         raise InvalidRequestError(
-            f'{option} must name each stream: {{"flights": {{"0": 5}}}}; there are several'
+            f"{option} must name each stream, because the read has several: "
+            '{"flights": {"0": 5}}'
         )
     strangers = streams - set(selection.names)
     if strangers and selection.pattern is None:
         raise InvalidRequestError(
-            f"{option} names stream {min(strangers)!r}, which is not read"
+            f"{option} names stream {min(strangers)!r}, which this read does not have"
             f"{nearest(min(strangers), selection.names)}"
         )
 
@@ -233,10 +236,12 @@ def _columns(given: Mapping[str, str], selection: Selection, emit: str) -> tuple
     if emit == "ranges":
         for name in ("columns", "includeHeaders"):
             if name.lower() in given:
-                raise InvalidRequestError(f"emit=ranges gives no records, so {name} has no effect")
+                raise InvalidRequestError(
+                    f"emit=ranges returns no records, so {name} has no effect; leave it out"
+                )
         return tuple(RANGE_COLUMNS)
     if text is None:
-        # Rows of several streams would be indistinguishable without the stream's name.
+        # Without the stream's name the rows of several streams could not be told apart.
         names = (*ROW_COLUMNS, STREAM_COLUMN) if selection.single is None else tuple(ROW_COLUMNS)
     elif text.strip().lower() == KAFKA:
         names = KAFKA_COLUMNS
@@ -259,8 +264,7 @@ def _check_isolation(given: Mapping[str, str]) -> None:
     text = given.get("isolation", "committed").strip().lower()
     if text in {"uncommitted", "read_uncommitted"}:
         raise InvalidRequestError(
-            "isolation=uncommitted is not offered: without replication every record that can be "
-            "read is committed"
+            "isolation=uncommitted is not offered: readers get committed records only"
         )
     if text not in {"committed", "read_committed"}:
         raise InvalidRequestError(f"isolation must be committed, not {text[:100]!r}")

@@ -1,7 +1,7 @@
-"""Which offsets a read covers, and how they are cut into Spark partitions. Pure.
+"""The offsets that a read covers, and their division into Spark partitions. Pure.
 
-The result depends on its arguments alone, so a plan that Spark makes again is the same plan. Slices
-are in order, do not overlap and cover exactly the ranges; empty ranges have no slice.
+The result depends only on the arguments, so if Spark plans again, it gets the same plan. Slices are
+in order, do not overlap and cover exactly the ranges; empty ranges have no slice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OffsetSlice:
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """Where a stream's table lies: what a task needs to read its files by itself."""
+    """The location of a stream's table, with which a task can read its files directly."""
 
     uri: str
     cluster: str
@@ -39,13 +39,13 @@ class TableRef:
 
 @dataclass(frozen=True, slots=True)
 class SliceTask:
-    """All that a task must know: it runs in another process, where nothing else was said."""
+    """All facts that a task needs, since it runs in another process."""
 
     stream: str
-    stream_uuid: StreamUuid | None  # None: whatever the name means when the slice is read
+    stream_uuid: StreamUuid | None  # None: the stream with this name at the time of the read
     piece: OffsetSlice
     table: TableRef | None = None  # None: not known when planning; the task asks the broker
-    lease_id: LeaseId | None = None  # renewed while the task reads; None: somebody else does
+    lease_id: LeaseId | None = None  # the task renews it; None: another process does
 
 
 def resolve(
@@ -54,18 +54,18 @@ def resolve(
     ending: Positions,
     known: Mapping[int, OffsetRange] | None,
 ) -> dict[int, OffsetRange]:
-    """Turn words into offsets; return the range to read of each partition of one stream.
+    """Turn earliest and latest into offsets; return the range of each partition of one stream.
 
-    Where both sides are explicit, exactly the partitions that they name are read. Otherwise every
-    partition of the read must be named, or covered by a word: a read never loses a partition
-    because somebody added one.
+    If both sides are explicit, exactly the partitions that they name are read. Otherwise every
+    partition of the read must have an offset, or both sides a word. So a read never misses a
+    partition that was added later.
 
     Args:
-        stream: for messages.
-        starting: where to begin; a time was looked up before.
-        ending: where to end, the same.
-        known: ``[earliest, latest)`` of every partition of the read; None when nobody asked the
-            server, which is only right for explicit bounds.
+        stream: the stream's name, for messages.
+        starting: the beginning; a time has been looked up already.
+        ending: the end; a time has been looked up already.
+        known: ``[earliest, latest)`` of every partition of the read; None if the server was not
+            asked, which is allowed only for explicit bounds.
 
     Raises:
         InvalidRequestError: the two sides name different partitions, or not all of them.
@@ -99,8 +99,8 @@ def resolve(
 
 
 def offset_at(side: Positions, partition: int, known: Mapping[int, OffsetRange]) -> Offset:
-    """Return the offset that a bound means for one partition."""
-    assert not isinstance(side, AtMs), "times are looked up before"
+    """Return the offset of one partition from a bound."""
+    assert not isinstance(side, AtMs), "times have been looked up before"
     position: Position = side if isinstance(side, str) else side[partition]
     if not isinstance(position, str):
         return position
@@ -111,9 +111,9 @@ def offset_at(side: Positions, partition: int, known: Mapping[int, OffsetRange])
 def plan(
     ranges: Mapping[int, OffsetRange], *, partitions_min: int, records_max: int
 ) -> list[OffsetSlice]:
-    """Cut ranges into slices of at most ``records_max``, about ``partitions_min`` or more of them.
+    """Cut ranges into slices of at most ``records_max`` records, about ``partitions_min`` or more.
 
-    Each range is cut evenly; big ranges take more of ``partitions_min`` than small ones.
+    Each range is cut evenly; large ranges get more of ``partitions_min`` than small ones.
     """
     total = sum(len(offsets) for offsets in ranges.values())
     if total == 0:
@@ -132,11 +132,11 @@ def plan(
 
 
 def _named_partitions(*sides: Positions) -> set[int] | None:
-    """Return the partitions that the bounds name, None when both are words."""
+    """Return the partitions that the bounds name; None if both are words."""
     named = [set(side) for side in sides if isinstance(side, dict)]
     if len(named) == 2 and named[0] != named[1]:
         raise InvalidRequestError(
             f"startingOffsets names partitions {sorted(named[0])} and endingOffsets "
-            f"{sorted(named[1])}; they must name the same"
+            f"{sorted(named[1])}; both must name the same partitions"
         )
     return named[0] if named else None

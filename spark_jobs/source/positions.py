@@ -1,11 +1,11 @@
-"""Where a read begins and ends, as options say it: words, offsets per partition, or a time. Pure.
+"""The beginning and end of a read in its options: words, offsets per partition, or a time. Pure.
 
     earliest                                   a word, for every partition
-    {"0": 5, "1": -2}                          per partition, where one stream is read
-    {"flights": {"0": 5}, "orders": {"0": -1}} per stream, as Spark's Kafka source writes it
+    {"0": 5, "1": -2}                          per partition, for a read of one stream
+    {"flights": {"0": 5}, "orders": {"0": -1}} per stream, as in Spark's Kafka source
 
-Kafka's -2 and -1 are the words earliest and latest. JSON is bounded, a name that occurs twice is
-refused: half of such a text would be ignored otherwise.
+Kafka's -2 and -1 mean earliest and latest. The JSON text is bounded. A name that occurs twice is
+refused, because one of the two values would be ignored.
 """
 
 from __future__ import annotations
@@ -22,48 +22,50 @@ from broker.model.offsets import OFFSET_MAX, Offset
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 JSON_TEXT_MAX: Final = 1024 * 1024
-_TIMESTAMP_MS_MAX: Final = 253_402_300_800_000  # year 10000, as the log has it
-_KAFKA_WORDS: Final = {-2: EARLIEST, -1: LATEST}  # Kafka's JSON writes the words as numbers
+_TIMESTAMP_MS_MAX: Final = 253_402_300_800_000  # year 10000, the log's limit
+_KAFKA_WORDS: Final = {-2: EARLIEST, -1: LATEST}  # Kafka's JSON has numbers for the words
 
 
 @dataclass(frozen=True, slots=True)
 class AtMs:
-    """The first record stamped at or after a time; without one, an error or the end."""
+    """The first record at or after a time; if there is none, an error or the end."""
 
     timestamp_ms: int
     or_latest: bool
 
 
 Position = Offset | str  # an offset, EARLIEST or LATEST
-Positions = str | AtMs | dict[int, Position]  # of one stream: for all partitions, or for each
-Bound = Positions | dict[str, dict[int, Position]]  # of all streams, or for each stream
+Positions = str | AtMs | dict[int, Position]  # one stream: one for all partitions, or one for each
+Bound = Positions | dict[str, dict[int, Position]]  # one for all streams, or one for each
 
 
 def of_stream(bound: Bound, stream: str, *, option: str) -> Positions:
-    """Return the part of a bound that is about one stream.
+    """Return the positions of one stream from a bound.
 
     Raises:
-        InvalidRequestError: the bound names streams, and not this one.
+        InvalidRequestError: the bound names streams, but not this one.
     """
     if not isinstance(bound, dict) or not _names_streams(bound):
         return bound  # type: ignore[return-value]  # the keys are partitions
     if stream not in bound:
-        raise InvalidRequestError(f"{option} does not name stream {stream!r}; name each of them")
+        raise InvalidRequestError(
+            f"{option} does not name stream {stream!r}; give positions for each stream of the read"
+        )
     return bound[stream]  # type: ignore[index,return-value]  # the keys are streams
 
 
 def is_explicit(positions: Positions) -> bool:
-    """Tell whether every position is a number, so that no server need be asked."""
+    """Tell whether every position is a number, so that the server need not be asked."""
     return isinstance(positions, dict) and not any(isinstance(at, str) for at in positions.values())
 
 
 def named_streams(bound: Bound) -> set[str]:
-    """Return the streams that a bound names, none when it holds for whatever is read."""
+    """Return the streams that a bound names; none if it is for all streams of the read."""
     return set(bound) if isinstance(bound, dict) and _names_streams(bound) else set()  # type: ignore[arg-type]
 
 
 def positions_text(offsets: Mapping[int, Offset]) -> str:
-    """Return offsets as the option takes them, in one spelling."""
+    """Return offsets in the form of the option; equal offsets give equal texts."""
     return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
 
 
@@ -85,7 +87,7 @@ def parse_timestamp(name: str, text: str, *, or_latest: bool) -> AtMs:
     """Parse a timestamp option, milliseconds since 1970 as in Spark's Kafka source.
 
     Raises:
-        InvalidRequestError: not a whole number, or beyond what records may carry.
+        InvalidRequestError: not a whole number, or not a time that a record can have.
     """
     try:
         value = int(text)
@@ -99,13 +101,15 @@ def parse_timestamp(name: str, text: str, *, or_latest: bool) -> AtMs:
 
 
 def parse_json(text: str, shape: str) -> dict[str, Any]:
-    """Return a JSON object that is not empty; ``shape`` begins the message of what is wrong.
+    """Return a JSON object that is not empty; ``shape`` is the beginning of every message.
 
     Raises:
         InvalidRequestError: too long, not JSON, not an object, empty, or with a name twice.
     """
     if len(text) > JSON_TEXT_MAX:
-        raise InvalidRequestError(f"{shape}; this is {len(text)} characters long")
+        raise InvalidRequestError(
+            f"{shape} of at most {JSON_TEXT_MAX} characters; this text has {len(text)}"
+        )
     try:
         body = json.loads(text, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as cause:
@@ -116,7 +120,7 @@ def parse_json(text: str, shape: str) -> dict[str, Any]:
 
 
 def partition_number(shape: str, text: object) -> int:
-    """Return a partition's number from a name in JSON; raises InvalidRequestError."""
+    """Parse a partition's number from a name in JSON; raises InvalidRequestError."""
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 9:
         return int(text)
     raise InvalidRequestError(f"{shape}: {text!r} is not a partition number")

@@ -1,9 +1,9 @@
 """The executor's side of the source: one offset slice in, Arrow batches of one exact schema out.
 
-Three rules. Every batch gets the schema in one place (:func:`conform`), because Spark checks only
-the first batch of a task and the JVM trusts the rest. Every offset of the slice arrives once and in
-order, or the read fails by name: Spark has no idea how many rows to expect. Nothing here depends on
-planning-time state, for executors run copies.
+There are three rules. Every batch gets its schema in one place (:func:`conform`), because Spark
+checks only the first batch of a task and the JVM trusts the rest. Every offset of the slice arrives
+once and in order, or the read fails with a typed error: Spark cannot know how many rows to expect.
+Nothing here depends on state of the planning process, because executors run copies.
 
 pyarrow and the Flight client are imported when reading, not when Spark imports this module.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from headwater.client import Client
 
-# Small log batches are joined up to this before they go to the JVM, which pays for each batch.
+# Small log batches are joined up to this size, because each batch costs time in the JVM.
 _ROWS_JOINED: Final = 8192
 _BYTES_JOINED: Final = 4 * 1024 * 1024
 
@@ -48,7 +48,7 @@ _log = logging.getLogger("headwater.read")
 
 
 class FetchedBatch(Protocol):
-    """Rows of ``[base_offset, end_offset)``, as the client hands them out."""
+    """The rows of ``[base_offset, end_offset)`` from the client."""
 
     @property
     def batch(self) -> Any:
@@ -56,11 +56,11 @@ class FetchedBatch(Protocol):
 
     @property
     def base_offset(self) -> Offset:
-        """First offset that the batch answers for."""
+        """First offset that the batch covers."""
 
     @property
     def end_offset(self) -> Offset:
-        """First offset after it."""
+        """First offset after the batch."""
 
 
 class FetchedBatches(Protocol):
@@ -70,11 +70,11 @@ class FetchedBatches(Protocol):
         """Yield the batches in offset order."""
 
     def close(self) -> None:
-        """End the read, also in the middle."""
+        """End the read, even before the last batch."""
 
 
 class TailClient(Protocol):
-    """What reading a slice needs of the client."""
+    """The method of the client that reading a slice needs."""
 
     def fetch(
         self,
@@ -97,14 +97,14 @@ def read_task(
     emit: str,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what a task of Spark is to give: its records, or the one row that names them.
+    """Yield the rows of a Spark task: its records, or the one row that names its range.
 
     Args:
-        task: the task; None is what Spark makes of a plan without tasks.
+        task: the task; Spark passes None for a plan without tasks.
         server: the broker's address; None means HEADWATER_SERVER or the default.
-        columns: what the read projects, added columns included.
+        columns: the columns of the read, with the added columns.
         emit: ``records`` or ``ranges``.
-        fail_on_data_loss: false skips records that retention has deleted.
+        fail_on_data_loss: False skips records that retention has deleted.
 
     Raises:
         HeadwaterError: see :func:`read_slice`.
@@ -138,25 +138,25 @@ def read_slice(
     table: TableRef | None = None,
     fail_on_data_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one slice in offset order, from whichever tier has them; blocks.
+    """Yield the rows of one slice in offset order, from the tier that has them; blocks.
 
-    A broker that restarts meanwhile is waited for, and the read goes on where it was.
+    If the broker restarts meanwhile, the read waits for it and goes on after the last row.
 
     Args:
-        client: how to reach the broker.
-        task: what to read.
+        client: a client of the broker.
+        task: the slice to read.
         stream: the stream's name.
-        stream_uuid: the incarnation; None means whatever the name means now.
-        columns: names of ROW_SCHEMA, in the order wanted.
-        table: where the stream's table is; None asks the broker once it matters.
-        fail_on_data_loss: false skips records that retention has deleted.
+        stream_uuid: the incarnation; None means the stream that has the name now.
+        columns: names of ROW_SCHEMA, in the wanted order.
+        table: the stream's table; with None the broker is asked when the table is needed.
+        fail_on_data_loss: False skips records that retention has deleted.
 
     Raises:
-        GapError: an offset is missing, also when the answer ends early.
+        GapError: an offset is missing, for example because the answer ends early.
         OverlapError: an offset comes twice.
-        OffsetOutOfRangeError: records of the slice were deleted, or never there.
-        HeadwaterError: what either tier raises. Each carries its wire form as a note, so that it
-            can be rebuilt from the text of Spark's exception.
+        OffsetOutOfRangeError: records of the slice were deleted, or never existed.
+        HeadwaterError: an error of either tier. Each error carries its wire form as a note, from
+            which it can be rebuilt out of the text of Spark's exception.
     """
     try:
         uuid = patiently(lambda: client.stream(stream).uuid) if stream_uuid is None else stream_uuid
@@ -190,9 +190,10 @@ def read_tier(
     stream_uuid: str,
     columns: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows from the start of a piece on, from one tier: not always all of the piece.
+    """Yield rows from the start of a piece on, from one tier; this may be only a part of it.
 
-    It also ends early where files have moved: the caller goes on from what it got.
+    The rows also end early if a file has disappeared from the table. The caller calls again for
+    the rest.
     """
     files = tiers.cold(piece)
     if files is None:
@@ -214,7 +215,7 @@ def read_tail(
     stream_uuid: str | None,
     columns: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one slice in offset order, as the broker sends them.
+    """Yield the rows of one slice in offset order, from the broker.
 
     Raises:
         HeadwaterError: as :func:`read_slice`, without the notes.
@@ -232,20 +233,21 @@ def read_tail(
         for batch in complete(fetched, task):
             yield conform(batch, schema)
     finally:
-        fetched.close()  # a LIMIT ends the task in the middle of the slice
+        fetched.close()  # needed because a LIMIT ends the task in the middle of the slice
 
 
 def complete(fetched: Iterable[FetchedBatch], task: OffsetSlice) -> Iterator[pa.RecordBatch]:
-    """Pass batches on while they continue the slice without a gap; refuse anything else."""
+    """Yield batches while they continue the slice without a gap; raise for anything else."""
     due = task.start
     for part in fetched:
         where = f"partition {task.partition}, slice [{task.start}, {task.end})"
         if part.base_offset > due:
-            raise _broken(GapError, f"{where}: expected offset {due}", task, due, part.base_offset)
+            text = f"{where}: expected offset {due}, got {part.base_offset}"
+            raise _broken(GapError, text, task, due, part.base_offset)
         if part.base_offset < due or part.end_offset > task.end:
             raise _broken(
                 OverlapError,
-                f"{where}: got [{part.base_offset}, {part.end_offset}) at {due}",
+                f"{where}: got [{part.base_offset}, {part.end_offset}), expected offset {due}",
                 task,
                 part.base_offset,
                 part.end_offset,
@@ -268,7 +270,7 @@ def complete(fetched: Iterable[FetchedBatch], task: OffsetSlice) -> Iterator[pa.
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with exactly ``schema``: its columns, order, types, all nullable.
+    """Return the batch with exactly the columns, order and types of ``schema``, all nullable.
 
     Raises:
         SchemaMismatchError: a column is missing, or its values do not fit the type.
@@ -291,7 +293,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join neighbours until they are worth a trip to the JVM; order and rows are unchanged."""
+    """Join small neighbours, because each batch costs time in the JVM; rows stay in order."""
     import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
 
     held: list[pa.RecordBatch] = []
@@ -310,14 +312,14 @@ def join_small(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _after_loss(
     error: OffsetOutOfRangeError, piece: OffsetSlice, *, fail_on_data_loss: bool
 ) -> Offset:
-    """Return where to go on after deleted records; raises unless told to go on."""
+    """Return the offset after the deleted records; raises if ``fail_on_data_loss``."""
     start = error.facts.get("start")
     if fail_on_data_loss or not isinstance(start, int) or start <= piece.start:
         raise error
     end = min(piece.end, Offset(start))
     _log.warning(
-        "data_loss records [%d, %d) of partition %d are gone; failOnDataLoss=false goes on "
-        "after them",
+        "data_loss records [%d, %d) of partition %d are gone; the read goes on after them, because "
+        "failOnDataLoss is false",
         piece.start,
         end,
         piece.partition,
@@ -326,7 +328,7 @@ def _after_loss(
 
 
 def _check_offsets(part: FetchedBatch, task: OffsetSlice) -> None:
-    """Compare the rows' own first and last offset with the envelope's, where they are projected."""
+    """Compare the first and last offset of the rows, if they are projected, with the range."""
     position = part.batch.schema.get_field_index("offset")
     if position < 0 or part.batch.num_rows == 0:
         return
@@ -335,8 +337,8 @@ def _check_offsets(part: FetchedBatch, task: OffsetSlice) -> None:
     if (first, last) != (part.base_offset, part.end_offset - 1):
         raise _broken(
             GapError,
-            f"partition {task.partition}: rows run from {first} to {last}, announced were "
-            f"[{part.base_offset}, {part.end_offset})",
+            f"partition {task.partition}: the rows have offsets {first} to {last}, but the batch "
+            f"was announced as [{part.base_offset}, {part.end_offset})",
             task,
             part.base_offset,
             part.end_offset,

@@ -1,4 +1,4 @@
-"""Which streams a read is of: ``subscribe``, ``subscribePattern``, ``assign``, or a cut. Pure."""
+"""The streams of a read: ``subscribe``, ``subscribePattern``, ``assign``, or a cut. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARTITION_MAX: Final = 1023
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The streams of a read by name, or by a pattern that is matched when somebody looks."""
+    """The streams of a read by name, or by a pattern that is matched at each planning."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None  # matches whole names; ``names`` is empty then
@@ -27,11 +27,11 @@ class Selection:
 
     @property
     def single(self) -> str | None:
-        """The stream's name where exactly one is meant whatever streams there are, else None."""
+        """The stream's name if the read always has exactly one stream, else None."""
         return self.names[0] if len(self.names) == 1 else None
 
     def matching(self, existing: Iterable[str]) -> tuple[str, ...]:
-        """Return the names to read, given the streams that there are; for a pattern only."""
+        """Return those of the existing streams that match the pattern; only with a pattern."""
         assert self.pattern is not None, "names need no matching"
         wanted = re.compile(self.pattern)
         return tuple(sorted(name for name in existing if wanted.fullmatch(name)))
@@ -42,14 +42,14 @@ class Selection:
 
 
 def parse_selection(given: Mapping[str, str], cut_stream: str | None) -> Selection:
-    """Return what the options select; ``given`` has lower-case names.
+    """Return the selection from the options; ``given`` has lower-case names.
 
     Args:
         given: the options.
-        cut_stream: the stream of option ``cut``, which may be named beside it.
+        cut_stream: the stream of option ``cut``; other options may name the same stream.
 
     Raises:
-        InvalidRequestError: nothing is selected, or twice, or a name is not one.
+        InvalidRequestError: no option selects, or several do, or a name is not a stream name.
     """
     chosen = [name for name in SELECTORS if name.lower() in given]
     if cut_stream is not None:
@@ -58,7 +58,9 @@ def parse_selection(given: Mapping[str, str], cut_stream: str | None) -> Selecti
         if [name for name in beside if name not in {"stream", "subscribe"}] or (
             beside and named != cut_stream
         ):
-            raise InvalidRequestError(f"the cut is of stream {cut_stream!r}; name no other")
+            raise InvalidRequestError(
+                f"the cut belongs to stream {cut_stream!r}, so the read can have no other stream"
+            )
         return Selection(names=(cut_stream,))
     if not chosen:
         raise InvalidRequestError('name the stream with .option("stream", "...")')

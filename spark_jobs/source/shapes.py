@@ -1,4 +1,4 @@
-"""What a slice looks like to Spark: the stored columns, those that we add, or its range alone.
+"""The rows of a slice for Spark: the stored columns, the added columns, or only the range.
 
 pyarrow is imported when rows are shaped, not when Spark imports this module.
 """
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
     from spark_jobs.source.partitions import SliceTask
 
-_CREATE_TIME: Final = 0  # Kafka's TimestampType: the producer's time, not the log's
+_CREATE_TIME: Final = 0  # Kafka's TimestampType 0: the producer's time, not the log's
 
 
 def stored(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns to fetch for a projection: never none, for rows must be counted."""
+    """Return the columns to fetch for a projection; at least one, so that rows can be counted."""
     return tuple(name for name in names if name in ROW_COLUMNS) or ("offset",)
 
 
 def dress(
     batches: Iterable[pa.RecordBatch], names: Sequence[str], stream: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches with exactly the columns ``names``, those that we add included."""
+    """Yield the batches with exactly the columns ``names``, including added columns."""
     if all(name in ROW_COLUMNS for name in names):
         yield from batches
         return
@@ -47,7 +47,7 @@ def dress(
 
 
 def range_row(task: SliceTask, names: Sequence[str]) -> pa.RecordBatch:
-    """Return the one row that says which records the slice has; ``names`` gives the order."""
+    """Return the one row that names the slice's range; ``names`` gives the order of columns."""
     import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
 
     values: dict[str, Any] = {
@@ -63,7 +63,7 @@ def range_row(task: SliceTask, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the Arrow schema of a projection, as Spark demands it."""
+    """Return the Arrow schema that Spark requires for a projection."""
     import pyarrow as pa  # noqa: PLC0415  (see the module docstring)
 
     from broker.codec.schema import ROW_SCHEMA  # noqa: PLC0415

@@ -1,10 +1,10 @@
-"""The class that Spark sees as the format ``headwater``.
+"""The class behind Spark's format ``headwater``.
 
-Spark pickles it by reference and builds it in worker processes, so this module is importable,
-imports neither pyarrow nor the Flight client, and its objects hold plain values only.
+Spark pickles the class by reference and builds it in worker processes. So this module is
+importable, imports neither pyarrow nor the Flight client, and its objects hold plain values only.
 
 There is no ``pushFilters`` on purpose: Spark 4.2 keeps pushed filters on an object that DataFrames
-share, and a reused DataFrame then silently returns wrong rows. Narrow a read by options.
+share, and a reused DataFrame then silently returns wrong rows. Use options to narrow a read.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class HeadwaterDataSource(DataSource):
     def schema(self) -> str:
         """Return the projection that the options ask for; Spark calls this within ``load()``.
 
-        It is the one call of ``load()`` whose object Spark goes on with, so a batch is planned
-        here: its rows are those of this moment. Whether it will be a batch is not known yet, so
-        what cannot be planned now is no error now.
+        A batch read is planned here, so that its rows are those of the moment of ``load()``: this
+        is the only call in ``load()`` whose object Spark keeps. It is not known yet whether the
+        read will be a batch. So an error of planning is ignored here; it is raised again later if
+        the read is a batch.
         """
         try:
             names, known = columns_of(self.options)
@@ -70,7 +71,7 @@ class HeadwaterDataSource(DataSource):
         """Return the streaming reader; a schema given by the user is a projection."""
         try:
             given = parse_stream(self.options)
-            if self._plans is not None:  # it was no batch; a query holds its streams by itself
+            if self._plans is not None:  # not a batch; a streaming query takes its own leases
                 drop(self._plans, client_of(server_of(given)))
                 self._plans = None
             return HeadwaterStreamReader(given, _names(given, schema))

@@ -1,10 +1,10 @@
-"""Is what a streaming query has read still what its streams hold?
+"""Checks that the records which a streaming query has read are still in its streams.
 
-A stream can lose its newest records and give their offsets to others: everything was restored from
-an older copy, or an operator accepted a loss. A query that believed its checkpoint's offsets alone
-would go on above records that it never read. So each end in the checkpoint has the leadership under
-which it was committed, and is checked before the next batch is planned, and when a batch is planned
-again. Checkpoints that noted nothing are believed.
+A stream can lose its newest records and give their offsets to new ones, if all data was restored
+from an older copy, or an operator accepted a loss. A query that used only the offsets of its
+checkpoint would then skip records that it never read. So each end in the checkpoint has the lineage
+id of the leadership under which it was committed. The ends are checked before the next batch is
+planned, and when a batch is planned again. A checkpoint without lineage ids cannot be checked.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from spark_jobs.source.stream_offsets import StreamOffsets
 
 
 def require_history(lookup: Lookup, name: str, read: StreamOffsets, now: CommittedEnds) -> None:
-    """Check that what was read of a stream is of the history that it has now.
+    """Check that the ends of a query belong to the stream's present history.
 
-    Asks only where somebody else leads than when the end was noted. A stream that was created again
-    is for the caller to name.
+    The broker is asked only if a partition has another leadership than the noted one. If the stream
+    was created again, nothing is checked here; the caller raises that error.
 
     Raises:
-        ForeignHistoryError: it is not. Facts: stream, partition, lineage_id, end.
-        StreamRecreatedError, UnknownStreamError: the stream is another, or gone.
+        ForeignHistoryError: an end does not belong. Facts: stream, partition, lineage_id, end.
+        StreamRecreatedError, UnknownStreamError: the stream was created again, or is gone.
     """
     if read.uuid != now.uuid:
         return
@@ -34,23 +34,23 @@ def require_history(lookup: Lookup, name: str, read: StreamOffsets, now: Committ
     }
     if all(_leads_still(now, number, *position) for number, position in ends.items()):
         return
-    # A broker is asked about all partitions at once: the others are where they are.
+    # The broker takes a position for every partition; (lineage id, 0) is always valid.
     asked = [ends.get(number, (one, 0)) for number, one in enumerate(now.lineage_ids)]
     try:
         lookup.check_history(name, read.uuid, asked)
     except ForeignHistoryError as error:
         raise ForeignHistoryError(
-            f"the query has read records of {name!r} that the stream has not, and may have others "
-            f"in their place: {error.message}. Start a new query with another checkpoint, and "
-            "write into another table: what this one wrote holds the lost records",
+            f"the query has read records of {name!r} that the stream has lost, and the stream may "
+            f"have other records in their place: {error.message}. Start a new query with another "
+            "checkpoint, and write into another table, because the old table has the lost records",
             **error.facts,
         ) from error
 
 
 def noted(read: StreamOffsets | None, batch: StreamOffsets, now: CommittedEnds) -> StreamOffsets:
-    """Return a batch's end with the leaderships under which it is committed.
+    """Return a batch's end with the lineage ids of the leaderships under which it is committed.
 
-    ``read`` is what was read before, checked against ``now``.
+    ``read`` is the end of the batch before, which was checked against ``now``.
     """
     found = {}
     for number, end in batch.ends.items():
@@ -62,7 +62,7 @@ def noted(read: StreamOffsets | None, batch: StreamOffsets, now: CommittedEnds) 
 
 
 def committed_of(stream: StreamPositions, now: CommittedEnds) -> StreamPositions:
-    """Return a stream's positions as far as ``now``, looked at after them, vouches for them."""
+    """Return a stream's positions, cut to the high watermarks of ``now``, which was read later."""
     ranges = {
         number: OffsetRange(span.start, max(span.start, min(span.end, now.ends[number])))
         for number, span in stream.ranges.items()

@@ -1,11 +1,11 @@
 """The leases of a streaming query, one per stream, held by the process that plans its batches.
 
-A lease keeps the local log from the cold end of the moment it was taken. A query may run for years,
-so its lease is replaced by a younger one now and then, or the local disk would fill up behind it:
-what the older lease held and the younger does not is in the table by then.
+A lease keeps the local log from the cold end at the time when the lease was taken. A query may run
+for years, so its lease is regularly replaced by a new one; otherwise the local disk would fill up.
+Records that the old lease held and the new one does not are in the table by then.
 
-Losing a lease is no error by itself. The planner is told, and looks whether anything that it still
-needs is gone.
+A lost lease is not an error by itself. The planner gets the loss and checks whether records that it
+still needs are gone.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from headwater.client import Client
 
 _YOUNG_S: Final = 120.0  # a lease older than this is replaced
-_CUT_TTL_MS: Final = 1000  # of a cut that is only asked for the table's place
-_TABLE_AGAIN_S: Final = 60.0  # how long a failure to find a table is believed
+_CUT_TTL_MS: Final = 1000  # for a cut that is taken only to find the table's location
+_TABLE_AGAIN_S: Final = 60.0  # pause before the table is searched again after a failure
 
 _log = logging.getLogger("headwater.read")
 
@@ -42,7 +42,7 @@ class _Held:
 
 
 class StreamHolds:
-    """Holds streams by leases. One thread."""
+    """Takes and renews the leases of a query's streams. One thread."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class StreamHolds:
         self._monotonic_s = monotonic_s
         self._held: dict[str, _Held] = {}
         self._tables: dict[StreamUuid, TableRef] = {}
-        self._table_again_s = -math.inf  # not before, after a failure
+        self._table_again_s = -math.inf  # after a failure: no new search before this time
 
     def hold(self, stream: str) -> HeadwaterError | None:
-        """Hold a stream, or go on holding it; return how the lease before was lost, if it was.
+        """Make sure that a lease holds a stream; return the error if the lease before was lost.
 
-        A stream that is not there is not held: whoever looks at it next will say so.
+        A stream that does not exist is not held; the next look-up of the stream raises the error.
         """
         held = self._held.get(stream)
         lost = None if held is None else self._keeper.lost(held.lease_id)
@@ -79,15 +79,15 @@ class StreamHolds:
         return lost
 
     def table(self, stream: str, uuid: StreamUuid, starts: Mapping[int, Offset]) -> TableRef | None:
-        """Return where the stream's table is; None when that is not known, or not needed.
+        """Return the location of the stream's table; None if it is not known, or not needed.
 
         A batch that begins above the cold end needs no table, and must not wait for a store that
-        is away. What is not known now is asked again later; until then tasks ask by themselves.
+        does not answer. After a failure the broker is asked again later; until then each task asks.
 
         Args:
             stream: the stream's name.
             uuid: its incarnation.
-            starts: where the batch begins in each partition.
+            starts: the first offset of the batch in each partition.
         """
         if uuid in self._tables:
             return self._tables[uuid]
@@ -125,7 +125,9 @@ class StreamHolds:
 
 
 def find_table(client: Client, stream: str, uuid: StreamUuid | None) -> TableRef | None:
-    """Ask the broker where a stream's table is; None when there is none, or it is another's.
+    """Ask the broker for the location of a stream's table.
+
+    None if there is no table, or if it belongs to another incarnation than ``uuid``.
 
     Raises:
         HeadwaterError: the broker or the table does not answer, or there is no such stream.

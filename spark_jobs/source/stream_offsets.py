@@ -1,17 +1,18 @@
-"""The offsets of a streaming query, as its checkpoint keeps them. Pure.
+"""The offsets of a streaming query, in the form of its checkpoint. Pure.
 
     {"v": 1, "id": "<uuid>", "p": {"0": 40, "1": 7}}                     one stream
     {"v": 1, "s": {"flights": {"id": "<uuid>", "p": {"0": 40}}, ...}}    several, by name
 
-``p`` has the next offset to read of each partition. ``h`` has the leadership under which that
-offset was committed: a stream that was put back to an older copy has other records below it.
-Checkpoints of before have no ``h``, and versions of before pass over it. ``from``, in the end of a
-batch, has the first offset of each partition that this batch begins with. The start of a query is
-nowhere else: Spark asks for the initial offset again when it repeats the first batch, and "latest"
-is another offset by then. ``first`` marks an answer to that question, which binds nobody.
+``p`` has the next offset to read of each partition. ``h`` has the lineage id of the leadership
+under which that offset was committed: if a stream was restored from an older copy, it may have
+other records below the offset. Checkpoints of old builds have no ``h``, and old builds ignore it.
+``from``, in the end of a batch, has the first offset of each partition that begins with this batch.
+The start of a query is stored nowhere else: when Spark repeats the first batch, it asks for the
+initial offset again, and by then "latest" is another offset. ``first`` marks an initial offset;
+the query may still begin elsewhere, because no batch has ended there.
 
-Spark compares offsets as text, so the same offsets are always spelled alike: streams by name,
-partitions by number.
+Spark compares offsets as text, so equal offsets always have the same text: streams are sorted by
+name, partitions by number.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """How far one incarnation of one stream was read."""
+    """The offsets up to which one incarnation of one stream was read."""
 
     uuid: StreamUuid
     ends: Mapping[int, Offset]
-    starts: Mapping[int, Offset] = field(default_factory=dict)  # of partitions that begin here
-    lineage_ids: Mapping[int, str] = field(default_factory=dict)  # whose history the ends are of
+    starts: Mapping[int, Offset] = field(default_factory=dict)  # for partitions that begin here
+    lineage_ids: Mapping[int, str] = field(default_factory=dict)  # leaderships of the ends
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, its keys in the one right order."""
+        """Return the JSON form, with its keys in a fixed order."""
         found: dict[str, Any] = {"id": self.uuid, "p": _numbers(self.ends)}
         if self.lineage_ids:
             found["h"] = {str(number): one for number, one in sorted(self.lineage_ids.items())}
@@ -47,13 +48,13 @@ class StreamOffsets:
 
 @dataclass(frozen=True, slots=True)
 class QueryOffsets:
-    """How far a query has read each of its streams."""
+    """The offsets up to which a query has read each of its streams."""
 
     streams: Mapping[str, StreamOffsets]
-    first: bool = False  # where a query would begin; no batch has ended here
+    first: bool = False  # an initial offset: no batch has ended here
 
     def to_json(self, single: str | None) -> dict[str, Any]:
-        """Return the JSON form; ``single`` is the one stream of a query that can have no other."""
+        """Return the JSON form; ``single`` is the stream of a query that always has exactly one."""
         found: dict[str, Any] = {"v": _VERSION}
         if single is not None:
             found |= self.streams[single].to_json()
@@ -62,14 +63,14 @@ class QueryOffsets:
         return found | {"first": True} if self.first else found
 
     def ranges(self, end: QueryOffsets) -> dict[str, tuple[StreamUuid, dict[int, OffsetRange]]]:
-        """Return what the batch from here to ``end`` reads; depends on the two alone.
+        """Return the ranges of the batch from these offsets to ``end``; depends only on the two.
 
         Raises:
-            StreamRecreatedError: the two are of different incarnations of a stream.
+            StreamRecreatedError: the two belong to different incarnations of a stream.
             OffsetOutOfRangeError: the end is below the start.
         """
         if end.first or self == end:
-            return {}  # nothing was read when this end was written, or since
+            return {}  # an empty batch
         found = {}
         for name, offsets in sorted(end.streams.items()):
             before = self.streams.get(name)
@@ -87,27 +88,29 @@ class QueryOffsets:
 
 
 def parse_offsets(body: object, *, single: str | None, names: Mapping[str, str]) -> QueryOffsets:
-    """Parse the JSON form, whichever of the two it is.
+    """Parse either of the two JSON forms.
 
     Args:
-        body: what the checkpoint holds.
-        single: the query's one stream, None when it may have several.
+        body: the JSON from the checkpoint.
+        single: the query's only stream; None if the query may have several.
         names: stream name by uuid, for the short form in a query that has several streams now.
 
     Raises:
-        InvalidRequestError: not offsets of this source, or of a stream that is not read any more.
+        InvalidRequestError: not offsets of this source, or offsets of a stream that the query does
+            not read any more.
     """
     if not isinstance(body, dict) or body.get("v") != _VERSION:
         raise InvalidRequestError(f"not offsets of a headwater stream: {str(body)[:200]}")
     first = body.get("first", False)
     if type(first) is not bool:
-        raise InvalidRequestError(f"offsets: first is {str(first)[:100]}")
+        raise InvalidRequestError(f"offsets: first must be true or false, not {str(first)[:100]}")
     if "s" not in body:
         offsets = _stream_offsets(body)
         name = single or names.get(offsets.uuid)
         if name is None:
             raise InvalidRequestError(
-                f"the checkpoint is of stream {offsets.uuid}, which this query does not read"
+                f"the checkpoint belongs to stream {offsets.uuid}, which this query does not "
+                "read; start with another checkpoint"
             )
         return QueryOffsets({name: offsets}, first)
     streams = body["s"]
@@ -116,17 +119,17 @@ def parse_offsets(body: object, *, single: str | None, names: Mapping[str, str])
     found = {name: _stream_offsets(value) for name, value in streams.items()}
     if single is not None and set(found) != {single}:
         raise InvalidRequestError(
-            f"the checkpoint is of streams {', '.join(sorted(found))}; this query reads {single}. "
-            "Name them all, or start with another checkpoint"
+            f"the checkpoint belongs to streams {', '.join(sorted(found))}, but this query reads "
+            f"{single}. Read all of these streams, or start with another checkpoint"
         )
     return QueryOffsets(found, first)
 
 
 def recreated(name: str, expected: str, found: str) -> StreamRecreatedError:
-    """Return the error for a name that now means another stream than the query's."""
+    """Return the error for a stream that was created again under its name."""
     return StreamRecreatedError(
-        f"stream {name!r} was deleted and created again: the query has read {expected}, the name "
-        f"means {found} now. Start a new query, with another checkpoint",
+        f"stream {name!r} was deleted and created again: the query has read {expected}, but the "
+        f"name belongs to {found} now. Start a new query with another checkpoint",
         stream=name,
         expected=expected,
         found=found,
@@ -139,10 +142,12 @@ def _range(
     end = offsets.ends[partition]
     start = offsets.starts.get(partition, known.get(partition))
     if start is None:
-        raise InvalidRequestError(f"offsets do not say where {name}/{partition} begins")
+        raise InvalidRequestError(
+            f"the checkpoint's offsets have no beginning for {name}/{partition}"
+        )
     if end < start:
         raise OffsetOutOfRangeError(
-            f"{name}/{partition}: a batch of [{start}, {end}) goes backwards",
+            f"{name}/{partition}: the end {end} of a batch is below its start {start}",
             offset=end,
             start=start,
             end=end,

@@ -1,8 +1,8 @@
-"""A streaming query's driver side: which offsets the next batch ends at. No Spark in it.
+"""Plans the batches of a streaming query on the driver: each batch's end offsets. Imports no Spark.
 
-State lives as long as the query's planning process: where a new query begins, the ceiling of an
-AvailableNow run, the leases. All of it may be lost at any time; what must not be lost is in the
-offsets themselves (:mod:`spark_jobs.source.stream_offsets`).
+The state lives as long as the query's planning process: the beginning of a new query, the upper
+limit of an AvailableNow run, the leases. All of it may be lost at any time. State that must not be
+lost is in the offsets (:mod:`spark_jobs.source.stream_offsets`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from spark_jobs.source.stream_offsets import QueryOffsets, StreamOffsets, recrea
 
 _log = logging.getLogger("headwater.read")
 
-_SAMPLES_MAX: Final = 8  # partitions that are looked into for the size of their records
+_SAMPLES_MAX: Final = 8  # partitions from which records are read to estimate their size
 
 Key = tuple[str, int]
 
@@ -46,16 +46,16 @@ class Holds(Protocol):
     """The leases of a query. Blocks on the network."""
 
     def hold(self, stream: str) -> HeadwaterError | None:
-        """Make sure that a lease holds a stream; return how the one before it was lost, if so."""
+        """Make sure that a lease holds a stream; return the error if the lease before was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """Where the next batch begins in one partition, and what could be read there."""
+    """The beginning of the next batch in one partition, and its limit."""
 
     start: Offset
-    limit: Offset  # the high watermark, or the ceiling below it
-    recorded: bool  # the checkpoint says so already
+    limit: Offset  # the high watermark, or the AvailableNow limit below it
+    recorded: bool  # whether the checkpoint already has this beginning
 
 
 class StreamPlanner:
@@ -80,11 +80,11 @@ class StreamPlanner:
         self._turn = 0
 
     def initial(self) -> QueryOffsets:
-        """Return where a new query begins; the same for as long as this process lives.
+        """Return the beginning of a new query; it does not change while this process lives.
 
         Raises:
             InvalidRequestError: the options do not fit the streams.
-            UnknownStreamError: a stream is not there.
+            UnknownStreamError: a stream does not exist.
         """
         if self._initial is None:
             found = {}
@@ -96,7 +96,7 @@ class StreamPlanner:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """From now on, read nothing that is committed after this moment."""
+        """From now on, plan no records that are committed after this call."""
         streams = {
             name: self._checked(self._lookup.positions(name, self._options.selection))
             for name in self._lookup.names(self._options.selection)
@@ -110,18 +110,18 @@ class StreamPlanner:
     def latest(
         self, start: QueryOffsets, *, limited: bool, records_max: int | None = None
     ) -> QueryOffsets:
-        """Return where the batch that begins at ``start`` ends; ``start`` itself for no batch.
+        """Return the end of the batch that begins at ``start``; ``start`` itself for no batch.
 
         Args:
             start: the end of the batch before, or :meth:`initial`.
-            limited: whether the limits per trigger hold.
-            records_max: the engine's own limit; None for that of the options.
+            limited: whether the limits per trigger apply.
+            records_max: the engine's own limit; None for the limit of the options.
 
         Raises:
-            StreamRecreatedError, UnknownStreamError: a stream is another, or gone.
-            ForeignHistoryError: what was read is not what the stream holds any more.
-            UnknownLeaseError: the lease was lost, and records that are due are gone.
-            OffsetOutOfRangeError: records that are due are gone, or were never there.
+            StreamRecreatedError, UnknownStreamError: a stream was created again, or is gone.
+            ForeignHistoryError: the stream has lost records that the query has read.
+            UnknownLeaseError: the lease was lost, and records of the next batch are gone.
+            OffsetOutOfRangeError: records of the next batch are gone, or never existed.
         """
         lost = {name: self._holds.hold(name) for name in self._names(start)}
         begins = self._begins(start, lost)
@@ -134,7 +134,7 @@ class StreamPlanner:
         return self._ended(start, begins, taken)
 
     def require_history(self, end: QueryOffsets) -> None:
-        """Check that a batch which is planned, perhaps anew, is of the streams' own histories.
+        """Check that a batch, planned now or again, belongs to the streams' present histories.
 
         Raises ForeignHistoryError; StreamRecreatedError, UnknownStreamError.
         """
@@ -143,7 +143,7 @@ class StreamPlanner:
                 require_history(self._lookup, name, offsets, self._lookup.committed(name))
 
     def reported(self) -> QueryOffsets | None:
-        """Return the high watermarks as last seen, for the query's progress."""
+        """Return the high watermarks that were read last, for the query's progress."""
         if not self._seen:
             return None
         return QueryOffsets(
@@ -158,14 +158,14 @@ class StreamPlanner:
     # ------------------------------------------------------------------ where a query begins
 
     def _starts(self, stream: StreamPositions) -> dict[int, Offset]:
-        assert self._options.starting is not None, "a stream's options have a default"
+        assert self._options.starting is not None, "the options of a stream have a default"
         asked = places.of_stream(self._options.starting, stream.name, option="startingOffsets")
         check_named(stream, asked)
         side = without_times(self._lookup, stream, asked)
         return {number: offset_at(side, number, stream.ranges) for number in stream.ranges}
 
     def _drifts(self) -> bool:
-        """Tell whether a new query would begin elsewhere if it were asked again later."""
+        """Tell whether a later call of :meth:`initial` in a new process may differ."""
         return self._options.starting != places.EARLIEST
 
     # ------------------------------------------------------------------ the next batch
@@ -176,18 +176,18 @@ class StreamPlanner:
     def _begins(
         self, start: QueryOffsets, lost: Mapping[str, HeadwaterError | None]
     ) -> dict[Key, _Begin]:
-        """Look at every stream; wait for a high watermark that is below what was read before."""
+        """Read every stream's positions; wait if a high watermark is below the query's offsets."""
         backoff = Backoff(self._patience_s)
         while True:
             streams, committed = {}, {}
             for name in lost:
                 try:
                     found = self._lookup.positions(name, self._options.selection)
-                    now = self._lookup.committed(name)  # after: it vouches for the positions
+                    now = self._lookup.committed(name)  # read later, to confirm the positions
                 except UnknownStreamError:
                     if name in start.streams and self._options.fail_on_data_loss:
                         raise
-                    _log.warning("stream_is_gone stream=%s; nothing more is read of it", name)
+                    _log.warning("stream_is_gone stream=%s; no more records of it are read", name)
                     continue
                 if name in start.streams and not start.first:
                     require_history(self._lookup, name, start.streams[name], now)
@@ -201,7 +201,7 @@ class StreamPlanner:
                 }
             except _BehindError as error:
                 if start.first:
-                    raise error.gone from None  # the options ask for what was never there
+                    raise error.gone from None  # the options name offsets that never existed
                 backoff.wait_for(error.gone)
 
     def _stream_begins(
@@ -232,21 +232,23 @@ class StreamPlanner:
         begin: Offset,
         lost: HeadwaterError | None,
     ) -> Offset:
-        """Return where to go on after records that are gone; raises unless told to go on."""
+        """Return the offset after records that are gone; raises if failOnDataLoss is true."""
         span = stream.ranges[number]
         text = (
-            f"records [{begin}, {span.start}) of {stream.name}/{number} are gone, and this query "
-            "has not read them"
+            f"records [{begin}, {span.start}) of {stream.name}/{number} are gone before this query "
+            "has read them"
         )
         if not self._options.fail_on_data_loss:
-            _log.warning("data_loss %s; failOnDataLoss=false goes on after them", text)
+            _log.warning(
+                "data_loss %s; the query goes on after them, because failOnDataLoss is false", text
+            )
             return span.start
         if lost is not None:
             raise UnknownLeaseError(f"the query's lease was lost: {text}", **lost.facts)
         raise OffsetOutOfRangeError(text, offset=begin, start=span.start, end=span.end)
 
     def _limit(self, begins: Mapping[Key, _Begin], records_max: int | None) -> int | None:
-        """Return how many records a batch may have, None for any number."""
+        """Return the limit of records in a batch; None for no limit."""
         options = self._options
         limits = [options.records_per_trigger_max if records_max is None else records_max]
         if options.bytes_per_trigger_max is not None:
@@ -257,7 +259,7 @@ class StreamPlanner:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _record_bytes(self, begins: Mapping[Key, _Begin], waiting: list[Key]) -> int:
-        """Return the mean size of the records that come next, weighted by what waits."""
+        """Return the mean size of the next records, weighted by the partitions' backlogs."""
         largest = sorted(waiting, key=lambda key: begins[key].start - begins[key].limit)
         total = weight = 0
         for name, number in largest[:_SAMPLES_MAX]:
@@ -277,7 +279,7 @@ class StreamPlanner:
             starts = {}
             for (of, number), begin in begins.items():
                 if of != name or not (begin.recorded or start.first or taken[of, number]):
-                    continue  # nothing was read of a new partition yet: it is new next time, too
+                    continue  # no record of a new partition was taken: it is new next time too
                 ends[number] = Offset(begin.start + taken[of, number])
                 if not begin.recorded:
                     starts[number] = begin.start
@@ -301,7 +303,7 @@ class StreamPlanner:
 
 
 class _BehindError(Exception):
-    """A partition ends before what was read of it: a leader that just took over, or a loss."""
+    """A partition's end is below the query's offset: its leader is new, or records were lost."""
 
     def __init__(self, stream: str, number: int, begin: Offset, span: OffsetRange) -> None:
         super().__init__(stream, number, begin)

@@ -1,8 +1,8 @@
-"""``spark.readStream.format("headwater")``: Spark's calls, translated for the planner.
+"""``spark.readStream.format("headwater")``: translates Spark's calls for the planner.
 
-Spark builds this object twice: once in the long-lived process that plans a query, once to pickle it
-to the executors. So it holds options only; the planner is made with the first question, and what an
-executor must know is in its task.
+Spark builds this object twice: once in the long-lived process that plans a query, and once to
+pickle it to the executors. So it holds only options. The planner is created at the first call, and
+everything that an executor needs is in its task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def _annotated(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let our errors survive Spark's way of reporting them: as text."""
+    """Attach the wire form to our errors, because Spark reports errors as text."""
 
     @wraps(method)
     def call(*args: _P.args, **options: _P.kwargs) -> _T:
@@ -60,7 +60,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, given: SourceOptions, names: tuple[str, ...]) -> None:
         self._options = given
         self._names = names
-        # The variable is the driver's: executors may live where nobody set it.
+        # Read on the driver: on executors the variable may not be set.
         self._server = given.server or os.environ.get(SERVER_VARIABLE)
         self._made: tuple[StreamPlanner, StreamHolds, BrokerLookup] | None = None
 
@@ -68,12 +68,12 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @_annotated
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
-        """Return where a new query begins."""
+        """Return the beginning of a new query."""
         return self._json(self._planner.initial())
 
     @_annotated
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  (Spark's name)
-        """Return where the next batch ends, within the limits; ``start`` when there is none."""
+        """Return the end of the next batch, within the limits; ``start`` if there is no batch."""
         limited = not isinstance(limit, ReadAllAvailable)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         before = self._parsed(start)
@@ -81,7 +81,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return start if end is before else self._json(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  (Spark's name)
-        """Return what the options allow in one batch."""
+        """Return the limit of one batch from the options."""
         if self._options.records_per_trigger_max is not None:
             return ReadMaxRows(self._options.records_per_trigger_max)
         if self._options.bytes_per_trigger_max is not None:
@@ -90,12 +90,12 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @_annotated
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  (Spark's name)
-        """Let the query end at what is committed now."""
+        """Let the query end with the records that are committed now."""
         self._planner.prepare_available_now()
 
     @_annotated
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  (Spark's name)
-        """Return the high watermarks, from which the progress tells how far behind a query is."""
+        """Return the high watermarks, from which Spark's progress computes a query's backlog."""
         found = self._planner.reported()
         single = self._options.selection.single
         if found is None or (single is not None and single not in found.streams):
@@ -104,7 +104,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @_annotated
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the slices of a batch; the same for the same offsets."""
+        """Return the slices of a batch; equal offsets give equal slices."""
         ranges = self._parsed(start).ranges(self._parsed(end))
         if ranges:
             self._planner.require_history(self._parsed(end))
@@ -167,6 +167,6 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         selection = self._options.selection
         names: dict[str, str] = {}
         if selection.single is None and isinstance(body, dict) and "s" not in body:
-            lookup = self._parts()[2]  # the checkpoint is of the one stream there was before
+            lookup = self._parts()[2]  # the checkpoint is from when the query had one stream
             names = {lookup.uuid(name): name for name in lookup.names(selection)}
         return parse_offsets(body, single=selection.single, names=names)

@@ -1,8 +1,9 @@
-"""The lease of a batch read, kept alive by the tasks that read.
+"""Renews the lease of a batch read in the tasks that read.
 
-The process that planned the read is gone by then: Spark plans in a process of its own. So each task
-renews the lease as it begins and while it reads. Between two actions nobody does, and a DataFrame
-that was left alone for longer than the lease lives may find records gone; then it fails by name.
+Spark plans a read in a separate process, which has ended when the tasks run. So each task renews
+the lease when it begins and while it reads. Between two actions the lease is not renewed. If a
+DataFrame is not used for longer than the lease's time to live, records may be deleted, and a later
+action then fails with a typed error.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def kept_alive(
     ttl_ms: int = LEASE_TTL_MS_DEFAULT,
     keeper: LeaseKeeper = KEEPER,
 ) -> Iterator[None]:
-    """Renew a lease while the block runs; None for one that somebody else renews.
+    """Renew a lease while the block runs; None if another process renews it.
 
-    A lease that has run out is replaced for this task: what is still there stays. A broker that
-    does not answer now is asked again later: the task may need nothing of it.
+    An expired lease is replaced for this task, to keep the records that still exist. If the broker
+    does not answer now, it is asked again later: the task may not need the broker.
     """
     if lease_id is None:
         yield
@@ -57,7 +58,7 @@ def kept_alive(
 
 
 def _living(client: Client, stream: str, lease_id: LeaseId, ttl_ms: int) -> tuple[Lease, bool]:
-    """Return the lease renewed, or another, and whether it is another."""
+    """Return the renewed lease or a new one, and whether it is new."""
     known = Lease(lease_id=lease_id, expires_us=_EXPIRES_UNKNOWN_US)
     try:
         return client.renew_lease(lease_id, ttl_ms=ttl_ms), False
@@ -67,6 +68,6 @@ def _living(client: Client, stream: str, lease_id: LeaseId, ttl_ms: int) -> tupl
         return known, False
     try:
         return client.take_lease(stream, ttl_ms=ttl_ms), True
-    except HeadwaterError as error:  # the read itself will say so
+    except HeadwaterError as error:  # the read itself raises it
         _log.info("no_lease stream=%s error=%s", stream, error)
         return known, False

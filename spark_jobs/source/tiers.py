@@ -1,13 +1,13 @@
-"""Which tier a task reads, decided when it reads: the table's files, or the broker's log.
+"""Chooses the tier when a task reads: the files of the table, or the log of the broker.
 
-What is below the cold end lies in files that any process can read without burdening the broker, so
-a slice goes there if the broker's disk may not have it any more, or if it is long enough to be
-worth opening files. The rest comes by Flight. The rows are the same either way: the same offsets,
-bit for bit.
+Records below the cold end are in files that any process can read without load on the broker. So a
+slice is read from files if the broker's disk may not have it any more, or if the slice is long
+enough to be worth opening files. The rest comes from the broker by Flight. Both tiers give the same
+rows at the same offsets, bit for bit.
 
-Files come and go under the same rows (OPTIMIZE, VACUUM): one that is missing is looked for in a
-newer version of the table, once. A store that this process cannot reach is no failure as long as
-the broker can, which reads the table itself then.
+OPTIMIZE and VACUUM exchange files without changing rows. If a file is missing, the read tries a
+newer version of the table, once. If this process cannot reach the store but the broker can, the
+broker reads the table and sends the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tiering.table.delta_table import DeltaStreamTable
     from tiering.table.table import TableSnapshot
 
-# Opening files costs a listing and some footers; below this the broker's disk answers sooner.
+# Opening files costs a listing and some footers; for fewer records the broker's disk is faster.
 FILES_RECORDS_MIN: Final = 50_000
 _TABLES_MAX: Final = 16
 
@@ -64,7 +64,7 @@ class ColdFiles:
 
 
 class OpenTables:
-    """The tables that this process has opened, by URI. Any thread; loads take turns."""
+    """The tables that this process has opened, by URI. Any thread; one load at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class OpenTables:
         self._refs: dict[StreamUuid, TableRef] = {}
 
     def ref(self, client: Client, stream: str, uuid: StreamUuid) -> TableRef | None:
-        """Return where a stream's table is, asking the broker if nobody has; None without one."""
+        """Return the location of a stream's table; ask the broker once. None without a table."""
         with self._lock:
             known = self._refs.get(uuid)
         if known is None:
@@ -83,16 +83,16 @@ class OpenTables:
         return known
 
     def known(self, ref: TableRef) -> tuple[DeltaStreamTable, TableSnapshot] | None:
-        """Return a table as it was last seen; makes no request."""
+        """Return a table and the version that was loaded last; makes no request."""
         with self._lock:
             return self._tables.get(ref.uri)
 
     def newest(self, ref: TableRef, uuid: StreamUuid) -> tuple[DeltaStreamTable, TableSnapshot]:
-        """Return a table as it is now.
+        """Return a table and its newest version.
 
         Raises:
-            ObjectMissingError: there is no table, as this process sees the store.
-            TableMismatchError: it is another stream's.
+            ObjectMissingError: this process finds no table in the store.
+            TableMismatchError: the table belongs to another stream.
             RemoteTierUnavailableError, InvalidConfigError: the store cannot be reached.
         """
         from tiering.read.lake import Lake  # noqa: PLC0415  (it loads delta-rs)
@@ -107,7 +107,7 @@ class OpenTables:
             snapshot = table.snapshot()
             if snapshot.stream_uuid != uuid:
                 raise TableMismatchError(
-                    f"{ref.uri} is the table of stream {snapshot.stream_uuid}, not of {uuid}",
+                    f"{ref.uri} belongs to stream {snapshot.stream_uuid}, not to {uuid}",
                     expected=uuid,
                     found=snapshot.stream_uuid,
                 )
@@ -140,10 +140,10 @@ class Tiers:
         self._renewed_from: int | None = None
 
     def cold(self, piece: OffsetSlice) -> ColdFiles | None:
-        """Return the files for a prefix of the piece; None when the broker should be asked.
+        """Return the files for a prefix of the piece; None if the broker should send the rows.
 
         Raises:
-            UnavailableError: the broker is away, and the files do not have the piece's start.
+            UnavailableError: the broker does not answer, and the files lack the piece's start.
         """
         if self._ref is not None and piece.records_count >= FILES_RECORDS_MIN:
             known = self._tables.known(self._ref)
@@ -153,7 +153,7 @@ class Tiers:
         try:
             worth = self._cold_end(piece)
         except RemoteTierUnavailableError:
-            return None  # a broker without a lake has everything itself
+            return None  # a broker without a lake has all records on its disk
         except UnavailableError:
             files = None if self._ref is None else self._newest(piece)
             if files is None:
@@ -162,7 +162,7 @@ class Tiers:
         return None if worth is None else self._newest(piece, through=worth)
 
     def renew(self, files: ColdFiles, error: ObjectMissingError) -> None:
-        """Look for a newer version after a file was missing; raises ``error`` if there is none."""
+        """Load a newer version after a file was missing; raises ``error`` if there is none."""
         if self._renewed_from == files.snapshot.version or self._ref is None:
             raise error
         self._renewed_from = files.snapshot.version
@@ -178,7 +178,7 @@ class Tiers:
         )
 
     def _cold_end(self, piece: OffsetSlice) -> Offset | None:
-        """Return how far files should be read, as the broker sees it; None for not at all."""
+        """Ask the broker up to which offset files should be read; None for no files."""
         for status in self._client.tier_status(self._stream):
             if status.partition == piece.partition:
                 end = min(piece.end, status.cold.end)
@@ -189,9 +189,9 @@ class Tiers:
         return None
 
     def _newest(self, piece: OffsetSlice, through: Offset | None = None) -> ColdFiles | None:
-        """Return files of the newest version, or of a known one that goes ``through`` far enough.
+        """Return files of the newest version, or of a loaded one that reaches ``through``.
 
-        None when this process does not get at them; the broker may.
+        None if this process cannot reach them; then the broker is asked.
         """
         try:
             if self._ref is None:

@@ -3,9 +3,10 @@
     ranges ─ cut at the watermarks of version v ─ slices ─ tasks write Parquet ─ commit on v, or on
     a later version whose watermarks are the same: files, statistics and watermarks in one
 
-What decides is in the table alone: no checkpoint of a job, no name of a query. Two appenders of one
-name, a killed one, a paused one that wakes up late: one of them commits a range, the others are
-told. Rejected rows go to a table beside it, committed first, so that a row is never in neither.
+Only the table decides what is appended: no checkpoint of a job, no name of a query. If several
+appenders have one name (a second one, a killed one, a paused one that wakes up late), exactly one
+commits a range, and the others get a typed error. Rejected rows go to a second table. That table is
+committed first, so that every row is in one of the two tables.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RECORDS_PER_TASK_MAX: Final = 1_000_000
-RECORDS_PER_TASK_MIN: Final = 50_000  # below it a second task costs more than it saves
-RECORDS_HERE_MAX: Final = 5_000  # a Spark job costs more than to write so few here
+RECORDS_PER_TASK_MIN: Final = 50_000  # with fewer, a second task costs more than it saves
+RECORDS_HERE_MAX: Final = 5_000  # so few are written in this process, faster than in a Spark job
 
 Run = Callable[[AppendWork, Sequence[SliceWork]], list[SliceDone]]
 
@@ -78,19 +79,19 @@ class Appender:
         rejects: Target | None = None,
         run: Run | None = None,
     ) -> None:
-        """Bind; makes no request.
+        """Keep the arguments; makes no request.
 
         Args:
             spark: runs the tasks, classic or Connect; None only with ``run``.
             target: the table.
             source: the stream.
-            transform: what turns rows of the stream into rows of the table; None: they stay.
-            rejects: the table of rows that the transform sets aside, see
+            transform: turns rows of the stream into rows of the table; None: rows stay the same.
+            rejects: the table of rows that the transform rejects, see
                 :meth:`spark_jobs.tables.model.Target.beside`. Created with the first append.
-            run: runs the slices instead of Spark's executors; ``slice_task.run_here`` for one.
+            run: runs the slices instead of Spark's executors, for example ``slice_task.run_here``.
         """
         if spark is None and run is None:
-            raise InvalidRequestError("without a Spark session somebody must run the slices")
+            raise InvalidRequestError("an appender needs a Spark session, or run= to run slices")
         if rejects is not None and getattr(transform, "rejected_schema", None) is None:
             raise InvalidRequestError("a table of rejects needs a transform with rejected_schema")
         self._spark = spark
@@ -103,12 +104,12 @@ class Appender:
         self._rejects = None if rejects is None else CommittingTable(rejects, source)
 
     def watermarks(self) -> Watermarks:
-        """Return how far the table has come, proved against its rows; creates nothing.
+        """Return the table's watermarks, proved against its rows; creates nothing.
 
         Raises:
-            TableMismatchError: the rows are not what was appended.
-            StreamRecreatedError: it was filled from another incarnation of the stream.
-            ForeignHistoryError: it holds records that the stream has not any more.
+            TableMismatchError: the rows differ from the appended ones.
+            StreamRecreatedError: the table was filled from another incarnation of the stream.
+            ForeignHistoryError: the table holds records that the stream has lost.
         """
         state = self._main.find()
         if state is None:
@@ -122,20 +123,20 @@ class Appender:
         )
 
     def append(self, ranges: Mapping[int, OffsetRange], *, batch_id: str) -> Appended:
-        """Append what of these ranges is not in the table yet, in one commit. Blocks.
+        """Append the part of these ranges that is not in the table yet, in one commit. Blocks.
 
-        Ranges wholly below the watermark are passed over; a first range may begin anywhere.
+        Offsets below the watermark are skipped; the first range of a partition may begin anywhere.
 
         Raises:
             GapError: a range begins above the watermark.
-            OverlapError: an appender of another name holds some of these offsets.
-            ForeignHistoryError: the table holds records that the stream has not any more; see
+            OverlapError: an appender of another name has appended some of these offsets.
+            ForeignHistoryError: the table holds records that the stream has lost; see
                 :mod:`spark_jobs.tables.own_history`. Nothing was appended.
             StaleWatermarkError: another appender was first. Nothing of this append is in the
-                table; appending again appends what is left.
+                table; a second call appends the rest.
             SchemaMismatchError: the rows do not fit the table; names the column.
-            RemoteTierUnavailableError: the outcome is unknown; appending again finds out.
-            HeadwaterError: what reading the stream raised, in a task.
+            RemoteTierUnavailableError: the outcome is unknown; a second call finds out.
+            HeadwaterError: a task failed to read the stream.
         """
         main = self._planned(self._main, ranges, self._row_schema(), self._optional())
         self._history.require(main.state.mine, uri=main.table.target.uri)
@@ -169,9 +170,9 @@ class Appender:
         try:
             if rejects is not None:
                 self._commit_rejects(rejects, done, lineages, note)
-                rejects = None  # its files are in the table
+                rejects = None  # its files are committed now
             version = self._commit(main, files, done, lineages, note)
-        except (FencedError, OverlapError, TableMismatchError) as error:  # surely not committed
+        except (FencedError, OverlapError, TableMismatchError) as error:  # not committed for sure
             _log.warning("append_lost uri=%s: %s", main.table.target.uri, error)
             _sweep(main, rejects)
             raise
@@ -189,7 +190,7 @@ class Appender:
         )
 
     def _done(self, work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
-        """Have the slices written; every offset accounted for."""
+        """Run the slices; check that the results cover every offset."""
         if self._run is not None:
             done = self._run(work, parts)
         elif sum(each.slice.records_count for each in parts) <= RECORDS_HERE_MAX:
@@ -208,7 +209,7 @@ class Appender:
         return schema_match.with_positions(self._transform.output_schema, self._positions)
 
     def _optional(self) -> tuple[str, ...]:
-        """Return the columns that we add and nobody asked for: a user's table may do without."""
+        """Return the columns that we add to the transform's; a user's table may lack them."""
         given = () if self._transform is None else self._transform.output_schema.names
         return tuple(name for name in self._positions or () if name not in given)
 
@@ -228,10 +229,11 @@ class Appender:
         )
 
     def _planned_rejects(self, main: _Planned) -> _Planned | None:
-        """Plan the rejected rows: those of the main ranges that are not in their table yet.
+        """Plan the rejected rows of the main ranges that are not in the rejected table yet.
 
-        That table moves only when rows are rejected, so its watermark may lie below; it lies above
-        when an append ended between the two commits, and these rows are not written again.
+        The watermark of the rejected table moves only when rows are rejected, so it may be lower
+        than the main table's. It is higher if an append ended between the two commits; then the
+        rows below it are not written again.
         """
         if self._rejects is None:
             return None
@@ -344,7 +346,7 @@ def _sweep(main: _Planned, rejects: _Planned | None) -> None:
 
 
 def _parallelism(spark: SparkSession | None) -> int:
-    """Return how many tasks may run at once; under Connect only a setting tells."""
+    """Return how many tasks may run at once; with Connect this is taken from a setting."""
     if spark is None:
         return 1
     try:
@@ -354,21 +356,21 @@ def _parallelism(spark: SparkSession | None) -> int:
 
 
 def _check_complete(parts: Sequence[SliceWork], done: Sequence[SliceDone]) -> None:
-    """Refuse answers that do not account for every offset of every slice exactly once.
+    """Refuse results that do not cover every offset of every slice exactly once.
 
     Raises:
         GapError: a slice is missing, doubled, or short.
         SchemaMismatchError: files and counts differ.
     """
     if [each.number for each in done] != list(range(len(parts))):
-        raise GapError(f"{len(parts)} slices were given out, {len(done)} came back")
+        raise GapError(f"{len(parts)} slices were given to tasks, but {len(done)} came back")
     for part, each in zip(parts, done, strict=True):
         piece = part.slice
         accounted = each.rows_count + each.rejected_count + each.dropped_count
         if (each.partition, each.records_count) != (piece.partition, piece.records_count):
             raise GapError(
                 f"partition {piece.partition}, slice [{piece.start}, {piece.end}): "
-                f"{each.records_count} records were read",
+                f"the task read {each.records_count} records of partition {each.partition}",
                 partition=piece.partition,
                 start=int(piece.start),
                 end=int(piece.end),
@@ -377,5 +379,6 @@ def _check_complete(parts: Sequence[SliceWork], done: Sequence[SliceDone]) -> No
         if accounted != each.records_count or in_files != each.rows_count:
             raise SchemaMismatchError(
                 f"partition {piece.partition}, slice [{piece.start}, {piece.end}): "
-                f"{accounted} of {each.records_count} records accounted for, {in_files} in files"
+                f"the task accounts for {accounted} of {each.records_count} records, and "
+                f"{in_files} rows are in files"
             )

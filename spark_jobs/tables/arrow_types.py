@@ -1,4 +1,4 @@
-"""Which Arrow types a Delta column takes, and how values get there without loss. Pure."""
+"""The Arrow types that a Delta column can hold, and conversions without loss. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MICROSECONDS = {"s", "ms", "us"}
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that a Delta column of these values has; None when there is none."""
+    """Return the type of a Delta column for these values; None if there is none."""
     found: pa.DataType | None = None
     if kind in _INTEGER_BITS or kind in (pa.float32(), pa.float64(), pa.bool_(), pa.date32()):
         found = kind
@@ -40,7 +40,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether every value of a type has its exact equal in another."""
+    """Tell whether another type can hold every value of a type exactly."""
     ours = delta_type(given)
     if ours is None:
         return False
@@ -72,5 +72,5 @@ def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def converted(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return the same values as another type that they fit; raises ArrowInvalid on overflow."""
+    """Return the same values in another type that fits; raises ArrowInvalid on overflow."""
     return values if values.type == wanted else values.cast(wanted)

@@ -1,8 +1,9 @@
-"""One target table: what it claims, whether that is true, and the commit that moves it on.
+"""One target table: reads its claims, proves them, and commits the next rows.
 
-The fence: files are written for the watermarks of one version. They are committed on that version,
-or on a later one in which exactly these watermarks still stand and the table still has the shape
-they were written for. Otherwise the appender has lost, and says so by a typed error.
+A *claim* is what the transactions of an appender state: its range of a partition, and the number of
+its rows. The fence: files are written for the watermarks of one version. They are committed on that
+version, or on a later one that has exactly these watermarks and still has the columns for which the
+files were written. Otherwise the appender has lost the race and raises a typed error.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 _ATTEMPTS_MAX: Final = 30
 _BACKOFF_S: Final = 0.02
 _BACKOFF_S_MAX: Final = 1.0
-_CHECKPOINT_EVERY: Final = 20  # versions, where the table does not say
+_CHECKPOINT_EVERY: Final = 20  # versions between checkpoints, if the table has no such property
 
 _log = logging.getLogger("headwater.tables")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The table at one version, as one appender sees it."""
+    """The table at one version, with its claims; ``mine`` are those of this appender."""
 
     snapshot: AppendSnapshot
     claims: AppendClaims
@@ -59,15 +60,15 @@ class CommittingTable:
     """A target and its fence. One thread."""
 
     def __init__(self, target: Target, source: Source) -> None:
-        """Bind; makes no request."""
+        """Keep the arguments; makes no request."""
         self._target = target
         self._source = source
         self._store = open_store(target.store)
         self._table = AppendTable(self._store, storage_options=storage_options_of(self._store))
-        self._proved = -1  # the version whose rows were counted, or that we made from such a one
+        self._proved = -1  # the version whose rows were counted, or our own commit on top of it
         self._newest: tuple[int, str] | None = None  # the newest version seen, and the table's id
         self._properties: Mapping[str, str] = {}
-        self._counted: dict[str, int] = {}  # rows with an offset, of files that do not tell
+        self._counted: dict[str, int] = {}  # rows with an offset, for files without statistics
 
     @property
     def store(self) -> ObjectStore:
@@ -76,15 +77,16 @@ class CommittingTable:
 
     @property
     def target(self) -> Target:
-        """What was asked for."""
+        """The target of this appender."""
         return self._target
 
     def find(self, partitions: Iterable[int] = ()) -> State | None:
-        """Load the newest version and prove it; None when there is no table.
+        """Load the newest version and prove it; None if there is no table.
 
         Raises:
-            TableMismatchError: its rows are not what was appended, or it is not to be appended to.
-            TableRolledBackError: it is older than what this object saw.
+            TableMismatchError: the rows differ from the appended ones, or rows cannot be appended
+                to this table safely.
+            TableRolledBackError: the table is older than a version that this object saw.
             StreamRecreatedError: this appender filled it from another incarnation of the stream.
         """
         app, uuid = self._target.app, self._source.stream_uuid
@@ -97,8 +99,8 @@ class CommittingTable:
         strangers = claims.strangers(app, uuid)
         if strangers:
             raise StreamRecreatedError(
-                f"{snapshot.uri} was filled by {app!r} from stream {strangers[0]}, and "
-                f"{self._source.stream} is {uuid}; append under another app name, or elsewhere",
+                f"{snapshot.uri} was filled by {app!r} from stream {strangers[0]}, but "
+                f"{self._source.stream} is {uuid} now; use another app name or another table",
                 expected=strangers[0],
                 found=uuid,
             )
@@ -106,10 +108,10 @@ class CommittingTable:
         return State(snapshot=snapshot, claims=claims, mine=claims.mine(app, uuid))
 
     def ensure(self, rows: pa.Schema, partitions: Iterable[int]) -> State:
-        """Return the newest version, of a table made for such rows if there is none.
+        """Return the newest version; create a table for such rows if there is none.
 
         Raises:
-            ObjectMissingError: there is none, and none is to be created.
+            ObjectMissingError: there is no table, and ``target.create`` is False.
             SchemaMismatchError: no table can have such rows.
         """
         found = self.find(partitions)
@@ -129,7 +131,7 @@ class CommittingTable:
         return found
 
     def fitted(self, state: State, rows: pa.Schema, optional: Sequence[str]) -> tuple[State, Fit]:
-        """Match rows against the table; add columns first where that is asked for.
+        """Match rows with the table; add columns first if ``target.evolve`` allows it.
 
         Raises:
             SchemaMismatchError: names the column that does not match.
@@ -158,7 +160,7 @@ class CommittingTable:
                     ",".join(each.name for each in fit.additions),
                 )
             again = self.find(state.mine)
-            assert again is not None, "find raises when the table has vanished"
+            assert again is not None, "find raises if the table is gone"
             state = again
         raise self._too_busy()
 
@@ -174,13 +176,13 @@ class CommittingTable:
         commit_id: str,
         note: Mapping[str, Any],
     ) -> int:
-        """Add files and move watermarks, all or nothing; return the version, durable.
+        """Add files and move watermarks, all or nothing; return the version, which is durable.
 
         Raises:
-            StaleWatermarkError: the watermarks, or the table's shape, are no longer what the files
-                were written for. Nothing was committed.
-            OverlapError: an appender of another name holds some of these offsets.
-            RemoteTierUnavailableError: the outcome is unknown; the next append will see.
+            StaleWatermarkError: the watermarks or the columns differ from those for which the files
+                were written. Nothing was committed.
+            OverlapError: an appender of another name has appended some of these offsets.
+            RemoteTierUnavailableError: the outcome is unknown; the next append finds out.
         """
         app, uuid = self._target.app, self._source.stream_uuid
 
@@ -207,8 +209,8 @@ class CommittingTable:
     ) -> int:
         """Add and remove files below the watermarks, and change the counts of rows accordingly.
 
-        ``counts`` says by how much, per (app, partition) of this stream. Errors as for
-        :meth:`commit`; also stale when somebody else rewrote a file that is to be removed.
+        ``counts`` has the changes, per (app, partition) of this stream. Errors as for
+        :meth:`commit`; StaleWatermarkError also if another process rewrote a file of ``removed``.
         """
         uuid = self._source.stream_uuid
 
@@ -219,7 +221,7 @@ class CommittingTable:
             if now != {key: planned.claims.of.get(key) for key in keys} or set(removed) - there:
                 raise StaleWatermarkError(
                     f"{state.snapshot.uri} has changed since version {planned.snapshot.version}; "
-                    "run it again",
+                    "run the job again",
                     expected=planned.snapshot.version,
                     found=state.snapshot.version,
                 )
@@ -267,12 +269,12 @@ class CommittingTable:
             if done:
                 return self._is(base + 1, base)
             found = self._table.committed_as(commit_id, above=base)
-            if found is not None:  # it was written, and only the answer was lost
+            if found is not None:  # the commit was written, and only the answer was lost
                 return self._is(found, base)
             pause = min(_BACKOFF_S_MAX, _BACKOFF_S * 2**attempt)
             threading.Event().wait(random.uniform(0, pause))  # noqa: S311  (no secret)
             again = self.find(planned.mine)
-            assert again is not None, "find raises when the table has vanished"
+            assert again is not None, "find raises if the table is gone"
             state = again
         raise self._too_busy()
 
@@ -292,10 +294,10 @@ class CommittingTable:
         return found
 
     def sweep(self, folder: str, *, keep: Sequence[WrittenFile] = ()) -> None:
-        """Erase what an append left in its own folder, but for ``keep``; only tells of trouble.
+        """Delete the files of an append's own folder, except ``keep``; only logs a failure.
 
-        To be called only when it is certain that no commit names the rest. What a task that still
-        runs stores later stays an orphan until somebody vacuums the table.
+        Call this only if it is certain that no commit names the other files. If a task still runs
+        and stores a file later, that file stays an orphan until a VACUUM of the table.
         """
         kept = {file.path for file in keep}
         try:
@@ -305,7 +307,7 @@ class CommittingTable:
             _log.warning("orphans_left uri=%s folder=%s: %s", self._target.uri, folder, error)
 
     def _is(self, version: int, base: int) -> int:
-        """Note our own version: its rows need no counting when those of its base were counted."""
+        """Note a version of our own: if its base was counted, its rows need no counting."""
         if version == base + 1 and self._proved == base:
             self._proved = version
         if self._newest is not None:
@@ -313,19 +315,19 @@ class CommittingTable:
         if version % _checkpoint_interval(self._properties) == 0:
             try:
                 self._table.checkpoint()
-            except RemoteTierUnavailableError as error:  # the commit stands without it
+            except RemoteTierUnavailableError as error:  # the commit is valid without it
                 _log.warning("checkpoint_failed uri=%s error=%s", self._target.uri, error)
         return version
 
     def _require_progress(self, snapshot: AppendSnapshot | None) -> None:
-        """Refuse a table that went back, or was replaced, while we were appending to it."""
+        """Refuse a table that was rolled back or replaced while this object was in use."""
         if self._newest is not None:
             version, table_id = self._newest
             if snapshot is None or snapshot.version < version or snapshot.table_id != table_id:
                 found = "no table" if snapshot is None else f"version {snapshot.version}"
                 raise TableRolledBackError(
-                    f"{self._target.uri} was at version {version}, and there is {found} now; its "
-                    "log was cut, or it is another table",
+                    f"{self._target.uri} was at version {version}, but there is {found} now: its "
+                    "log was cut, or the table was replaced",
                     uri=self._target.uri,
                     expected=version,
                     found=-1 if snapshot is None else snapshot.version,
@@ -339,14 +341,14 @@ class CommittingTable:
         if before is now or schema_match.still_fits(fit, now.schema, now.partition_columns):
             return
         raise StaleWatermarkError(
-            f"{now.uri} changed its columns between versions {before.version} and {now.version}, "
-            "while rows were written for it; append again",
+            f"the columns of {now.uri} changed between versions {before.version} and "
+            f"{now.version}, while rows were written for it; append again",
             expected=before.version,
             found=now.version,
         )
 
     def _prove(self, snapshot: AppendSnapshot, claims: AppendClaims) -> None:
-        """Count the table's rows, once per version that others made."""
+        """Count the table's rows, once per version that another process committed."""
         positions = self._target.positions
         if snapshot.version == self._proved or not self._target.verify or positions is None:
             return
@@ -357,7 +359,7 @@ class CommittingTable:
         for file in self._table.files(snapshot, positions):
             least, greatest = file.least[partition], file.greatest[partition]
             rows = _minus(file.records_count, file.nulls[offset])
-            if rows is None:  # written without statistics, or before the column was added
+            if rows is None:  # a file without statistics, or from before the column was added
                 rows = self._counted.get(file.path)
                 if rows is None:
                     rows = self._table.count_values(file.path, offset)
@@ -376,13 +378,13 @@ class CommittingTable:
 
     def _too_busy(self) -> RemoteTierUnavailableError:
         return RemoteTierUnavailableError(
-            f"{self._target.uri}: other commits won {_ATTEMPTS_MAX} times in a row",
+            f"{self._target.uri}: other processes committed first {_ATTEMPTS_MAX} times in a row",
             uri=self._target.uri,
         )
 
 
 def _minus(count: int | None, nulls: int | None) -> int | None:
-    """Return the rows that have an offset, None when the file does not tell."""
+    """Return the number of rows with an offset; None if the file has no such statistics."""
     if count == 0:
         return 0
     return None if count is None or nulls is None else count - nulls

@@ -1,7 +1,8 @@
-"""The statistics of one data file as Delta's log keeps them. Pure.
+"""The statistics of one data file, in the form of Delta's log. Pure.
 
-Bounds may be looser than the values, never tighter: timestamps are kept in milliseconds and rounded
-outwards, long texts are cut below and left out above, and what cannot be said exactly is not said.
+Bounds may be wider than the values, never narrower. Timestamps are kept in milliseconds and rounded
+outwards. For long texts the lower bound is cut, and the upper bound is left out. A bound that has
+no exact form in JSON is left out.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WrittenStats:
-    """Counts and bounds of the rows that went into a file."""
+    """Counts and bounds of the rows in a file."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._bounds = {name: _Bounds() for name in columns}
         self.rows_count = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take the next rows; they have all the columns."""
+        """Add the next rows; they have all the columns."""
         self.rows_count += rows.num_rows
         for name, bounds in self._bounds.items():
             bounds.add(rows.column(name))
 
     def to_json(self) -> str:
-        """Return the statistics as the text of an add action."""
+        """Return the statistics as text for an add action."""
         found = {name: bounds.texts() for name, bounds in self._bounds.items()}
         return json.dumps(
             {
@@ -61,7 +62,7 @@ class _Bounds:
     def add(self, values: pa.Array) -> None:
         self._kind = kind = values.type
         if pt.is_nested(kind):
-            self.nulls = None  # Delta keeps these by leaf
+            self.nulls = None  # Delta counts nulls of nested types per leaf
             return
         assert self.nulls is not None
         self.nulls += values.null_count
@@ -70,7 +71,7 @@ class _Bounds:
         if pt.is_timestamp(kind):
             values = values.view(pa.int64())
         elif pt.is_floating(kind):
-            self._bounded = not pc.any(pc.is_nan(values)).as_py()  # Spark sorts NaN above all
+            self._bounded = not pc.any(pc.is_nan(values)).as_py()  # in Spark NaN is the greatest
         elif not (pt.is_integer(kind) or pt.is_string(kind) or pt.is_date32(kind)):
             self._bounded = False
         if not self._bounded:
@@ -81,7 +82,7 @@ class _Bounds:
         self._greatest = greatest if self._greatest is None else max(self._greatest, greatest)
 
     def texts(self) -> tuple[Any, Any]:
-        """Return both bounds as JSON values, None for what is not said."""
+        """Return both bounds as JSON values; None for a bound that is left out."""
         if not self._bounded or self._least is None or self._kind is None:
             return None, None
         if pt.is_timestamp(self._kind):

@@ -1,7 +1,7 @@
-"""Rows into Parquet files of one table, on an executor: written, stored, checked, described.
+"""Writes rows as Parquet files of one table, on an executor; stores and checks the files.
 
-Keys are fresh and never reused, objects are created with ``If-None-Match``, and each is looked at
-again after it was stored. Nothing here is part of the table before the driver's commit says so.
+Keys are random and never reused. Objects are created with ``If-None-Match``, and each is checked
+after it was stored. A file becomes part of the table only by the driver's commit.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from tiering.store.object_store import ObjectStore
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
 ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
-FILE_BYTES_MAX: Final = 128 * 1024 * 1024  # compressed; one PUT, and in memory until then
+FILE_BYTES_MAX: Final = 128 * 1024 * 1024  # compressed; kept in memory until its one PUT
 _OPEN_FILES_MAX: Final = 64
-_PENDING_BYTES_MAX: Final = 128 * 1024 * 1024  # of all open files together
+_PENDING_BYTES_MAX: Final = 128 * 1024 * 1024  # for all open files together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where an append's files of one table go, and what they look like. Travels to executors."""
+    """The location and the form of an append's files in one table. Sent to executors."""
 
     store: StoreConfig
-    folder: str  # below the table; of this append alone
+    folder: str  # below the table; used by this append only
     fit: Fit
     stats_columns: tuple[str, ...]
-    note: Mapping[str, str]  # goes into every footer
+    note: Mapping[str, str]  # written into every footer
 
     def without_secrets(self) -> Output:
-        """Return it fit for a plan: an executor finds credentials where it runs."""
+        """Return a copy without credentials; an executor has them in its own environment."""
         return replace(self, store=replace(self.store, credentials=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A stored file: everything that the commit needs to say of it."""
+    """A stored file, with all facts that the commit needs."""
 
     path: str
     size_bytes: int
@@ -61,7 +61,7 @@ class WrittenFile:
     stats_json: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
@@ -69,7 +69,7 @@ class FileWriter:
     """The files of one slice in one table. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, output: Output, label: str) -> None:
-        """Bind to the table's own store; ``label`` begins the files' names."""
+        """Use the table's store; ``label`` is the beginning of the files' names."""
         self._store = store
         self._output = output
         self._label = label
@@ -79,7 +79,7 @@ class FileWriter:
         self._written: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take the next rows, with the columns that the fit names as sources.
+        """Add the next rows, with the columns that the fit has as sources.
 
         Raises:
             SchemaMismatchError: a value does not fit its column.
@@ -94,7 +94,7 @@ class FileWriter:
         self._relieve()
 
     def finish(self) -> list[WrittenFile]:
-        """Store what is open; return every file, in the order of storing."""
+        """Store all open files; return every file, in the order of storing."""
         for key in list(self._open):
             self._close(key)
         return self._written
@@ -109,11 +109,11 @@ class FileWriter:
             if len(self._open) >= _OPEN_FILES_MAX:
                 self._close(next(iter(self._open)))
             found = _OpenFile(self._schema, self._output.stats_columns)
-        self._open[key] = found  # the one used last is closed last
+        self._open[key] = found  # moved to the end: the file used last is closed last
         return found
 
     def _relieve(self) -> None:
-        """Write out the fullest files while all of them together hold too much."""
+        """Flush the fullest file, again and again, while all files together hold too many bytes."""
         while sum(file.pending_bytes for file in self._open.values()) > _PENDING_BYTES_MAX:
             max(self._open.values(), key=lambda file: file.pending_bytes).flush()
 
@@ -176,7 +176,7 @@ class _OpenFile:
         return self._sink.getvalue()
 
     def _opened(self) -> pq.ParquetWriter:
-        """Return the writer, opened with the first rows: they decide what is compressed."""
+        """Return the writer, opened with the first rows, which decide the compression."""
         if self._writer is None:
             options, payloads = _writer_options(self._schema)
             chosen = codecs(self._schema, payloads, self._pending)
@@ -185,9 +185,10 @@ class _OpenFile:
 
 
 def _writer_options(schema: pa.Schema) -> tuple[dict[str, Any], list[str]]:
-    """Dictionaries where values repeat; none for payloads, which would only fill one in vain.
+    """Return the writer's options, and the names of the payload columns.
 
-    Returns the options and the names of the payloads.
+    Columns with repeating values get a dictionary. Payloads get none, because their values rarely
+    repeat.
     """
     plain, packed, bounded = set(), {}, []
     for each in schema:
@@ -217,8 +218,8 @@ def _column(rows: pa.RecordBatch, wanted: ColumnFit) -> pa.Array:
     values = rows.column(wanted.source)
     if values.null_count and not wanted.nullable:
         raise SchemaMismatchError(
-            f"column {wanted.name} may not be null in the table, and {values.null_count} of "
-            f"{len(values)} rows are",
+            f"column {wanted.name} may not be null in the table, but {values.null_count} of "
+            f"{len(values)} rows are null",
             column=wanted.name,
         )
     try:
@@ -230,7 +231,7 @@ def _column(rows: pa.RecordBatch, wanted: ColumnFit) -> pa.Array:
 def _by_key(
     batch: pa.RecordBatch, keys: list[pa.Array]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Part rows by their partition values, in Delta's spelling; order within a part stays."""
+    """Split rows by their partition values, in Delta's spelling; the order in a part stays."""
     if not keys:
         yield (), batch
         return
@@ -251,7 +252,7 @@ def _by_key(
 
 
 def _spelled(value: Any) -> str | None:
-    """Return a partition value as the log spells it; to Delta an empty text is null."""
+    """Return a partition value in the log's spelling; for Delta an empty text is null."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None or value == "" else str(value)
@@ -260,10 +261,10 @@ def _spelled(value: Any) -> str | None:
 def _check_stored(
     store: ObjectStore, path: str, *, size: int, checksum: int, created: bool
 ) -> None:
-    """Look at the object again: what counts is what the store has.
+    """Check the object in the store.
 
     Raises:
-        ObjectCorruptError: it is not what was written.
+        ObjectCorruptError: it differs from the bytes that were written.
     """
     info = store.head(path)
     if created and info.size_bytes == size:
@@ -271,7 +272,8 @@ def _check_stored(
         if found == checksum:
             return
     raise ObjectCorruptError(
-        f"{path} was written with {size} bytes and the store has {info.size_bytes}, or others",
+        f"{path} was written with {size} bytes, but the store has {info.size_bytes} bytes, or "
+        "other bytes of the same length",
         key=path,
         expected=size,
         found=info.size_bytes,

@@ -1,4 +1,4 @@
-"""The words of the appender: where rows come from, where they go, what one append did. Values."""
+"""The values of the appender: its source, its target, its transform, its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _APP: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One incarnation of a stream, and the broker that answers for it."""
+    """One incarnation of a stream, and the address of its broker."""
 
     stream: str
     stream_uuid: str
@@ -29,7 +29,7 @@ class Source:
 
     @classmethod
     def of(cls, stream: str, server: str | None = None) -> Source:
-        """Ask the broker which incarnation the name means now; raises UnknownStreamError."""
+        """Ask the broker for the stream that has the name now; raises UnknownStreamError."""
         from spark_jobs.clients import client_of  # noqa: PLC0415  (values import no client)
 
         client = client_of(server)
@@ -41,19 +41,20 @@ class Target:
     """A Delta table to append to, by its folder.
 
     Args:
-        store: where the folder is; :meth:`at` makes it from a URI and the environment. Executors
-            take credentials from their own environment, never from here.
-        app: who appends. Two appenders with one name share their watermarks and the work; those
-            with two names have watermarks of their own, and never the same offsets.
-        partition_by: partition columns of a table that is created; of one that exists, its own
-            columns count, and these must be the same or empty.
-        positions: names of the columns with a row's partition and offset. They are added to what a
-            transform returns, unless it has them. None: no such columns, and no proof by counting.
+        store: the folder's location; :meth:`at` makes it from a URI and the environment. Executors
+            take credentials from their own environment, never from this value.
+        app: the appender's name. Two appenders with one name share their watermarks and the work.
+            Appenders with different names have separate watermarks, and never the same offsets.
+        partition_by: partition columns of a new table. For an existing table these must equal its
+            partition columns, or be empty.
+        positions: names of the columns with a row's partition and offset. They are added to the
+            result of a transform, unless it has them. None: no such columns, and no proof by
+            counting.
         evolve: ``add`` lets an append add nullable columns that the table lacks.
         create: whether a table that does not exist is created.
-        verify: whether the table's rows are counted against what was appended. Only for tables
-            from which somebody deletes rows on purpose it is turned off.
-        properties: Delta properties of a table that is created.
+        verify: whether the table's rows are counted and compared with the appended ones. Turn this
+            off only for tables from which rows are deleted on purpose.
+        properties: Delta properties of a new table.
     """
 
     store: StoreConfig
@@ -73,10 +74,10 @@ class Target:
 
     @classmethod
     def at(cls, uri: str, **options: object) -> Target:
-        """Return a target at ``s3://…``, ``file://…`` or a path, reached as the environment says.
+        """Return a target at ``s3://…``, ``file://…`` or a path; settings from the environment.
 
         Raises:
-            InvalidConfigError: it is no such place.
+            InvalidConfigError: the URI is not valid.
         """
         return cls(store=StoreConfig.from_env(uri), **options)  # type: ignore[arg-type]
 
@@ -86,7 +87,7 @@ class Target:
         return self.store.uri
 
     def beside(self, suffix: str) -> Target:
-        """Return the table ``<this one><suffix>`` with the same options, created when needed."""
+        """Return the table ``<this table><suffix>`` with the same options, created when needed."""
         return replace(self, store=self.store.at(self.uri + suffix), partition_by=(), create=True)
 
 
@@ -94,34 +95,34 @@ class Target:
 class Transform(Protocol):
     """Turns rows of a stream into rows of a table, on executors. Picklable by its class's name.
 
-    The same input row always gives the same result, whatever batch it is in: a retry may cut
-    batches differently. May also have ``columns``, the row columns that it reads (all by default),
-    and ``rejected_schema``, that of the rows which it sets aside.
+    The same input row must always give the same result, in any batch, because a retry may have
+    other batches. A transform may also have ``columns``, the row columns that it reads (default:
+    all), and ``rejected_schema``, the schema of the rows that it rejects.
     """
 
     @property
     def output_schema(self) -> pa.Schema:
-        """The schema of the rows that it returns."""
+        """The schema of the rows that the transform returns."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch | Transformed:
-        """Return as many rows, in the same order; or a :class:`Transformed` that accounts for all.
+        """Return one row per input row, in the same order; or a :class:`Transformed`.
 
-        Raises nothing on account of a row's content.
+        A :class:`Transformed` covers all input rows. No content of a row may raise an error.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformed:
-    """What became of a batch when not every row became a row of the table.
+    """The result for a batch of which not every row became a row of the table.
 
-    ``kept`` are the indices of the input rows that ``rows`` came from; ``rejected`` holds those set
-    aside, for the table of rejected records. Together they are as many as came in, unless
-    ``dropped_count`` says how many were left out on purpose. ``counts`` are
-    whatever else a transform counts, by name; the append adds them up.
+    ``kept`` has the indices of the input rows from which ``rows`` were made. ``rejected`` has the
+    rows for the table of rejected records. ``dropped_count`` is the number of rows that were left
+    out on purpose. The three numbers together equal the number of input rows. ``counts`` are the
+    transform's own counters, by name; the append adds them up.
     """
 
     rows: pa.RecordBatch
-    kept: pa.Array | None = None  # int64; None: the rows have their positions themselves
+    kept: pa.Array | None = None  # int64; None: the rows have the position columns already
     rejected: pa.RecordBatch | None = None
     dropped_count: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -129,10 +130,10 @@ class Transformed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """How far a table has come, at one version; -1 when there is no table yet.
+    """The watermarks of a table at one version; version -1 means that there is no table yet.
 
-    ``ends`` are exclusive; a partition that was never appended is absent. ``others`` are (app,
-    partition, range) of what appenders of other names hold of the same stream.
+    ``ends`` are exclusive; a partition that was never appended is absent. ``others`` has (app,
+    partition, range) of the records of the same stream that appenders of other names appended.
     """
 
     version: int
@@ -143,7 +144,7 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What one append did. ``ranges`` is what was new; partitions without news are absent."""
+    """The result of one append. ``ranges`` has the new ranges; other partitions are absent."""
 
     version: int
     ranges: Mapping[int, OffsetRange]
@@ -152,9 +153,9 @@ class Appended:
     bytes_count: int = 0
     rejected_count: int = 0
     dropped_count: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)  # what the transform counted
+    counts: Mapping[str, int] = field(default_factory=dict)  # the transform's counters
 
     @property
     def records_count(self) -> int:
-        """Offsets that the table moved on by."""
+        """Number of offsets by which the watermarks moved."""
         return sum(len(offsets) for offsets in self.ranges.values())

@@ -1,13 +1,13 @@
-"""Is what a table was filled with still what its stream holds?
+"""Checks that the records in a table are still in its stream.
 
-A stream can lose its newest records and give their offsets to others: everything was restored from
-an older copy, or an operator accepted a loss. A table that was filled before ends in the records
-that were lost, and an appender that believed its watermark alone would go on above the new ones.
-So each append notes under which leadership the end of its ranges was committed, and the broker is
-asked whether that is a position of the history that it has now: before anything is planned, and
-again when the rows have been read, for they are read for a while.
+A stream can lose its newest records and give their offsets to new ones, if all data was restored
+from an older copy, or an operator accepted a loss. A table that was filled before then ends with
+lost records, and an appender that used only its watermark would skip the new ones. So each append
+notes the lineage id of the leadership under which the end of each range was committed. The broker
+is asked whether that position belongs to its present history: before an append is planned, and
+again after the rows were read, because reading takes a while.
 
-What was appended by versions that noted nothing is believed.
+Ranges that an old build appended have no lineage id and cannot be checked.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Positions = Mapping[int, tuple[str, int]]  # lineage id and exclusive end, by pa
 
 
 class OwnHistory:
-    """Asks the broker of one stream. Blocks on the network; keeps nothing."""
+    """Asks the broker about one stream. Blocks on the network; has no state."""
 
     def __init__(self, source: Source) -> None:
-        """Bind; makes no request."""
+        """Keep the source; makes no request."""
         self._source = source
 
     def require(self, claims: Mapping[int, AppendClaim], *, uri: str) -> None:
-        """Check that a table's ends are of the history that the stream has now.
+        """Check that a table's ends belong to the stream's present history.
 
         Raises:
-            ForeignHistoryError: they are not. Facts: stream, partition, lineage_id, end.
-            StreamRecreatedError, UnknownStreamError: the stream is another, or gone.
+            ForeignHistoryError: an end does not belong. Facts: stream, partition, lineage_id, end.
+            StreamRecreatedError, UnknownStreamError: the stream was created again, or is gone.
         """
         held = {
             number: (claim.lineage_id, int(claim.end))
@@ -48,9 +48,10 @@ class OwnHistory:
     def noted(
         self, ranges: Mapping[int, OffsetRange], before: Positions, *, uri: str
     ) -> dict[int, str]:
-        """Return under which leadership each range that was read has been committed.
+        """Return the lineage id of the leadership under which each range was committed.
 
-        ``before`` is what :meth:`now` said before the rows were read; errors as for ``require``.
+        ``before`` is the result of :meth:`now` before the rows were read; errors as for
+        :meth:`require`.
         """
         self._require(
             {
@@ -64,9 +65,9 @@ class OwnHistory:
         for number in late:
             if after[number][1] < int(ranges[number].end):
                 raise ForeignHistoryError(
-                    f"{uri} was to be filled up to {ranges[number].end} of "
-                    f"{self._source.stream}/{number}, which ends at {after[number][1]}: records "
-                    "that were read are not there any more",
+                    f"rows of {self._source.stream}/{number} up to {ranges[number].end} were read "
+                    f"for {uri}, but the partition ends at {after[number][1]} now: records that "
+                    "were read have been lost since",
                     stream=self._source.stream,
                     partition=number,
                     end=int(ranges[number].end),
@@ -74,17 +75,18 @@ class OwnHistory:
         return {number: (after if number in late else before)[number][0] for number in ranges}
 
     def now(self) -> dict[int, tuple[str, int]]:
-        """Return what is committed now, and under which leaderships.
+        """Return the present high watermarks with the lineage ids of their leaderships.
 
         Raises:
-            StreamRecreatedError, UnknownStreamError: the stream is another, or gone.
-            NotLeaderError: a leader took over just now, and the broker has yet to hear who it is.
+            StreamRecreatedError, UnknownStreamError: the stream was created again, or is gone.
+            NotLeaderError: a partition has a new leader that the broker does not know yet.
         """
         name = self._source.stream
         found = client_of(self._source.server).high_watermarks([name])[name]
         if found.stream_uuid != self._source.stream_uuid:
             raise StreamRecreatedError(
-                f"stream {name!r} is now {found.stream_uuid}",
+                f"stream {name!r} was created again: its uuid is {found.stream_uuid} now, not "
+                f"{self._source.stream_uuid}",
                 expected=self._source.stream_uuid,
                 found=found.stream_uuid,
             )
@@ -92,12 +94,14 @@ class OwnHistory:
         pairs = zip(found.lineage_ids, found.offsets, strict=True)
         for number, (lineage_id, end) in enumerate(pairs):
             if lineage_id is None:
-                raise NotLeaderError(f"nobody knows yet under whom {name}/{number} is committed")
+                raise NotLeaderError(
+                    f"{name}/{number} has a new leader that the broker does not know yet"
+                )
             positions[number] = (lineage_id, int(end))
         return positions
 
     def _require(self, held: Positions, uri: str) -> None:
-        # A broker is asked about all partitions at once: the others are where they are.
+        # The broker takes a position for every partition; (lineage id, 0) is always valid.
         here = self.now()
         asked = [held.get(number, (here[number][0], 0)) for number in sorted(here)]
         try:
@@ -106,8 +110,8 @@ class OwnHistory:
             )
         except ForeignHistoryError as error:
             raise ForeignHistoryError(
-                f"{uri} holds records of {self._source.stream!r} that the stream has not, and may "
-                f"have others in their place: {error.message}. Fill another table",
+                f"{uri} holds records of {self._source.stream!r} that the stream has lost, and the "
+                f"stream may have other records in their place: {error.message}. Use another table",
                 uri=uri,
                 **error.facts,
             ) from error

@@ -1,4 +1,4 @@
-"""What an append may write: ranges cut at watermarks, and slices for tasks. Pure."""
+"""Plans an append: cuts ranges at watermarks, makes slices for tasks, reads claims. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _HALF: Final = 1 << 64  # a lineage id has 128 bits, and a transaction's version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendClaim:
-    """What one appender says of one partition of one stream: its range, and its rows in it."""
+    """One appender's range of one partition of one stream, and the number of its rows."""
 
     start: Offset
     end: Offset
     rows_count: int
-    lineage_id: str | None = None  # whose history ``end`` is of; None: an older version's append
+    lineage_id: str | None = None  # the leadership of ``end``; None: an old build appended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class AppendClaims:
         return {number: claim for (a, u, number), claim in self.of.items() if (a, u) == (app, uuid)}
 
     def others(self, app: str, uuid: str) -> list[tuple[str, int, OffsetRange]]:
-        """Return (app, partition, range) of what other appenders hold of the same stream."""
+        """Return (app, partition, range) of the claims of other appenders of the same stream."""
         return [
             (a, number, OffsetRange(claim.start, claim.end))
             for (a, u, number), claim in sorted(self.of.items())
@@ -49,32 +49,32 @@ class AppendClaims:
         ]
 
     def strangers(self, app: str, uuid: str) -> list[str]:
-        """Return other streams that this appender has put into the table."""
+        """Return the uuids of other streams that this appender has appended to the table."""
         return sorted({u for a, u, _ in self.of if a == app and u != uuid})
 
 
 def app_ids(app: str, uuid: str, partition: int) -> tuple[str, str, str]:
-    """Return the transactions of a partition: its exclusive end, its start, its count of rows."""
+    """Return the transaction ids of a partition: exclusive end, start, and count of rows."""
     end = f"{PREFIX}/{app}/{uuid}/{partition}"
     return end, f"{end}/start", f"{end}/rows"
 
 
 def lineage_ids(app: str, uuid: str, partition: int) -> tuple[str, str]:
-    """Return the transactions that together say whose history a partition's rows are of."""
+    """Return the transaction ids that together hold the lineage id of a partition's end."""
     end = f"{PREFIX}/{app}/{uuid}/{partition}"
     return f"{end}/lineage_high", f"{end}/lineage_low"
 
 
 def all_ids(app: str, uuid: str, partition: int) -> tuple[str, ...]:
-    """Return every transaction that a claim may be made of."""
+    """Return every transaction id that a claim may have."""
     return (*app_ids(app, uuid, partition), *lineage_ids(app, uuid, partition))
 
 
 def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
-    """Read the claims out of a version's transactions; others' are passed over.
+    """Read the claims from a version's transactions; other transactions are ignored.
 
     Raises:
-        TableMismatchError: a claim is not whole, or makes no sense.
+        TableMismatchError: a claim is incomplete or not valid.
     """
     found: dict[tuple[str, str, int], dict[str, int]] = {}
     for app_id, number in transactions.items():
@@ -99,7 +99,7 @@ def claims_of(transactions: Mapping[str, int]) -> AppendClaims:
 def cut(
     ranges: Mapping[int, OffsetRange], claims: Mapping[int, AppendClaim]
 ) -> dict[int, OffsetRange]:
-    """Return the part of each range that is not in the table yet; none for a partition: absent.
+    """Return the part of each range that is not in the table yet; empty parts are left out.
 
     The first append of a partition may begin anywhere.
 
@@ -116,7 +116,8 @@ def cut(
             continue
         if wanted.start > claim.end:
             raise GapError(
-                f"partition {partition}: the table ends at {claim.end}, and {wanted} was to follow",
+                f"partition {partition}: the table ends at {claim.end}, but the range to append is "
+                f"{wanted}",
                 partition=partition,
                 start=int(claim.end),
                 end=int(wanted.start),
@@ -129,17 +130,17 @@ def cut(
 def require_apart(
     ranges: Mapping[int, OffsetRange], others: Iterable[tuple[str, int, OffsetRange]]
 ) -> None:
-    """Check that nobody else holds an offset of these ranges: a row is in a table once.
+    """Check that no other appender has these offsets, because a row must be in a table once.
 
     Raises:
-        OverlapError: another appender does. Facts: partition, start, end, app.
+        OverlapError: another appender has some. Facts: partition, start, end, app.
     """
     for app, number, held in others:
         wanted = ranges.get(number)
         if wanted is not None and max(wanted.start, held.start) < min(wanted.end, held.end):
             raise OverlapError(
-                f"partition {number}: {wanted} was to be appended, and {app!r} holds {held} of the "
-                "same stream in this table",
+                f"partition {number}: {wanted} cannot be appended, because {app!r} has appended "
+                f"{held} of the same stream to this table",
                 partition=number,
                 start=int(max(wanted.start, held.start)),
                 end=int(min(wanted.end, held.end)),
@@ -152,17 +153,17 @@ def require_unmoved(
     found: Mapping[int, AppendClaim],
     partitions: Mapping[int, OffsetRange],
 ) -> None:
-    """Check that the watermarks which files were written for still stand.
+    """Check that the watermarks are still those for which the files were written.
 
     Raises:
-        StaleWatermarkError: one has moved, or gone. Facts: partition, expected, found.
+        StaleWatermarkError: a watermark has moved, or is gone. Facts: partition, expected, found.
     """
     for partition in sorted(partitions):
         before, now = planned.get(partition), found.get(partition)
         if before != now:
             raise StaleWatermarkError(
-                f"partition {partition} was at {_at(before)} and is at {_at(now)}: another appender"
-                " of the same name was here",
+                f"partition {partition} was at {_at(before)} and is at {_at(now)} now: another "
+                "appender of the same name has committed",
                 partition=partition,
                 expected=None if before is None else int(before.end),
                 found=None if now is None else int(now.end),
@@ -178,9 +179,9 @@ def moved(
     *,
     lineages: Mapping[int, str],
 ) -> dict[str, int]:
-    """Return the transactions that a commit sets: what the partitions claim after it.
+    """Return the transactions that a commit sets: the claims of the partitions after it.
 
-    ``lineages`` says of each partition under which leadership its new end was committed.
+    ``lineages`` has, per partition, the lineage id of the leadership of its new end.
     """
     transactions = {}
     for partition, new in sorted(ranges.items()):
@@ -201,7 +202,7 @@ def moved(
 def recounted(
     claims: AppendClaims, uuid: str, counts: Mapping[tuple[str, int], int]
 ) -> dict[str, int]:
-    """Return the transactions that change how many rows (app, partition) have, by so many."""
+    """Return the transactions that change the row counts of (app, partition) by ``counts``."""
     return {
         app_ids(app, uuid, number)[2]: claims.of[app, uuid, number].rows_count + change
         for (app, number), change in counts.items()
@@ -209,9 +210,9 @@ def recounted(
 
 
 def chunk(remaining: Mapping[int, OffsetRange], records_max: int) -> dict[int, OffsetRange]:
-    """Return the first part of each range, about ``records_max`` records in all, in proportion.
+    """Return the first part of each range, in proportion, with about ``records_max`` in all.
 
-    Never empty while something remains.
+    Never empty while records remain.
     """
     total = sum(len(offsets) for offsets in remaining.values())
     found = {}
@@ -234,8 +235,8 @@ def slices(
 ) -> list[OffsetSlice]:
     """Cut ranges evenly into about ``tasks`` slices of at most ``records_max`` records.
 
-    No slice is cut only to be smaller than ``records_min``. A slice never crosses the offset ``at``
-    of its partition. Slices are in order and cover exactly the ranges.
+    Slices are not made smaller than ``records_min`` only to have more tasks. A slice never crosses
+    the offset ``at`` of its partition. Slices are in order and cover exactly the ranges.
     """
     total = sum(len(offsets) for offsets in ranges.values())
     if total == 0:

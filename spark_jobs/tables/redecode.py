@@ -1,10 +1,11 @@
-"""Decode again what once failed: from the table of rejected rows into the table of good ones.
+"""Decodes rejected rows again and moves those that decode now into the decoded table.
 
-Two commits per file of rejected rows, each by compare-and-set: first the rows that decode now go
-into the table, then the file is replaced by one without them. A death in between leaves rows in
-both; the next run sees that the table has them and only takes them out of the rejected ones. Rows
-above every watermark of the table are left: their append has not ended yet. Counts of rows move
-with the rows, so that both tables stay provable. Runs in the driver, a file at a time.
+There are two commits per file of rejected rows, each by compare-and-set. The first adds the rows
+that decode now to the decoded table. The second replaces the file by one without these rows. If the
+process dies in between, the rows are in both tables; the next run finds them in the decoded table
+and only removes them from the rejected one. Rows above every watermark of the decoded table stay,
+because their append has not ended yet. The counts of rows change with the rows, so that both tables
+can still be proved. Runs in the driver, one file at a time.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _log = logging.getLogger("headwater.tables")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redecoded:
-    """What one run did."""
+    """The result of one run."""
 
     examined_count: int = 0
-    rows_count: int = 0  # now rows of the table
+    rows_count: int = 0  # moved into the decoded table
     rejected_count: int = 0  # still rejected
-    waiting_count: int = 0  # of appends that have not ended
+    waiting_count: int = 0  # rows of appends that have not ended
 
 
 class Redecoder:
@@ -49,17 +50,17 @@ class Redecoder:
     def __init__(
         self, target: Target, rejects: Target, source: Source, transform: Transform
     ) -> None:
-        """Bind; makes no request. ``transform`` takes whole rows and rejects what it cannot."""
+        """Keep the arguments; makes no request. ``transform`` takes whole rows and may reject."""
         self._main = CommittingTable(target, source)
         self._rejects = CommittingTable(rejects, source)
         self._source = source
         self._transform = transform
 
     def run(self) -> Redecoded:
-        """Go through every file of rejected rows once. Blocks.
+        """Process every file of rejected rows once. Blocks.
 
         Raises:
-            StaleWatermarkError: another run took the same rows; run again.
+            StaleWatermarkError: another run moved the same rows; run again.
             HeadwaterError: as for an append.
         """
         state = self._rejects.find()
@@ -76,7 +77,7 @@ class Redecoder:
         )
 
     def _file(self, path: str) -> Mapping[str, int]:
-        """Decode the rows of one file again; move those that decode."""
+        """Decode the rows of one file again; move those that decode now."""
         stored = read_columns(self._rejects.store, path).combine_chunks()
         state = self._main.find()
         if state is None or stored.num_rows == 0:
@@ -85,7 +86,7 @@ class Redecoder:
         batch = _as_rows(stored)
         done = self._transform(batch)
         if not isinstance(done, Transformed) or (done.kept is None and done.rejected is not None):
-            raise SchemaMismatchError("the transform does not say which rows it kept")
+            raise SchemaMismatchError("the transform rejects rows without kept=, the rows it kept")
         kept = list(range(batch.num_rows)) if done.kept is None else done.kept.to_pylist()
         decoded = [(row, at) for row, at in enumerate(kept) if held[at] is not None]
         moving = {at for _, at in decoded}
@@ -108,7 +109,7 @@ class Redecoder:
         }
 
     def _add(self, state: State, rows: pa.RecordBatch, places: list[tuple[int, int]]) -> None:
-        """Commit decoded rows to the table, unless another run moved any since we looked."""
+        """Commit decoded rows to the table; raises if another run has moved rows meanwhile."""
         names = self._main.target.positions or _POSITIONS
         for name, values, kind in zip(
             names, zip(*places, strict=True), (pa.int32(), pa.int64()), strict=True
@@ -132,7 +133,7 @@ class Redecoder:
         self._committed(self._main, state, output.folder, files, added)
 
     def _take_out(self, path: str, stays: pa.Table, gone: Mapping[int, int]) -> None:
-        """Replace a file of rejected rows by one with those that stay."""
+        """Replace a file of rejected rows by one with only the rows that stay."""
         state = self._rejects.find()
         assert state is not None, "it was read just now"
         folder = f"appended/{uuid.uuid4().hex}"
@@ -148,7 +149,7 @@ class Redecoder:
                 note={"app": self._rejects.target.app, "stream_uuid": self._source.stream_uuid},
             )
             files = _written(output, stays.to_batches()[0])
-        # Which appender rejected a row is not kept with it; the counts only matter in sum.
+        # A rejected row does not name its appender, and only the sum of the counts is compared.
         left = Counter(gone)
         taken: Counter[tuple[str, int]] = Counter()
         for (app, stream, number), claim in state.claims.of.items():
@@ -202,7 +203,7 @@ class Redecoder:
 
 
 def _holder(state: State, stream: str, number: int, offset: int) -> tuple[str, int] | None:
-    """Return the appender whose range an offset is in; None: nobody's yet."""
+    """Return the appender whose range has an offset; None if no range has it yet."""
     for (app, uuid_, partition), claim in state.claims.of.items():
         if (uuid_, partition) == (stream, number) and claim.start <= offset < claim.end:
             return app, number
@@ -220,7 +221,7 @@ def _places(stored: pa.Table) -> list[tuple[int, int]]:
 
 
 def _as_rows(stored: pa.Table) -> pa.RecordBatch:
-    """Return rejected rows as the rows of the stream that they were."""
+    """Return rejected rows in the form of the stream's rows."""
     columns = [pc.cast(stored.column(each.name), each.type).combine_chunks() for each in ROW_SCHEMA]
     arrays = [one.chunk(0) if isinstance(one, pa.ChunkedArray) else one for one in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)

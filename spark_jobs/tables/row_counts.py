@@ -1,9 +1,9 @@
-"""Do the rows that a table lists agree with what appenders claim? Pure.
+"""Compares the rows that a table lists with the counts in the claims of appenders. Pure.
 
-A RESTORE, a DELETE or a cut log takes rows away, but no transaction back: an appender that believed
-its watermark alone would go on above a hole. Every append therefore counts its rows in the commit,
-and the count is compared with the statistics of the same version. Rows that others put under our
-offsets show up as well.
+A RESTORE, a DELETE or a cut log removes rows, but does not undo a transaction. An appender that
+used only its watermark would then append after missing rows. So every append stores its count of
+rows in the commit, and the count is compared with the statistics of the same version. Rows that a
+foreign writer added under our offsets are found as well.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from spark_jobs.tables.plan import AppendClaims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRows:
-    """One file: its rows that have an offset; their bounds, None where these are not known."""
+    """One file: the number of its rows with an offset, and their bounds; None: not known."""
 
     path: str
     rows_count: int
-    partition: int | None  # None: of several, or not known
+    partition: int | None  # None: several partitions, or not known
     min_offset: int | None
     max_offset: int | None
 
 
 def check_rows(files: Sequence[FileRows], claims: AppendClaims, *, uri: str) -> None:
-    """Compare the counted rows with the claimed ones, per partition where files tell it.
+    """Compare the counted rows with the claimed ones, per partition if the files allow it.
 
     Raises:
         TableMismatchError: they differ, or a row lies outside every claim. Facts: uri, expected,
@@ -40,7 +40,7 @@ def check_rows(files: Sequence[FileRows], claims: AppendClaims, *, uri: str) -> 
     streams = {uuid for _, uuid, _ in claims.of}
     holding = [file for file in files if file.rows_count]
     if len(streams) != 1 or any(file.partition is None for file in holding):
-        return  # offsets of different streams, or partitions, are in one file: the sum must do
+        return  # files mix streams or partitions, so only the sum can be compared
     for partition in sorted(
         {file.partition or 0 for file in holding} | {p for _, _, p in claims.of}
     ):
@@ -58,17 +58,17 @@ def check_rows(files: Sequence[FileRows], claims: AppendClaims, *, uri: str) -> 
             if not low <= file.min_offset <= file.max_offset < high:
                 raise TableMismatchError(
                     f"{uri}: {file.path} holds offsets {file.min_offset} to {file.max_offset} of "
-                    f"partition {partition}; the transactions claim [{low}, {high})",
+                    f"partition {partition}, but the transactions claim only [{low}, {high})",
                     uri=uri,
                     path=file.path,
                 )
 
 
 def _differs(uri: str, where: str, expected: int, found: int) -> TableMismatchError:
-    what = "are missing" if found < expected else "were put there by somebody else"
+    what = "are missing" if found < expected else "were added by another writer"
     return TableMismatchError(
-        f"{uri}: {where} should hold {expected} appended rows and holds {found}: "
-        f"{abs(expected - found)} {what} (a RESTORE, DELETE or foreign write?)",
+        f"{uri}: {where} should hold {expected} appended rows, but holds {found}: "
+        f"{abs(expected - found)} {what} (by a RESTORE, a DELETE or a foreign write?)",
         uri=uri,
         expected=expected,
         found=found,

@@ -1,7 +1,7 @@
-"""How rows of a transform become rows of a table: columns by name, types without loss. Pure.
+"""Matches rows of a transform with the columns of a table: by name, types without loss. Pure.
 
-Columns that the table lacks are an error, or are added when that is asked for; nullable columns
-that the rows lack are filled with nulls. Names are compared as Delta does, without case.
+A column that the table lacks is an error, or is added if ``evolve`` says so. A nullable column that
+the rows lack is filled with nulls. Names are compared without case, as in Delta.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.errors import SchemaMismatchError
 from spark_jobs.tables.arrow_types import delta_type, fits
 
-_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")  # Delta takes them only with column mapping
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")  # Delta allows them only with column mapping
 _STATS_COLUMNS_DEFAULT: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnFit:
-    """A column of the table and the column of the rows that fills it; None: nulls."""
+    """A column of the table, and the column of the rows that fills it; None: filled with nulls."""
 
     name: str
     type: pa.DataType
@@ -33,7 +33,7 @@ class ColumnFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A whole schema matched. ``columns`` lie in the files, ``partition_columns`` in the log."""
+    """A matched schema. ``columns`` are in the files, ``partition_columns`` in the log."""
 
     columns: tuple[ColumnFit, ...]
     partition_columns: tuple[ColumnFit, ...]
@@ -46,7 +46,7 @@ class Fit:
 
 
 def with_positions(output: pa.Schema, positions: tuple[str, str] | None) -> pa.Schema:
-    """Return the schema of the rows with the position columns; they come first if they are new."""
+    """Return the schema of the rows with the position columns; new ones come first."""
     if positions is None:
         return output
     partition, offset = positions
@@ -59,7 +59,7 @@ def with_positions(output: pa.Schema, positions: tuple[str, str] | None) -> pa.S
 
 
 def row_schema(positions: tuple[str, str] | None) -> pa.Schema:
-    """Return the schema of untransformed rows, with their own names for the position columns."""
+    """Return the schema of untransformed rows, with the given names of the position columns."""
     if positions is None:
         return ROW_SCHEMA
     renamed = dict(zip(("partition", "offset"), positions, strict=True))
@@ -70,17 +70,17 @@ def new_table(rows: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
     """Return the schema of a table made for such rows, every column nullable.
 
     Raises:
-        SchemaMismatchError: a column cannot be one of a Delta table; names it.
+        SchemaMismatchError: a column cannot be a column of a Delta table; names it.
     """
     fields = [_new_field(each) for each in rows]
     seen: dict[str, str] = {}
     for each in fields:
         other = seen.setdefault(each.name.lower(), each.name)
         if other != each.name or len([one for one in fields if one.name == each.name]) > 1:
-            raise _mismatch(each.name, f"differs from {other} only by case, or comes twice")
+            raise _mismatch(each.name, f"differs from {other} only by case, or occurs twice")
     missing = [name for name in partition_by if name not in seen.values()]
     if missing:
-        raise _mismatch(missing[0], "is to partition the table, but the rows do not have it")
+        raise _mismatch(missing[0], "is in partition_by, but the rows do not have it")
     for each in fields:
         if each.name in partition_by:
             require_partitionable(each)
@@ -95,17 +95,17 @@ def match(
     evolve: str,
     optional: Sequence[str] = (),
 ) -> Fit:
-    """Match rows against a table.
+    """Match rows with a table.
 
     Args:
-        rows: what the transform returns.
+        rows: the schema of the transform's rows.
         table: the table's columns.
-        partition_columns: those of the table.
+        partition_columns: the table's partition columns.
         evolve: ``add`` turns missing columns into additions instead of errors.
-        optional: columns of the rows that are left out where the table lacks them.
+        optional: columns of the rows that are left out if the table lacks them.
 
     Raises:
-        SchemaMismatchError: names the column and what is wrong with it.
+        SchemaMismatchError: names the column and the reason.
     """
     sources = _by_name(rows)
     known = {each.name.lower() for each in table}
@@ -116,7 +116,7 @@ def match(
         if evolve == "add":
             additions.append(_new_field(each))
         elif each.name not in optional:
-            raise _mismatch(each.name, 'is not in the table; evolve="add" would add it')
+            raise _mismatch(each.name, 'is not in the table; to add it, use evolve="add"')
     fitted = [_fitted(each, sources.get(each.name.lower())) for each in [*table, *additions]]
     for each in table:
         if each.name in partition_columns:
@@ -130,7 +130,7 @@ def match(
 
 
 def still_fits(fit: Fit, table: pa.Schema, partition_columns: Sequence[str]) -> bool:
-    """Tell whether files written for a fit are right for what the table is now."""
+    """Tell whether files that were written for a fit still match the table's columns."""
     if list(partition_columns) != [each.name for each in fit.partition_columns]:
         return False
     ours = {each.name: each for each in (*fit.columns, *fit.partition_columns)}
@@ -144,7 +144,7 @@ def still_fits(fit: Fit, table: pa.Schema, partition_columns: Sequence[str]) -> 
 def stats_columns(
     fit: Fit, properties: Mapping[str, str], always: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the file columns whose bounds the log keeps: the table's choice, and ``always``."""
+    """Return the file columns with bounds in the log: the table's choice, and ``always``."""
     asked = properties.get("delta.dataSkippingStatsColumns")
     names = [each.name for each in fit.columns]
     if asked is not None:
@@ -158,7 +158,7 @@ def stats_columns(
 
 
 def require_partitionable(column: pa.Field) -> None:
-    """Refuse partition columns whose values Delta spells in more than one way.
+    """Refuse a partition column whose values have more than one spelling in Delta.
 
     Raises:
         SchemaMismatchError: names the column.
@@ -173,7 +173,7 @@ def require_partitionable(column: pa.Field) -> None:
 def _fitted(column: pa.Field, source: pa.Field | None) -> ColumnFit:
     if source is None:
         if not column.nullable:
-            raise _mismatch(column.name, "may not be null in the table, and the rows lack it")
+            raise _mismatch(column.name, "may not be null in the table, but the rows lack it")
     elif not fits(source.type, column.type):
         raise _mismatch(column.name, f"is {column.type} in the table and {source.type} in the rows")
     return ColumnFit(
@@ -188,7 +188,7 @@ def _by_name(rows: pa.Schema) -> dict[str, pa.Field]:
     found: dict[str, pa.Field] = {}
     for each in rows:
         if each.name.lower() in found:
-            raise _mismatch(each.name, "comes twice in the rows")
+            raise _mismatch(each.name, "occurs twice in the rows")
         found[each.name.lower()] = each
     return found
 
@@ -198,7 +198,7 @@ def _new_field(column: pa.Field) -> pa.Field:
     if kind is None:
         raise _mismatch(column.name, f"is {column.type}, which no Delta column can hold exactly")
     if not column.name or _FORBIDDEN & set(column.name):
-        raise _mismatch(column.name, "has a character that Delta does not take in names")
+        raise _mismatch(column.name, "has a character that Delta does not allow in names")
     return pa.field(column.name, kind)
 
 

@@ -1,7 +1,7 @@
-"""One task of an append: read a slice, transform it, write its files, say what was written.
+"""One task of an append: reads a slice, transforms it, writes its files, returns their facts.
 
-Runs on executors, in a worker that Spark reuses. What it returns is JSON; the driver believes
-nothing that does not add up.
+Runs on executors, in a worker that Spark reuses. The result is JSON; the driver checks that its
+numbers agree.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FACTS: Final = "facts string"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendWork:
-    """What every task of one append does. Picklable; holds no secret."""
+    """The facts that every task of one append needs. Picklable; holds no secrets."""
 
     source: Source
     positions: tuple[str, str] | None
@@ -46,7 +46,7 @@ class AppendWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceWork:
-    """One slice; ``rejects``: whether its rejected rows are still to be written."""
+    """One slice; ``rejects`` tells whether its rejected rows have to be written."""
 
     slice: OffsetSlice
     rejects: bool
@@ -54,7 +54,7 @@ class SliceWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceDone:
-    """What became of one slice."""
+    """The result of one slice."""
 
     number: int
     partition: int
@@ -62,10 +62,10 @@ class SliceDone:
     rows_count: int
     rejected_count: int
     dropped_count: int
-    counts: Mapping[str, int]  # the transform's own
+    counts: Mapping[str, int]  # the transform's counters
     files: tuple[WrittenFile, ...]
     reject_files: tuple[WrittenFile, ...]
-    attempt: int  # above 0: an earlier one of this task may have left files behind
+    attempt: int  # above 0: an earlier attempt of this task may have left files behind
 
 
 def run_slice(
@@ -81,7 +81,7 @@ def run_slice(
     """Read, transform and write one slice. Blocks on the network.
 
     Raises:
-        HeadwaterError: a read, a write or the transform's result failed; nothing is committed.
+        HeadwaterError: a read, a write or the transform failed; nothing is committed.
     """
     piece = part.slice
     label = f"{piece.partition}-{piece.start:020}"
@@ -123,13 +123,13 @@ def run_slice(
 
 
 def columns_read(transform: Transform | None) -> tuple[str, ...]:
-    """Return the row columns that a transform needs, and always the position."""
+    """Return the row columns that a transform needs, always with partition and offset."""
     wanted = set(getattr(transform, "columns", None) or ROW_COLUMNS) | {"partition", "offset"}
     return tuple(name for name in ROW_COLUMNS if name in wanted)
 
 
 def run_here(work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
-    """Run every slice in this process, one after the other: quicker than a job for a small one."""
+    """Run every slice in this process, one after the other; for few records faster than a job."""
     return [
         run_slice(
             work,
@@ -146,10 +146,10 @@ def run_here(work: AppendWork, parts: Sequence[SliceWork]) -> list[SliceDone]:
 def run_on_executors(
     spark: SparkSession, work: AppendWork, parts: Sequence[SliceWork]
 ) -> list[SliceDone]:
-    """Run one task per slice in one Spark job; return them in order. Blocks until all are done.
+    """Run one task per slice in one Spark job; return the results in order. Blocks until the end.
 
     Raises:
-        HeadwaterError: a task failed with it, after Spark's retries.
+        HeadwaterError: a task failed with this error, after Spark's retries.
     """
     from spark_jobs.failures import translated  # noqa: PLC0415
 
@@ -169,7 +169,7 @@ def run_on_executors(
 
 
 class _Task:
-    """The function that Spark carries to executors: slice numbers in, facts out."""
+    """The function that Spark sends to executors: slice numbers in, results out."""
 
     def __init__(self, work: AppendWork, parts: list[SliceWork]) -> None:
         self._work = work
@@ -199,7 +199,7 @@ class _Task:
 
 
 def opened(config: StoreConfig) -> ErasableStore:
-    """Open a store whose credentials were left behind: they are in this process's environment."""
+    """Open a store; credentials that the plan lacks come from this process's environment."""
     if config.kind == "s3" and config.credentials is None:
         here = StoreConfig.from_env(config.uri)
         config = replace(config, credentials=here.credentials, profile=here.profile)
@@ -207,7 +207,7 @@ def opened(config: StoreConfig) -> ErasableStore:
 
 
 def _transformed(work: AppendWork, batch: pa.RecordBatch) -> Transformed:
-    """Apply the transform and hold it to its word: every row accounted for, position columns on."""
+    """Apply the transform, check that it covers every row, and add the position columns."""
     if work.transform is None:
         if work.positions is not None and work.positions != ("partition", "offset"):
             renamed = dict(zip(("partition", "offset"), work.positions, strict=True))
@@ -220,11 +220,14 @@ def _transformed(work: AppendWork, batch: pa.RecordBatch) -> Transformed:
     accounted = done.rows.num_rows + aside + done.dropped_count
     if accounted != batch.num_rows or done.dropped_count < 0:
         raise SchemaMismatchError(
-            f"the transform accounted for {accounted} of {batch.num_rows} rows", rows=accounted
+            f"the transform accounts for {accounted} of {batch.num_rows} rows; kept, rejected and "
+            "dropped rows together must be all rows",
+            rows=accounted,
         )
     if not done.rows.schema.equals(work.transform.output_schema):
         raise SchemaMismatchError(
-            f"the transform returned {done.rows.schema.names}, not its output_schema or its types"
+            f"the transform returned the columns {done.rows.schema.names}, which differ from its "
+            "output_schema in names or types"
         )
     return replace(done, rows=_positioned(work, batch, done))
 
@@ -239,8 +242,8 @@ def _positioned(work: AppendWork, batch: pa.RecordBatch, done: Transformed) -> p
             values = values.take(done.kept)
         if len(values) != rows.num_rows:
             raise SchemaMismatchError(
-                f"the transform returned {rows.num_rows} of {batch.num_rows} rows without saying "
-                f"which (kept), so they have no {name}",
+                f"the transform returned {rows.num_rows} of {batch.num_rows} rows without kept=, "
+                f"the indices of these rows, so column {name} cannot be filled",
                 column=name,
             )
         rows = rows.append_column(name, values)

@@ -216,7 +216,7 @@ spark.stop()
 @pytest.mark.parametrize(
     ("sql", "options", "error", "text"),
     [
-        ("SELECT 1 AS value", {}, SchemaMismatchError, "value is int"),
+        ("SELECT 1 AS value", {}, SchemaMismatchError, "value has type int"),
         ("SELECT 'k' AS key", {}, SchemaMismatchError, "needs the column value"),
         ("SELECT 'v' AS value, 1L AS offset", {}, SchemaMismatchError, "no column 'offset'"),
         ("SELECT 'v' AS value", {"stream": "nobody"}, UnknownStreamError, "nobody"),
@@ -270,6 +270,6 @@ def test_complete_mode_is_refused(
 
 
 def _refused(action: Callable[[], object]) -> None:
-    with pytest.raises(Exception, match="only takes mode append") as caught:
+    with pytest.raises(Exception, match="accepts only mode append") as caught:
         action()
     assert isinstance(typed(caught.value), InvalidRequestError)

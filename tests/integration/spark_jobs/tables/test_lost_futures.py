@@ -62,7 +62,7 @@ def test_a_table_with_records_that_the_stream_lost_is_not_appended_to(
     folder, table, port = restored
     with served_disk_broker(folder, port=port) as server:
         before = values(table)
-        with pytest.raises(ForeignHistoryError, match="Fill another table"):
+        with pytest.raises(ForeignHistoryError, match="Use another table"):
             appender(server, table).watermarks()
         with pytest.raises(ForeignHistoryError):
             appender(server, table).append(ranges((0, 40)), batch_id="2")

@@ -62,7 +62,7 @@ def test_what_is_no_schema_in_json_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a struct<`x y`: int>", "Delta takes no"),
+        ("a struct<`x y`: int>", "Delta allows no"),
         ("a struct<x: int, X: int>", "occurs twice"),
         ("a int, a int", "occurs twice"),
         ("a int, b int, c struct<d: int, e: int>", "has 4 columns"),

@@ -228,5 +228,5 @@ def test_columns_that_another_run_pinned_are_followed(
     assert tables.appends[0][1] == 6
     raw = DecodeSpec(format="raw")
     assert pins.put(Pin(stream="s", stream_uuid=UUID, starts={}, spec=raw, number=2))
-    with pytest.raises(StaleWatermarkError, match="set up anew"):
+    with pytest.raises(StaleWatermarkError, match="set up the table anew"):
         batches(batch((0, 20, 30)), 1)

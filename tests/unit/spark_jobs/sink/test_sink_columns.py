@@ -32,10 +32,14 @@ def test_every_column_of_records_is_taken() -> None:
     ("fields", "column", "text"),
     [
         ([("key", "binary")], "value", "needs the column value"),
-        ([("value", "bigint")], "value", "value is bigint; it has to be binary or string"),
+        ([("value", "bigint")], "value", "value has type bigint; cast it to binary or string"),
         ([("value", "binary"), ("offset", "bigint")], "offset", "no column 'offset'"),
-        ([("value", "binary"), ("timestamp", "bigint")], "timestamp", "timestamp is bigint"),
-        ([("value", "binary"), ("headers", "map<string,binary>")], "headers", "headers is map"),
+        ([("value", "binary"), ("timestamp", "bigint")], "timestamp", "timestamp has type bigint"),
+        (
+            [("value", "binary"), ("headers", "map<string,binary>")],
+            "headers",
+            "headers has type map",
+        ),
     ],
 )
 def test_other_columns_are_refused_by_name(
@@ -94,8 +98,8 @@ def test_options_are_parsed_without_case() -> None:
 @pytest.mark.parametrize(
     ("options", "streaming", "text"),
     [
-        ({}, False, "has to name the stream"),
-        ({"stream": "../x"}, False, "has to name the stream"),
+        ({}, False, "must be the name of the stream"),
+        ({"stream": "../x"}, False, "must be the name of the stream"),
         ({"stream": "s", "idempotencyKey": "k"}, False, "did you mean idempotenceKey"),
         ({"stream": "s", "idempotenceKey": "k"}, True, "checkpoint"),
         ({"stream": "s", "idempotenceKey": ""}, False, "1 to 512"),

@@ -101,7 +101,7 @@ def test_two_incarnations_never_make_a_batch() -> None:
 
 def test_a_batch_backwards_is_refused() -> None:
     """It would otherwise look like nothing to do."""
-    with pytest.raises(OffsetOutOfRangeError, match="backwards"):
+    with pytest.raises(OffsetOutOfRangeError, match="is below its start"):
         parsed(offsets(p0=5)).ranges(parsed(offsets(p0=4)))
 
 
