@@ -1,7 +1,8 @@
-"""``python -m bench``: measure ours and the peers side by side, keep every sample, print a table.
+"""``python -m bench``: measures Headwater and its peers, keeps every sample, prints a table.
 
-One run, one machine, sides in turns, medians with their range. ``--scale 0.05`` is a quick trial
-whose figures mean nothing. ``--report FILE`` prints the table of an earlier run without measuring.
+All sides run on one machine, in turns; the table has medians with their ranges. ``--scale 0.05`` is
+a quick trial, and its figures mean nothing. ``--report FILE`` prints the table of an earlier run
+without measuring.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _README: Final = _ROOT / "README.md"  # the short table
-_PAGE: Final = _ROOT / "docs" / "performance.md"  # the whole one
-# What the world may do to a measure; anything else is a bug of the benchmark and ends the run.
+_PAGE: Final = _ROOT / "docs" / "performance.md"  # the whole table
+# Errors from outside that end one measure; any other error is a bug of the benchmark and ends the
+# run.
 EXPECTED: Final = (
     BenchError, HeadwaterError, AssertionError, OSError, ValueError, subprocess.SubprocessError,
     psutil.Error,
@@ -47,7 +49,7 @@ MEASURES: Final = (
     "publish", "ingest", "latency", "catch_up", "tiering", "spark", "spark_log", "planning",
     "proving", "memory",
 )  # fmt: skip
-# Three brokers each; only by name, as `make bench-cluster` does.
+# Measures with three brokers each; they run only by name, as in `make bench-cluster`.
 CLUSTER_MEASURES: Final = (
     "cluster_publish", "cluster_latency", "cluster_failover", "cluster_cut", "cluster_partitions",
     "cluster_raft",
@@ -55,7 +57,7 @@ CLUSTER_MEASURES: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; return 1 if a measure could not be finished."""
+    """Run the chosen measures; return 1 if a measure could not be finished."""
     options = _options(arguments)
     if options.report is not None:
         _report(load_figures(options.report), write=options.write_readme)
@@ -105,7 +107,7 @@ def _measure(options: argparse.Namespace, work: Path) -> bool:
 
 
 def _run_one(name: str, session: Session) -> bool:
-    """Run one measure; what it finds is kept also when it fails later on."""
+    """Run one measure; its samples are kept even if it fails later."""
     print(f"\n{name}", flush=True)
     start = time.monotonic()
     module = importlib.import_module(f"bench.measures.{name}")
@@ -148,22 +150,22 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kafka", action="store_true", help="run Kafka too (Java, Maven)")
     default_out = _ROOT / "bench" / "results" / f"{now:%Y-%m-%dT%H%M%S}.json"
     add("--out", type=Path, default=default_out, help="default: bench/results/<time>.json")
-    cache_help = "for built tools and the run's data; on the disk to measure"
+    cache_help = "folder for built tools and the run's data, on the disk that is measured"
     add("--cache", type=Path, default=_ROOT / "out" / "bench", help=cache_help)
-    add("--report", type=Path, help="print the table of this result file, and end")
+    add("--report", type=Path, help="print the table of this result file and exit")
     write_help = "write the tables into README.md and docs/performance.md after a partial run too"
     add("--write-readme", action="store_true", help=write_help)
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 100 or not 1 <= options.repeat <= 100:
-        parser.error("--scale is above 0 and at most 100, --repeat is 1 to 100")
+        parser.error("--scale must be above 0 and at most 100, --repeat must be 1 to 100")
     if not 1 <= options.kills <= 1000:
-        parser.error("--kills is 1 to 1000")
+        parser.error("--kills must be 1 to 1000")
     options.cache = Path(Path(options.cache).resolve())
     return options
 
 
 def _interrupt(number: int, frame: FrameType | None) -> Any:
-    """Let ``with`` blocks end the servers when the run is told to stop."""
+    """Raise SystemExit on SIGTERM, so that ``with`` blocks end the servers."""
     del frame
     raise SystemExit(128 + number)
 

@@ -1,6 +1,6 @@
-"""The rows of the clusters' table and their bars (DESIGN §11), as data.
+"""The rows of the table for clusters and their bars (DESIGN §11), as data.
 
-As rows.py, with three brokers of ours beside JetStream R3 and Kafka RF3.
+Like rows.py, but for three brokers of ours compared with JetStream R3 and Kafka RF3.
 """
 
 from __future__ import annotations

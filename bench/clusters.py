@@ -1,8 +1,8 @@
-"""A cluster of three Headwater brokers, and what every side's cluster has to offer for the kills.
+"""A cluster of three Headwater brokers, and the methods that every side's cluster has for kills.
 
 ``min_isr`` is 2 and every record is acknowledged under ALL: two of three disks have synced it.
-Brokers are processes on the loopback, as ``headwater up --brokers 3`` starts them. With a mesh,
-what brokers say to each other goes through proxies that can be cut.
+Brokers are processes on the loopback, as ``headwater up --brokers 3`` starts them. With a mesh, the
+traffic between brokers goes through proxies that can be cut.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TAIL_BYTES: Final = 1500
 
 
 class Replicated(Protocol):
-    """Three nodes of some product, one of which leads a stream; see cluster_failover.py."""
+    """A cluster of three nodes of a product, with a leader per stream (cluster_failover.py)."""
 
     def create(self, stream: str) -> None:
         """Create a stream of three replicas."""
 
     def leader(self, stream: str) -> str | None:
-        """Return who leads it; None while nobody does, or nobody says."""
+        """Return the leader of a stream; None while there is none, or while no node answers."""
 
     def in_sync(self, stream: str) -> bool:
         """Tell whether all three replicas are in sync."""
@@ -51,7 +51,7 @@ class Replicated(Protocol):
         """Start a killed node again on its data."""
 
     def probe(self, stream: str) -> Sequence[str]:
-        """Return a command that publishes one record at a time; see probe.py."""
+        """Return the command of a probe, which publishes one record at a time; see probe.py."""
 
 
 class HeadwaterCluster:
@@ -64,7 +64,7 @@ class HeadwaterCluster:
 
     @property
     def url(self) -> str:
-        """The addresses of all brokers, as a client takes them."""
+        """The addresses of all brokers, in the form that a client takes."""
         return self.plan.flight_url
 
     @property
@@ -73,14 +73,14 @@ class HeadwaterCluster:
         return self.plan.brokers
 
     def start_all(self) -> None:
-        """Start every broker; return when all serve."""
+        """Start every broker; return when all of them serve."""
         for node in self.nodes:
             self._servers[node] = self.plan.start(node, wait=False)
         for server in self._servers.values():
             self.plan.wait_ready(server)
 
     def stop_all(self) -> None:
-        """End every broker; their data goes with the folder, so nobody waits for it."""
+        """Kill every broker; a clean stop is not needed, because the folder is deleted."""
         if self._teller is not None:
             self._teller.close()
         for server in self._servers.values():
@@ -96,7 +96,7 @@ class HeadwaterCluster:
         return psutil.Process(self._servers[node].process.pid)
 
     def check(self, cause: Exception) -> None:
-        """Raise BenchError with its log if a broker has ended that nobody killed."""
+        """Raise BenchError with the log of a broker that has ended without a kill of ours."""
         for node, server in self._servers.items():
             code = server.process.poll()
             if code not in (None, -signal.SIGKILL):
@@ -106,7 +106,7 @@ class HeadwaterCluster:
     # ------------------------------------------------------------------ Replicated
 
     def create(self, stream: str, *, replicas: int = COUNT, partitions: int = 1) -> None:
-        """Create a stream without tiering: the log alone is measured."""
+        """Create a stream without tiering, because only the log is measured."""
         with self.client() as client:
             client.create_stream(
                 stream,
@@ -135,7 +135,7 @@ class HeadwaterCluster:
         process.wait()
 
     def start(self, node: str) -> None:
-        """See Replicated; returns when it serves."""
+        """See Replicated; returns when the broker serves."""
         self._servers[node] = self.plan.start(node)
 
     def probe(self, stream: str) -> list[str]:
@@ -143,7 +143,7 @@ class HeadwaterCluster:
         return [sys.executable, "-m", "bench.flight_probe", self.url, stream]
 
     def status_at(self, node: str) -> Any:
-        """Return how the cluster stands, as one broker says; None when it does not."""
+        """Return the cluster's status from one broker; None if that broker does not answer."""
         with contextlib.suppress(HeadwaterError), Client(self._servers[node].address) as client:
             return Operations(client).status(confirm_ms=250)
         return None
@@ -164,8 +164,8 @@ def headwater_cluster(
     """Run three brokers and a nats-server; the folder is removed at the end.
 
     Args:
-        folder: for everything they keep.
-        before_start: may change the plan, for instance who is dialled through which proxy.
+        folder: for all data of the brokers.
+        before_start: may change the plan, for instance the proxies between brokers.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -190,7 +190,7 @@ def headwater_cluster(
 
 
 def wait_until(what: str, found: Callable[[], bool], *, timeout_s: float = 60.0) -> float:
-    """Return the seconds until ``found`` was true; raises BenchError when it never was."""
+    """Return the seconds until ``found`` was true; raises BenchError after ``timeout_s``."""
     start = time.monotonic()
     while not found():
         if time.monotonic() - start > timeout_s:

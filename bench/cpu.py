@@ -1,7 +1,7 @@
-"""CPU time of a process and all it started, those that have ended included.
+"""CPU time of a process and of all its children, including those that have ended.
 
-On a busy machine CPU seconds tell what seconds do not. What a child used counts while it lives, and
-with whoever waited for it afterwards.
+On a busy machine CPU seconds are a better figure than seconds. The CPU time of a running child is
+read from the child; after its end it is part of the process that waited for the child.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import psutil
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return user and system time of these processes and everything below them, so far."""
+    """Return user and system time of these processes and all their descendants, so far."""
     total = 0.0
     for pid in pids:
-        with contextlib.suppress(psutil.Error):  # gone: its parent counts it
+        with contextlib.suppress(psutil.Error):  # the process has ended: its parent's time has it
             process = psutil.Process(pid)
             total += _own_s(process)
             for child in process.children(recursive=True):

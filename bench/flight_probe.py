@@ -1,6 +1,6 @@
-"""``python -m bench.flight_probe URL STREAM``: one record at a time, until it is ended.
+"""``python -m bench.flight_probe URL STREAM``: publishes one record at a time, until it is killed.
 
-Prints a line for every acknowledged record: when it was sent and when it was acknowledged, in
+Prints a line for every acknowledged record, with the times of sending and of the acknowledgement in
 nanoseconds of the monotonic clock. The client is the product's own, with its own retries.
 """
 

@@ -34,11 +34,11 @@ class JetStreamCluster:
 
     @property
     def url(self) -> str:
-        """The addresses of all servers, as NATS clients take them."""
+        """The addresses of all servers, in the form that NATS clients take."""
         return ",".join(f"nats://127.0.0.1:{port}" for port in self._ports.values())
 
     def start_all(self) -> None:
-        """Start every server; return when JetStream answers on all."""
+        """Start every server; return when JetStream answers on all of them."""
         for node in self._ports:
             self._spawn(node)
         for node, child in self._children.items():
@@ -80,7 +80,7 @@ class JetStreamCluster:
             BenchError: there is no Go client.
         """
         if self._tools.client is None:
-            raise BenchError("JetStream's probe needs Go")
+            raise BenchError("JetStream's probe needs Go; install it, or leave JetStream out")
         return [str(self._tools.client), "probe", "-url", self.url, "-stream", stream]
 
     def _spawn(self, node: str) -> Child:
@@ -111,7 +111,7 @@ class JetStreamCluster:
         return "\n".join(lines) + "\n"
 
     def _info(self, stream: str) -> dict[str, Any]:
-        """Return what any server says of a stream; empty when none does."""
+        """Return the STREAM.INFO answer of any server; empty if no server answers."""
         for node, port in self._ports.items():
             if self._children[node].process.poll() is None:
                 with (
@@ -124,7 +124,7 @@ class JetStreamCluster:
 
 
 def stream_leader(info: dict[str, Any]) -> str | None:
-    """Return who leads a stream by the answer of STREAM.INFO; None: it does not say."""
+    """Return a stream's leader from a STREAM.INFO answer; None if the answer has none."""
     leader = info.get("cluster", {}).get("leader")
     return str(leader) if leader else None
 

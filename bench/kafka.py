@@ -1,7 +1,7 @@
-"""Kafka as a second peer, where asked for: one broker in KRaft mode and its own performance tools.
+"""Kafka as a second peer: one broker in KRaft mode, and Kafka's own performance tools.
 
-Optional (``--kafka``), because it needs Java, Maven and 150 MB of jars. Defaults throughout, which
-means no sync before an ack; acks=all, one replica, one partition.
+Optional (``--kafka``), because it needs Java, Maven and 150 MB of jars. All settings are defaults,
+so Kafka does not sync before an ack. acks=all, one replica, one partition.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Kafka:
 
     @classmethod
     def find(cls, folder: Path) -> Kafka:
-        """Copy the jars into ``folder`` with Maven unless they are there.
+        """Copy the jars into ``folder`` with Maven, unless the folder has them already.
 
         Raises:
-            BenchError: no Maven, or it failed.
+            BenchError: Java or Maven is missing, or Maven failed.
         """
         libs, done = folder / "libs", folder / "complete"
         if not done.exists():
             maven = shutil.which("mvn")
             if maven is None or shutil.which("java") is None:
-                raise BenchError("--kafka needs Java and Maven")
+                raise BenchError("--kafka needs Java and Maven (java, mvn) on PATH")
             folder.mkdir(parents=True, exist_ok=True)
             run_text([
                 maven, "-q", "-B", "-f", str(_POM), f"-Dmaven.repo.local={folder / 'm2'}",
@@ -95,7 +95,7 @@ class KafkaServer:
     child: Child
 
     def wait_ready(self) -> None:
-        """Wait until it can list its topics."""
+        """Wait until the broker can list its topics."""
         command = [*self.kafka.java("org.apache.kafka.tools.TopicCommand")]
         for _ in range(20):
             self.child.check()
@@ -120,9 +120,9 @@ class KafkaServer:
         ])  # fmt: skip
 
     def publish(self, topic: str, *, size: int, count: int, publishers: int) -> float:
-        """Run ProducerPerformance, once per publisher at the same time; return records/s.
+        """Run one ProducerPerformance per publisher at the same time; return records/s.
 
-        The sum of what each reports, which leaves the start of its JVM out.
+        The result is the sum of the reported rates, which do not include the start of the JVM.
         """
         command = [
             *self.kafka.java("org.apache.kafka.tools.ProducerPerformance"), "--topic", topic,
@@ -147,7 +147,7 @@ class KafkaServer:
         ])  # fmt: skip
 
     def consume(self, topic: str, *, count: int) -> float:
-        """Run ConsumerPerformance from the start; return records/s, without joining the group."""
+        """Run ConsumerPerformance from the start; return records/s, without the group's join."""
         printed = run_text([
             *self.kafka.java("org.apache.kafka.tools.ConsumerPerformance"), "--bootstrap-server",
             self.address, "--topic", topic, "--num-records", str(count), "--timeout", "60000",
@@ -159,13 +159,13 @@ class KafkaServer:
 
 
 def cluster_id() -> str:
-    """Return a new id of a cluster."""
+    """Return a random cluster id."""
     text = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     return f"A{text[1:]}"  # an id must not begin with a dash
 
 
 def properties(folder: Path, node: Node, nodes: Sequence[Node], *, min_isr: int) -> str:
-    """Return the configuration of one of ``nodes``, each broker and controller at once."""
+    """Return the configuration of one of ``nodes``; each is both broker and controller."""
     voters = ",".join(f"{one.number}@127.0.0.1:{one.controller_port}" for one in nodes)
     return f"""\
 process.roles=broker,controller

@@ -1,7 +1,7 @@
 """Kafka RF3: three combined brokers and controllers (KRaft) on the loopback.
 
-Defaults but for ``min.insync.replicas=2``, with acks=all: a record is acknowledged when all in-sync
-brokers, at least two, have written it; none of them has synced it.
+All settings are defaults except ``min.insync.replicas=2`` and acks=all. A record is acknowledged
+when all in-sync brokers, at least two, have written it; none of them has synced it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTITION: Final = re.compile(
 
 
 class KafkaCluster:
-    """The three nodes, by number as text. Made by :func:`kafka_cluster`."""
+    """The three nodes, named by their numbers as text. Made by :func:`kafka_cluster`."""
 
     def __init__(self, kafka: Kafka, client: KafkaClient, folder: Path) -> None:
         self._kafka, self.client, self._folder = kafka, client, folder
@@ -41,7 +41,7 @@ class KafkaCluster:
 
     @property
     def tools(self) -> KafkaServer:
-        """Kafka's own tools, at this cluster."""
+        """Kafka's own tools, for this cluster."""
         return KafkaServer(self._kafka, self.address, next(iter(self._children.values())))
 
     def start_all(self) -> None:
@@ -76,7 +76,7 @@ class KafkaCluster:
         self._children[node].kill()
 
     def start(self, node: str) -> None:
-        """See clusters.Replicated; that it is back, its ISR tells."""
+        """See clusters.Replicated; does not wait, because the ISR shows when the node is back."""
         self._spawn(node)
 
     def probe(self, topic: str) -> list[str]:
@@ -110,7 +110,7 @@ class KafkaCluster:
 
 
 def partition_state(described: str) -> tuple[str | None, list[str]]:
-    """Return leader and ISR of partition 0, from what ``--describe`` prints; None: no leader."""
+    """Return leader and ISR of partition 0 from the output of ``--describe``; None: no leader."""
     found = _PARTITION.search(described)
     if found is None:
         return None, []

@@ -1,8 +1,8 @@
-"""Load generators, each a process of its own: ``python -m bench.load KIND JSON``.
+"""Load generators, each in a separate process: ``python -m bench.load KIND JSON``.
 
 A generator prepares its data and its connection, prints ``ready``, waits for a line, runs, and
-prints what it found as JSON. Times are of the monotonic clock, which all processes share. Flight
-goes through the product's own client, NATS through raw sockets.
+prints its result as JSON. Times are of the monotonic clock, which all processes share. Flight uses
+the product's own client, NATS uses raw sockets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 def flight_publish(
     *, url: str, stream: str, size: int, rows: int, batches: int, window: int, keyed: bool = False
 ) -> Run:
-    """Publish batches, at most ``window`` of them unacknowledged; ends with the last ack."""
+    """Publish batches, with at most ``window`` of them unacknowledged; ends with the last ack."""
     sources = payloads.keyed_batches(size, rows) if keyed else [payloads.batch_of(size, rows)]
     producer = Client(url).producer(stream, window_batches=window)
 
@@ -64,7 +64,7 @@ def flight_publish(
 
 
 def flight_latency(*, url: str, stream: str, size: int, count: int) -> Run:
-    """Send single records, each after the ack of the one before."""
+    """Send single records, each after the ack of the previous record."""
     one = payloads.batch_of(size, 1)
     producer = Client(url).producer(stream, window_batches=1)
 
@@ -75,7 +75,7 @@ def flight_latency(*, url: str, stream: str, size: int, count: int) -> Run:
 
 
 def flight_read(*, url: str, stream: str, columns: list[str] | None = None) -> Run:
-    """Read a stream from its first record to the high watermark of now."""
+    """Read a stream from its first record to its high watermark at the start."""
     client = Client(url)
 
     def run() -> Result:
@@ -93,7 +93,7 @@ def flight_read(*, url: str, stream: str, columns: list[str] | None = None) -> R
 
 
 def nats_plain(*, url: str, subject: str, size: int, count: int) -> Run:
-    """Publish without asking for acknowledgements, as fast as the NATS server takes it."""
+    """Publish without acknowledgements, as fast as the NATS server accepts messages."""
     connection = raw_nats.RawNats(url)
     one = raw_nats.frame(subject, payloads.payload(size))
     writer = raw_nats.PlainWriter(connection, one, count)
@@ -118,7 +118,7 @@ def nats_acknowledged(*, url: str, subject: str, size: int, count: int, window: 
 
 
 def nats_latency(*, url: str, subject: str, size: int, count: int) -> Run:
-    """Publish single messages over a raw socket, each after the answer to the one before."""
+    """Publish single messages over a raw socket, each after the answer to the previous one."""
     connection = raw_nats.RawNats(url)
     connection.socket.sendall(b"SUB _bench.acks 1\r\n")
     one = raw_nats.frame(subject, payloads.payload(size), "_bench.acks")
@@ -132,7 +132,7 @@ def nats_latency(*, url: str, subject: str, size: int, count: int) -> Run:
 
 
 def jetstream_consume(*, url: str, stream: str, count: int) -> Run:
-    """Have JetStream push everything over a raw socket."""
+    """Let JetStream push all messages over a raw socket."""
     connection = raw_nats.RawNats(url)
 
     def run() -> Result:
@@ -143,7 +143,7 @@ def jetstream_consume(*, url: str, stream: str, count: int) -> Run:
 
 
 def _latencies(count: int, ask: Callable[[], object]) -> Result:
-    """Time ``count`` calls one after another, after 5 % that are not counted."""
+    """Time ``count`` calls one after another, after a warm-up of 5 % more calls."""
     clock = time.perf_counter_ns
     for _ in range(count // 20 + 1):
         ask()

@@ -1,4 +1,4 @@
-"""What the figures were taken on: hardware, versions, and how fast this disk syncs today."""
+"""Facts of the machine of a run: hardware, versions, and the present speed of a sync."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SYNC_BYTES: Final = 4096
 
 
 def facts(work: Path) -> dict[str, Any]:
-    """Return what has to be known to read the figures later."""
+    """Return the facts that are needed to understand the figures later."""
     return {
         "machine": {
             "cpus": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""The records that are measured with. Seeded, so every run and every side sends the same bytes."""
+"""The records of the benchmarks. Seeded, so that every run and every side sends the same bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pyarrow as pa
 
 _SEED: Final = 20_261_121
 _ROW_TEXT: Final = b'{"id":%5d,"tail":"N%05d","delay":%4d,"note":"'
-_DISTINCT_BYTES: Final = 64 * 2**20  # a repetition must be out of any compressor's sight
+_DISTINCT_BYTES: Final = 64 * 2**20  # so far apart that no compressor finds a repetition
 
 
 def payload(size: int) -> bytes:
-    """Return ``size`` random bytes: nothing on the way can compress them."""
+    """Return ``size`` random bytes, which cannot be compressed."""
     return np.random.default_rng(_SEED).bytes(size)
 
 
 def batch_of(size: int, rows: int) -> pa.RecordBatch:
-    """Return a batch of ``rows`` values of ``size`` random bytes, and nothing but values."""
+    """Return a batch of ``rows`` values of ``size`` random bytes, with no other column."""
     data = np.random.default_rng(_SEED).bytes(size * rows)
     offsets = np.arange(0, (rows + 1) * size, size, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -27,10 +27,10 @@ def batch_of(size: int, rows: int) -> pa.RecordBatch:
 
 
 def keyed_batches(size: int, rows: int) -> list[pa.RecordBatch]:
-    """Return some batches as a real stream has them: JSON of ``size`` bytes, keyed by tail number.
+    """Return batches like those of a real stream: JSON of ``size`` bytes, keyed by tail number.
 
-    4,000 keys; half of a value of 100 bytes is random hexadecimal text, of a longer one more, so
-    that Parquet has something to compress and something it cannot.
+    There are 4,000 keys. Half of a value of 100 bytes is random hexadecimal text, and more of a
+    longer value, so that Parquet can compress a part of each value and not the rest.
     """
     random = np.random.default_rng(_SEED)
     batches = []

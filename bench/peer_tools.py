@@ -1,8 +1,8 @@
-"""JetStream's side of each measure, by its own tools.
+"""The tools for JetStream's side of each measure.
 
-With Go on the machine: our small client on nats.go (bench/peer/main.go) and the ``nats`` command
-with its ``nats bench``, built once into the work folder. Without Go: raw sockets, which do less
-work per message than either. Which one was used is in the result of every sample.
+If Go is installed: our small client on nats.go (bench/peer/main.go) and ``nats bench`` of the
+``nats`` command, built once into the work folder. Without Go: raw sockets, which do less work per
+message than either. Every sample names the tool that was used.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ WINDOW: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class PeerTools:
-    """The tools that were found or built; None: raw sockets take their place."""
+    """The tools that were found or built; without the client, raw sockets are used."""
 
     client: Path | None
     natscli: Path | None
-    why: str  # for the result file
+    why: str  # explanation for the result file
 
     # ------------------------------------------------------------------ acknowledged publish
 
     def create(self, url: str, stream: str, *, replicas: int = 1) -> None:
-        """Create a file stream on the subject of its name."""
+        """Create a file stream whose subject is its name."""
         config = {
             "name": stream,
             "subjects": [stream],
@@ -52,7 +52,7 @@ class PeerTools:
         self._api(url, f"STREAM.DELETE.{stream}", None)
 
     def stored(self, url: str, stream: str) -> int:
-        """Return how many messages a stream holds."""
+        """Return the number of messages in a stream."""
         return int(self._api(url, f"STREAM.INFO.{stream}", None)["state"]["messages"])
 
     def publish(
@@ -83,7 +83,7 @@ class PeerTools:
         self, url: str, mode: str, stream: str, *, size: int, count: int, publishers: int
     ) -> float:
         """Run ``nats bench js pub async|batch`` with batches of 1000; return records/s."""
-        assert self.natscli is not None, "not built"
+        assert self.natscli is not None, "the nats command was not built"
         printed = run_text([
             str(self.natscli), "-s", url, "--timeout", "60s", "bench", "js", "pub", mode, stream,
             "--stream", stream, "--size", f"{size}B", "--msgs", str(count),
@@ -97,7 +97,7 @@ class PeerTools:
     # ------------------------------------------------------------------ latency and reading
 
     def latency(self, url: str, subject: str, *, size: int, count: int) -> dict[str, Any]:
-        """Publish one at a time; return the percentiles and the tool's name."""
+        """Publish one message at a time; return the percentiles and the tool's name."""
         if self.client is not None:
             found = run_json([
                 str(self.client), "latency", "-url", url, "-stream", subject, "-size", str(size),
@@ -109,13 +109,13 @@ class PeerTools:
         return {**load.result(), "tool": "raw socket"}
 
     def first_acks_ms(self, url: str, *, replicas: int, count: int) -> list[float]:
-        """Create streams one after another; return the times to each one's first ack.
+        """Create streams one after another; return the time to the first ack of each stream.
 
         Raises:
             BenchError: there is no Go client.
         """
         if self.client is None:
-            raise BenchError("JetStream's first ack needs Go")
+            raise BenchError("measuring JetStream's first ack needs Go; install it")
         found = run_json([
             str(self.client), "first-ack", "-url", url, "-stream", "first", "-replicas",
             str(replicas), "-messages", str(count),
@@ -146,7 +146,7 @@ class PeerTools:
 
 
 def find_tools(folder: Path) -> PeerTools:
-    """Build the Go tools into ``folder`` unless they are there; without Go return none."""
+    """Build the Go tools into ``folder`` unless it has them; without Go there are no tools."""
     go = shutil.which("go")
     client, natscli = folder / "peer", folder / "nats"
     if go is None:
@@ -162,7 +162,7 @@ def find_tools(folder: Path) -> PeerTools:
 
 
 def _build(go: str, source: Path, package: str, target: Path) -> None:
-    """Build once; a change of our source builds again."""
+    """Build a tool, unless the built one is newer than its source."""
     newest = max(path.stat().st_mtime for path in source.glob("*") if path.is_file())
     if target.exists() and target.stat().st_mtime >= newest:
         return

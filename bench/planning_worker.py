@@ -1,9 +1,9 @@
-"""Planning a unified read of a table of N files: ``python -m bench.planning_worker JSON``.
+"""Plans a unified read of a table of N files: ``python -m bench.planning_worker JSON``.
 
-The table is real, its files are links to one small Parquet file: planning looks at names, sizes and
-statistics, not into files. Each step of a read before the first row is timed by itself, cold (the
-first look at this table) and warm, in a session that has read another table before: what a JVM
-needs for its first query is not planning's.
+The table is real, but its files are links to one small Parquet file, because planning uses names,
+sizes and statistics and does not open files. Each step of a read before the first row is timed
+separately: cold (the first read of this table) and warm. The session has read another table before,
+because the time of a JVM's first query is not part of planning.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 _UUID: Final = StreamUuid("7d5f7c0e-7b0a-4b8e-9a51-4a3c6a1f0001")
 _FILES_PER_COMMIT: Final = 10_000
 _WARM_UPS: Final = 5
-_LINKS_MAX: Final = 30_000  # file systems allow 65,000 or so
+_LINKS_MAX: Final = 30_000  # file systems allow about 65,000 links to a file
 _STAMP_US: Final = 1_767_225_600_000_000
 
 
 @dataclass(slots=True)
 class Steps:
-    """Seconds by step of one read."""
+    """The seconds of each step of one read."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     _at: float = field(default_factory=time.perf_counter)
@@ -63,7 +63,7 @@ class Steps:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build the table, plan reads of it, print one line of JSON."""
+    """Build the table, plan reads of it, and print one line of JSON."""
     wanted = json.loads(arguments[0])
     count, folder = int(wanted["files"]), Path(wanted["folder"])
     stream = Stream(
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _warm_up(spark: SparkSession, path: Path) -> None:
-    """Read a small table some times: a session that has never read one is not what is measured."""
+    """Read a small table several times, because a session's first reads are not measured."""
     spark.range(1).write.format("delta").save(str(path))
     for _ in range(_WARM_UPS):
         spark.read.format("delta").option("versionAsOf", "0").load(str(path)).collect()
@@ -153,7 +153,7 @@ def _build(table: DeltaStreamTable, folder: Path, count: int) -> None:
 
 
 def _entry(number: int, size: int, checksum: int) -> LedgerEntry:
-    """Return what a commit says of a file of one record."""
+    """Return the ledger entry of a file with one record."""
     return LedgerEntry(
         partition=0,
         start=Offset(number),

@@ -1,7 +1,8 @@
-"""How long nobody could publish: a publisher beside the fault, and the arithmetic of its lines.
+"""Measures how long a fault prevents publishing: runs a probe and evaluates its output.
 
-A probe is a program that publishes one record at a time and prints ``SENT ACKED`` for each, in
-nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share.
+A probe is a program that publishes one record at a time. For each record it prints ``SENT ACKED``,
+the times of sending and acknowledgement in nanoseconds of CLOCK_MONOTONIC, which all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WARM_ACKS: Final = 20
 
 
 def parse_ack(line: str) -> Ack | None:
-    """Return what a line of a probe says; None for anything else."""
+    """Parse a line of a probe; None for any other line."""
     words = line.split()
     if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
         return None
@@ -32,10 +33,11 @@ def parse_ack(line: str) -> Ack | None:
 
 
 def first_after(acks: Sequence[Ack], fault_ns: int) -> Ack | None:
-    """Return the first acknowledgement that shows that publishing goes on after the fault.
+    """Return the first acknowledgement which shows that publishing works again after the fault.
 
-    That of a record sent later. One sent before counts only if its acknowledgement came so late
-    that it cannot have been under way already.
+    Usually this is the acknowledgement of a record that was sent after the fault. A record that
+    was sent before counts only if its acknowledgement arrived so late that it cannot have been on
+    its way at the time of the fault.
     """
     for sent_ns, acked_ns in acks:
         if acked_ns > fault_ns and (sent_ns >= fault_ns or acked_ns - fault_ns > _LATE_NS):
@@ -44,10 +46,10 @@ def first_after(acks: Sequence[Ack], fault_ns: int) -> Ack | None:
 
 
 class Probe:
-    """A running probe. A context manager that ends it."""
+    """A running probe. A context manager that ends the probe."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        """Start it; what it complains about goes to ``log``."""
+        """Start the probe; its stderr goes to ``log``."""
         self._log = log
         self._acks: list[Ack] = []
         self._changed = threading.Condition()
@@ -64,11 +66,13 @@ class Probe:
         self._reader.start()
 
     def warm_up(self, *, timeout_s: float = 60.0) -> None:
-        """Wait for some more acknowledgements: it publishes to the leader of now."""
+        """Wait for more acknowledgements, which show that the probe has found the new leader."""
         with self._changed:
             wanted = len(self._acks) + _WARM_ACKS
             if not self._changed.wait_for(lambda: len(self._acks) >= wanted, timeout_s):
-                raise BenchError(f"the probe does not get through: {self._tail()}")
+                raise BenchError(
+                    f"the probe got no acknowledgements within {timeout_s:g} s: {self._tail()}"
+                )
 
     def seconds_after(self, fault_ns: int, *, timeout_s: float = 120.0) -> float:
         """Return the seconds from a fault to the next acknowledged publish."""
@@ -81,10 +85,13 @@ class Probe:
                     return (found[1] - fault_ns) / 1e9
                 seen = len(self._acks)
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise BenchError(f"no publish within {timeout_s:g} s: {self._tail()}")
+                    raise BenchError(
+                        f"no publish was acknowledged within {timeout_s:g} s after the fault: "
+                        f"{self._tail()}"
+                    )
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the probe."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

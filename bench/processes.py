@@ -1,7 +1,7 @@
-"""Children of a run: servers and load generators, started and ended by their own handles.
+"""The child processes of a run: servers and load generators, each with a handle that ends it.
 
-Every child asks the kernel to be killed when the run dies (headwater/local/exec_with_parent.py), so
-an interrupted benchmark leaves nothing behind either. Logs are kept in the run's folder.
+The kernel kills every child when the run dies (headwater/local/exec_with_parent.py), so even an
+interrupted benchmark leaves no processes behind. Logs are kept in the run's folder.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _TAIL_BYTES: Final = 1500
 
 
 class BenchError(Exception):
-    """Something did not start, did not answer, or did not find what it should."""
+    """A program did not start, did not answer, or gave an unexpected result."""
 
 
 class Child:
-    """A server of ours or of a peer. A context manager that ends it."""
+    """A server of ours or of a peer. A context manager that stops the server."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
     ) -> None:
-        """Start ``command``; what it prints goes to ``log``."""
+        """Start ``command``; its output goes to ``log``."""
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -54,21 +54,21 @@ class Child:
             )
 
     def check(self) -> None:
-        """Raise if it has ended."""
+        """Raise BenchError if the process has ended."""
         if self.process.poll() is not None:
             raise BenchError(f"{self.name} ended with {self.process.returncode}: {self.tail()}")
 
     def rss_bytes(self) -> int:
-        """Return its resident memory."""
+        """Return the resident memory of the process."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def cpu_s(self) -> float:
-        """Return the CPU time it has used, user and system."""
+        """Return the user and system CPU time of the process."""
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def stop(self) -> None:
-        """End it politely and wait."""
+        """Send SIGTERM and wait; after a minute kill the process."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -78,12 +78,12 @@ class Child:
         self.process.wait()
 
     def kill(self) -> None:
-        """End it as a power cut would, as far as a process can tell."""
+        """Kill the process (SIGKILL) and wait."""
         self.process.kill()
         self.process.wait()
 
     def tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the log."""
         with contextlib.suppress(OSError):
             return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
         return ""
@@ -101,7 +101,7 @@ class Child:
 
 
 def wait_http(child: Child, port: int, path: str, *, timeout_s: float = 60.0) -> None:
-    """Wait until ``path`` answers 200; raises BenchError when it does not, or the child ends."""
+    """Wait until ``path`` answers 200; raises BenchError at the timeout or if the child ends."""
     deadline = time.monotonic() + timeout_s
     while http_status(port, path) != 200:
         child.check()
@@ -111,7 +111,7 @@ def wait_http(child: Child, port: int, path: str, *, timeout_s: float = 60.0) ->
 
 
 def http_status(port: int, path: str) -> int | None:
-    """Return the status of one GET on the loopback; None while nobody listens."""
+    """Return the status of one GET on the loopback; None if there is no answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     with contextlib.closing(connection):
         try:
@@ -129,7 +129,7 @@ def run_json(
     env: Mapping[str, str] | None = None,
     timeout_s: float = _LOAD_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Run a program to its end and return the JSON object that its last line is."""
+    """Run a program to its end and return the JSON object in its last line."""
     done = _run(command, env, timeout_s)
     if done.returncode:
         raise _failed(command, done.stderr or done.stdout)
@@ -139,7 +139,7 @@ def run_json(
 def run_text(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = 600.0
 ) -> str:
-    """Run a program to its end and return what it printed, errors included."""
+    """Run a program to its end and return its stdout and stderr."""
     done = _run(command, env, timeout_s)
     if done.returncode:
         raise _failed(command, done.stdout + done.stderr)
@@ -164,10 +164,10 @@ def _failed(command: Sequence[str], printed: str) -> BenchError:
 
 
 class Load:
-    """A load generator (bench/load.py) that is ready and waits for the word to start."""
+    """A load generator (bench/load.py) that is ready and waits for :meth:`go`."""
 
     def __init__(self, kind: str, **arguments: Any) -> None:
-        """Start it and wait until it has prepared its data and its connection."""
+        """Start the process and wait until it has prepared its data and its connection."""
         command = [sys.executable, "-m", "bench.load", kind, json.dumps(arguments)]
         self._command = command
         self._process = subprocess.Popen(
@@ -184,13 +184,13 @@ class Load:
             raise BenchError(f"load {kind} did not get ready: {errors[-_TAIL_BYTES:]}")
 
     def go(self) -> None:
-        """Let it start."""
+        """Start the load."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
     def result(self, timeout_s: float = _LOAD_TIMEOUT_S) -> dict[str, Any]:
-        """Wait for its end and return what it found."""
+        """Wait for the end of the load and return its result."""
         try:
             printed, errors = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -201,13 +201,13 @@ class Load:
         return _last_object(self._command, printed)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
 
 def run_loads(loads: Sequence[Load]) -> list[dict[str, Any]]:
-    """Start all at once and return what each found."""
+    """Start all loads at once and return their results."""
     with _killed_on_error(loads):
         for load in loads:
             load.go()
@@ -234,10 +234,10 @@ def span_s(results: Sequence[Mapping[str, Any]]) -> float:
 
 
 def with_shim(command: Sequence[str]) -> list[str]:
-    """Return the command of a child that the kernel ends when this process does."""
+    """Return the command of a child that the kernel kills when this process ends."""
     program = shutil.which(command[0])
     if program is None:
-        raise BenchError(f"{command[0]} is not installed")
+        raise BenchError(f"{command[0]} is not on PATH; install it")
     return [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), program, *command[1:]]
 
 

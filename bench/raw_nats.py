@@ -1,7 +1,7 @@
-"""A raw NATS connection over a blocking socket, so that a publisher is never what limits a figure.
+"""A raw NATS connection over a blocking socket, so that the publisher never limits a figure.
 
-Frames are built before the clock starts and sent as large buffers. Only what the measures need:
-no TLS, no authentication, one connection, one thread.
+Frames are built before the clock starts and are sent as large buffers. The client has only the
+features that the measures need: no TLS, no authentication, one connection, one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _TIMEOUT_S: Final = 120.0
 
 
 class RawNats:
-    """One connection. Raises OSError, or ValueError for what it does not expect."""
+    """One connection. Raises OSError, or ValueError for an unexpected answer."""
 
     def __init__(self, url: str) -> None:
-        """Connect to a server; of a list with commas, to the first."""
+        """Connect to a server; if ``url`` is a list with commas, to the first."""
         parts = urlsplit(url.partition(",")[0])
         assert parts.hostname is not None, f"no host: {url}"
         assert parts.port is not None, f"no port: {url}"
@@ -29,7 +29,7 @@ class RawNats:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rest = b""
         if not self.line().startswith(b"INFO "):
-            raise ValueError("no NATS server there")
+            raise ValueError(f"there is no NATS server at {url}")
         options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
         self.socket.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
         self.flush()
@@ -49,7 +49,7 @@ class RawNats:
         return found
 
     def flush(self) -> None:
-        """Wait until the server has taken everything sent so far."""
+        """Wait until the server has received all data sent so far."""
         self.socket.sendall(b"PING\r\n")
         while (line := self.line()) != b"PONG":
             if line == b"PING":
@@ -58,7 +58,7 @@ class RawNats:
                 raise ValueError(line.decode(errors="replace"))
 
     def message(self) -> bytes:
-        """Return the next message's payload, of any subscription."""
+        """Return the payload of the next message, of any subscription."""
         while True:
             line = self.line()
             if line.startswith(b"MSG "):
@@ -83,7 +83,7 @@ class RawNats:
         return answer
 
     def read(self) -> bytes:
-        """Return what the socket has, at least one byte; blocks."""
+        """Return the available bytes of the socket, at least one; blocks."""
         data = self.socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionError("the NATS server closed the connection")
@@ -108,7 +108,7 @@ def frame(subject: str, payload: bytes, reply: str | None = None) -> bytes:
 
 
 class PlainWriter:
-    """Sends the same message ``count`` times, as fast as the server takes it."""
+    """Sends the same message ``count`` times, as fast as the server accepts it."""
 
     def __init__(self, connection: RawNats, one: bytes, count: int) -> None:
         self._connection = connection
@@ -118,7 +118,7 @@ class PlainWriter:
         self._last = one * left
 
     def run(self) -> None:
-        """Send everything; returns when the server has it."""
+        """Send all messages; returns when the server has them."""
         send = self._connection.socket.sendall
         for _ in range(self._chunks_count):
             send(self._whole)
@@ -129,10 +129,10 @@ class PlainWriter:
 def publish_acknowledged(
     connection: RawNats, subject: str, payload: bytes, *, count: int, window: int
 ) -> None:
-    """Publish with at most ``window`` unanswered messages; returns once all are answered.
+    """Publish with at most ``window`` unanswered messages; returns after the last answer.
 
-    All messages share one reply subject, so this does less work per message than any client
-    library: it is not slower than one.
+    All messages have one reply subject. So this does less work per message than any client
+    library, and is not slower than one.
     """
     connection.socket.sendall(b"SUB _bench.acks 1\r\n")
     one = frame(subject, payload, "_bench.acks")
@@ -149,9 +149,9 @@ def publish_acknowledged(
 
 
 def consume(connection: RawNats, stream: str, count: int) -> None:
-    """Have JetStream push ``count`` messages from the first one, unacknowledged; count them.
+    """Let JetStream push ``count`` messages from the first on, without acks, and count them.
 
-    The stream's only subject is its name.
+    The stream's only subject must be its name.
     """
     connection.socket.sendall(b"SUB _bench.push 2\r\n")
     config = {

@@ -1,7 +1,7 @@
-"""What a run found: samples as they came, facts about the machine, and both sides' settings.
+"""The result of a run: raw samples, facts about the machine, and the settings of all sides.
 
-The JSON keeps every raw sample; summaries are computed from it, also when an old file is reported
-again. Times are UTC.
+The JSON file has every raw sample. Summaries are always computed from the samples, also for the
+report of an old file. Times are UTC.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Final
 from bench.stats import Summary, summarise
 
 FORMAT_VERSION: Final = 1
-# JetStream's tools per case; its figure in the table is that of the fastest.
+# JetStream's tools per case; the table shows the figure of the fastest.
 _TOOLS: Final = ("async", "bench_async", "bench_batch")
 
 
 class Recorder:
-    """Collects samples; :meth:`save` writes them whole after each measure."""
+    """Collects samples; :meth:`save` writes all of them after each measure."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Recorder:
         self._started = dt.datetime.now(dt.UTC)
 
     def add(self, figure: str, value: float, unit: str, **details: Any) -> None:
-        """Keep one sample and say so; ``details`` go into the file with it."""
+        """Keep and print one sample; ``details`` are stored with it."""
         load = os.getloadavg()[0]
         at_s = (dt.datetime.now(dt.UTC) - self._started).total_seconds()
         sample = {"figure": figure, "value": value, "unit": unit, "load1": round(load, 2)}
@@ -40,19 +40,19 @@ class Recorder:
         print(f"  {figure:44s} {value:>14,.3f} {unit}", flush=True)
 
     def fact(self, name: str, value: Any) -> None:
-        """Keep something that is not a sample: a setting, a version."""
+        """Keep a fact that is not a sample: a setting or a version."""
         self._facts[name] = value
 
     def failed(self, measure: str, error: BaseException) -> None:
-        """Keep why a measure could not be finished."""
+        """Keep the error by which a measure failed."""
         self._failures[measure] = f"{type(error).__name__}: {error}"
 
     def figures(self) -> dict[str, Summary]:
-        """Return all figures so far, derived ones included."""
+        """Return all figures so far, including derived ones."""
         return figures_of(self._samples)
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         body = {
             "format": FORMAT_VERSION,
             "started": self._started.isoformat(timespec="seconds"),
@@ -80,7 +80,7 @@ def load_figures(path: Path) -> dict[str, Summary]:
 
 
 def figures_of(samples: list[dict[str, Any]]) -> dict[str, Summary]:
-    """Summarise samples by figure, and add what the table calls just ``jetstream``."""
+    """Summarise samples by figure; add the figure ``jetstream``, that of its fastest tool."""
     values: dict[str, list[float]] = {}
     for sample in samples:
         values.setdefault(sample["figure"], []).append(float(sample["value"]))

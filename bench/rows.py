@@ -1,7 +1,7 @@
 """The rows of the table and their bars (DESIGN §11), as data.
 
-Figures are named ``<measure>/<case>/<side>``. Sides: ``flight``, ``nats`` (ours); ``jetstream``,
-``jetstream_synced`` and ``kafka`` (peers). See README.md for what each measure does.
+Figures are named ``<measure>/<case>/<side>``. The sides are ``flight`` and ``nats`` (ours), and
+``jetstream``, ``jetstream_synced`` and ``kafka`` (peers). The module of a measure describes it.
 """
 
 from __future__ import annotations

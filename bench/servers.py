@@ -1,7 +1,7 @@
 """The servers of both sides: our broker as a daemon, core NATS for it, and JetStream.
 
-Same machine, loopback, free ports, data below the run's folder. The settings that are not defaults
-are returned by :func:`settings`, and kept with the result.
+All run on the same machine, on the loopback, on free ports, with data below the run's folder.
+:func:`settings` returns the settings that are not defaults; they are kept with the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JETSTREAM_READY: Final = "/healthz"
 
 @dataclass(slots=True)
 class BrokerServer:
-    """Our daemon and where it listens; it can be ended and started again on the same data."""
+    """Our daemon and its ports; it can be stopped and started again on the same data."""
 
     folder: Path
     nats_url: str
@@ -42,11 +42,11 @@ class BrokerServer:
     @property
     def process(self) -> Child:
         """The running daemon."""
-        assert self.child is not None, "not started"
+        assert self.child is not None, "the daemon was not started"
         return self.child
 
     def start(self) -> None:
-        """Start the daemon and wait until it says that it serves."""
+        """Start the daemon and wait until it is ready."""
         config = self.folder / "broker.toml"
         self.folder.mkdir(parents=True, exist_ok=True)
         config.write_text(self._toml(), encoding="utf-8")
@@ -55,12 +55,12 @@ class BrokerServer:
         wait_http(self.child, self.http_port, "/readyz", timeout_s=300)
 
     def stop(self) -> None:
-        """End the daemon."""
+        """Stop the daemon."""
         if self.child is not None:
             self.child.stop()
 
     def client(self) -> Client:
-        """Return a client of it."""
+        """Return a client of the daemon."""
         return Client(self.url)
 
     def _toml(self) -> str:
@@ -86,7 +86,7 @@ format = "json"
 def headwater(
     folder: Path, *, lake_uri: str = "", env: Mapping[str, str] | None = None, nats: bool = True
 ) -> Iterator[BrokerServer]:
-    """Run a broker with a core nats-server beside it; its folder is removed at the end."""
+    """Run a broker, with a core nats-server if ``nats``; the folder is removed at the end."""
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         nats_url = ""
@@ -137,7 +137,7 @@ def _jetstream_config(folder: Path, port: int, http_port: int, *, synced: bool) 
 
 
 def settings() -> dict[str, Any]:
-    """Return what is not a default on either side, for the result file."""
+    """Return the settings of all sides that are not defaults, for the result file."""
     return {
         "headwater": {
             "broker": "python -m broker, defaults; log.level = warning",

@@ -1,4 +1,4 @@
-"""One run: its folder, its scale, its tools, and the order in which sides take turns."""
+"""One run: its folder, its scale, its tools, and the turns of the sides."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.kafka import Kafka
 from bench.peer_tools import PeerTools
 from bench.recorder import Recorder
 
-RECORDS_MIN = 2_000  # a smaller scale than this measures only the start
+RECORDS_MIN = 2_000  # with fewer records only the start would be measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What every measure gets."""
+    """The argument of every measure."""
 
     work: Path
     scale: float
@@ -24,7 +24,7 @@ class Session:
     recorder: Recorder
     tools: PeerTools
     kafka: Kafka | None = None
-    kills: int = 30  # of a cluster's leader
+    kills: int = 30  # how often a cluster's leader is killed
 
     def count(self, records: int, *, multiple: int = 1) -> int:
         """Return ``records`` at this run's scale, rounded up to a multiple."""
@@ -32,10 +32,10 @@ class Session:
         return -(-wanted // multiple) * multiple
 
     def rounds(self, sides: Mapping[str, Callable[[int], None]]) -> None:
-        """Let the sides take turns, ``repeat`` times, so that a busy minute hits all of them.
+        """Let the sides take turns, ``repeat`` times, so that a busy minute affects all of them.
 
-        Before each turn everything unwritten goes to the disk, else one side's backlog would be
-        paid for by the next side's syncs.
+        Before each turn all unwritten data is synced. Otherwise the syncs of one side would also
+        have to write the data of the side before.
         """
         for number in range(self.repeat):
             for side in sides.values():

@@ -1,8 +1,8 @@
-"""Spark's own Kafka source as a peer: its jars, and stand-ins for a library that cannot be had.
+"""Spark's own Kafka source as a peer: its jars, and stand-ins for a library that is not available.
 
-The connector links to four classes of Spark's Kafka token provider, which only matter with
-authentication and are in no registry that is reached here. ``peer/spark_kafka/shim`` has empty
-ones, compiled against PySpark's jars when they are first needed.
+The connector links to four classes of Spark's Kafka token provider. They are used only with
+authentication, and no registry that is reached from here has them. ``peer/spark_kafka/shim`` has
+empty classes instead, which are compiled against PySpark's jars when they are first needed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ _PEER: Final = Path(__file__).with_name("peer") / "spark_kafka"
 
 @dataclass(frozen=True, slots=True)
 class SparkKafka:
-    """What a session needs for ``format("kafka")``."""
+    """The jars and classes that a session needs for ``format("kafka")``."""
 
     jars: tuple[Path, ...]
     classes: Path
 
     @classmethod
     def find(cls, folder: Path) -> SparkKafka:
-        """Copy the jars and compile the stand-ins into ``folder`` unless they are there.
+        """Copy the jars and compile the stand-ins into ``folder``, unless the folder has them.
 
         Raises:
-            BenchError: no Maven or no compiler, or one of them failed.
+            BenchError: Maven or the Java compiler is missing, or one of them failed.
         """
         libs, classes, done = folder / "libs", folder / "classes", folder / "complete"
         if not done.exists():
             maven, javac = shutil.which("mvn"), shutil.which("javac")
             if maven is None or javac is None:
-                raise BenchError("Spark's Kafka source needs Maven and a Java compiler")
+                raise BenchError(
+                    "Spark's Kafka source needs Maven and a Java compiler (mvn, javac) on PATH"
+                )
             classes.mkdir(parents=True, exist_ok=True)
             run_text([
                 maven, "-q", "-B", "-f", str(_PEER / "pom.xml"),
@@ -51,7 +53,7 @@ class SparkKafka:
         return cls(tuple(sorted(libs.glob("*.jar"))), classes)
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that add it to a session of ours."""
+        """Return the settings that add the Kafka source to a session of ours."""
         return {
             "spark.jars": ",".join(map(str, self.jars)),
             "spark.driver.extraClassPath": str(self.classes),

@@ -1,8 +1,9 @@
 """Spark's side of the measure ``spark_log``, one JVM: ``python -m bench.spark_log_worker JSON``.
 
-Reads, streams and appends of the same records by ours and by Spark's Kafka source, in turns, after
-one round that is not counted. Prints seconds by way, and the CPU seconds of all processes of that
-way: driver, JVM, Python workers and the broker that it reads from.
+Each *way* reads, streams or appends the same records, with our source or with Spark's Kafka source.
+The ways take turns, after one round that is not counted. The worker prints the seconds of each way,
+and the CPU seconds of all its processes: driver, JVM, Python workers and the broker that it reads
+from.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _SUM: Final = ("count(*)", "min(offset)", "max(offset)", "sum(length(value))")
 _PACED_ROWS: Final = 20  # records of a batch of the paced producer
 _SIZE: Final = 100
 _SKIPPED_S: Final = 8  # the first batches of a query compile its code
-_SKIPPED_QUERIES: Final = 10  # warm means: the JVM has compiled what a query of this kind runs
+_SKIPPED_QUERIES: Final = 10  # after these the JVM has compiled the code of such a query
 _NARROW: Final = "partition,offset,value"
 
-Way = Callable[[Path], int]  # does the work in a fresh folder, returns how many records it did
+Way = Callable[[Path], int]  # works in an empty folder and returns the number of its records
 
 
 class Worker:
-    """One session and what it is to measure."""
+    """One Spark session and its measurements."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._wanted = wanted
@@ -52,11 +53,11 @@ class Worker:
         self._kafka: str | None = wanted["kafka"]
         self._spark: SparkSession = hw.session("bench", "local[2]", conf=wanted["conf"])
         self._client = Client(self._server)
-        self.turns: dict[str, list[dict[str, float]]] = {}  # seconds by way
-        self.ages_s: dict[str, list[float]] = {}  # of what freshness found
+        self.turns: dict[str, list[dict[str, float]]] = {}  # seconds and CPU seconds by way
+        self.ages_s: dict[str, list[float]] = {}  # ages of records, by freshness test
 
     def run(self) -> None:
-        """Measure; what was found until something fails is kept."""
+        """Measure; results before an error are kept."""
         ways = self._ways()
         for turn in range(_WARM_UPS + int(self._wanted["repeat"])):
             for name, way in ways.items():
@@ -145,7 +146,7 @@ class Worker:
         return job.run(self._spark, args, Report("bench", sys.stderr, stop or Stop()))
 
     def _delta_spark(self, folder: Path) -> int:
-        """The same rows from the same source, written by delta-spark."""
+        """Write the same rows from the same source with delta-spark."""
         self._ours(self._spark.read).load().write.format("delta").save(str(folder / "table"))
         return self._rows_in(folder)
 
@@ -170,7 +171,7 @@ class Worker:
     # ------------------------------------------------------------------ freshness
 
     def _fresh_query(self) -> list[float]:
-        """Seconds from an acknowledgement until a unified query has returned the record."""
+        """Return the seconds from an acknowledgement until a unified query returned the record."""
         ages = []
         with self._client.producer(self._stream) as producer:
             for turn in range(_SKIPPED_QUERIES + int(self._wanted["queries"])):
@@ -186,7 +187,7 @@ class Worker:
         return ages
 
     def _fresh_curated(self) -> list[float]:
-        """Ages of records when the commit of the curated table that holds them was written."""
+        """Return the ages of records at their commit into the curated table."""
         name, seconds = "fresh", int(self._wanted["paced_s"])
         self._client.create_stream(name, tiering=False)
         table = self._work / "fresh" / "table"
@@ -212,7 +213,7 @@ class Worker:
         return _ages(table)
 
     def _fresh_kafka(self) -> list[float]:
-        """The same for Kafka and delta-spark with a trigger of 1 s; the run's parent publishes."""
+        """Return these ages for Kafka and delta-spark; trigger 1 s; the parent publishes."""
         table = self._work / "fresh-kafka" / "table"
         query = (
             self._from_kafka(self._spark.readStream, "fresh")
@@ -223,7 +224,7 @@ class Worker:
             .start(str(table))
         )
         print(json.dumps({"ready": "kafka"}), flush=True)
-        sys.stdin.readline()  # everything is published
+        sys.stdin.readline()  # waits until the parent has published all records
         threading.Event().wait(5)
         query.stop()
         return _ages(table)
@@ -234,7 +235,7 @@ def _count(rows: DataFrame) -> int:
 
 
 def _ages(table: Path) -> list[float]:
-    """Return commit time less timestamp of every row, but for the first seconds of the query."""
+    """Return commit time minus timestamp of every row, without the first seconds of the query."""
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     ages: list[float] = []
@@ -250,12 +251,12 @@ def _ages(table: Path) -> list[float]:
             made = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
             first_s = first_s or min(made) / 1e6
             ages += [at_s - one / 1e6 for one in made if one / 1e6 > first_s + _SKIPPED_S]
-    assert ages, f"nothing fresh arrived in {table}"
+    assert ages, f"no records arrived in {table} after the first {_SKIPPED_S} seconds"
     return ages
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure everything, print one line of JSON, also of what a failure left."""
+    """Run all measurements and print one line of JSON, even after a failure."""
     worker = Worker(json.loads(arguments[0]))
     try:
         worker.run()

@@ -1,8 +1,8 @@
 """Spark's side of the ``spark`` measure, one JVM: ``python -m bench.spark_worker JSON``.
 
 Every read does the same work on its rows: count, lowest and highest offset, newest timestamp, bytes
-of the values; so nothing is skipped and nothing is collected. All ways take turns after two rounds
-that are not counted, because the JVM compiles while it runs.
+of the values. So no rows are skipped, and no rows are collected. All ways of reading take turns,
+after two rounds that are not counted, because the JVM compiles while it runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WARM_UPS: Final = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Read every way, print seconds by way."""
+    """Run every way of reading and print its seconds."""
     wanted = json.loads(arguments[0])
     spark = hw.session("bench", master=wanted["master"])
     client = Client(wanted["server"])

@@ -1,4 +1,4 @@
-"""What is made of samples: medians with their range, and percentiles. Pure."""
+"""Statistics of samples: medians with their ranges, and percentiles. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Samples of one figure: median, and the range they lie in (both ends inclusive)."""
+    """Median and range of the samples of one figure (both ends of the range are samples)."""
 
     median: float
     low: float
@@ -18,18 +18,18 @@ class Summary:
 
 
 def summarise(samples: Sequence[float]) -> Summary:
-    """Return median and range of at least one sample."""
-    assert samples, "nothing was measured"
+    """Return median and range of the samples; there must be at least one."""
+    assert samples, "there are no samples"
     return Summary(statistics.median(samples), min(samples), max(samples), len(samples))
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
     """Return the smallest sample that at least ``share`` of all samples do not exceed.
 
-    The nearest-rank definition: always a value that was measured, never one between two.
+    This is the nearest-rank definition: the result is always a sample, never a value between two.
     ``share`` is in ``(0, 1]``.
     """
-    assert samples, "nothing was measured"
+    assert samples, "there are no samples"
     assert 0 < share <= 1, f"{share} is not a share"
     ordered = sorted(samples)
     rank = -(-len(ordered) * share // 1)  # ceiling

@@ -1,8 +1,9 @@
-"""From figures to the Markdown table: which rows there are, their bars, and whether they are met.
+"""Renders figures as a Markdown table: rows, their bars, and whether the bars are met.
 
 A *figure* is a name like ``publish/100B/1p/flight`` with its samples. A row shows one or more of
-ours beside the peer's of the same run. A bar that needs a peer which did not run is neither met nor
-missed, and says so. Rows and bars are data, in rows.py. Pure.
+our figures and the peers' figures of the same run. A *bar* is the value that a figure has to reach.
+A bar that needs a peer which did not run is neither met nor missed; the table says "not run" then.
+Rows and bars are data, in rows.py. Pure.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _NOT_SYNCED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Ours is at least, or (``at_most``) at most, ``factor`` times each of some peer figures."""
+    """Our figure is at least (with ``at_most``: at most) ``factor`` times each peer figure."""
 
     factor: float
     peers: tuple[str, ...]
     at_most: bool = False
 
     def met(self, ours: Summary, figures: Figures) -> bool | None:
-        """Judge medians; None if one of the peers was not measured."""
+        """Compare the medians; None if one of the peers was not measured."""
         if any(name not in figures for name in self.peers):
             return None
         limits = [self.factor * figures[name].median for name in self.peers]
@@ -47,7 +48,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Ours is not below a fixed value."""
+    """Our figure is not below a fixed value."""
 
     value: float
 
@@ -59,7 +60,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Ours is not above a fixed value."""
+    """Our figure is not above a fixed value."""
 
     value: float
 
@@ -74,20 +75,20 @@ Bar = Times | AtLeast | AtMost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row: figures of ours and of the peer, in the same order, joined by a slash.
+    """One row: our figures and the peers' figures, in the same order, joined by a slash.
 
-    ``bars`` has one set of bars per figure of ours; all of them have to be met.
+    ``bars`` has one tuple of bars for each of our figures; all of them have to be met.
     """
 
     path: str
     unit: str
     ours: tuple[str, ...]
     default: tuple[str, ...] = ()  # the peer with its default settings
-    synced: tuple[str, ...] = ()  # the peer, made to sync before it acknowledges
-    kafka: tuple[str, ...] = ()  # the second peer, where a table has a column for it
+    synced: tuple[str, ...] = ()  # the peer, set to sync before it acknowledges
+    kafka: tuple[str, ...] = ()  # the second peer, if the table has a column for it
     bar: str = ""
     bars: tuple[tuple[Bar, ...], ...] = ()
-    headline: str = ""  # how the README's short table calls it; its first figure stands there
+    headline: str = ""  # name in the README's short table, which shows the first figure
 
     def measured(self, figures: Figures) -> bool:
         """Tell whether this run has all of our own figures."""
@@ -95,7 +96,7 @@ class Row:
 
 
 def verdict(row: Row, figures: Figures) -> str:
-    """Return yes, no, which peer was missing, or nothing where there is no bar."""
+    """Return yes, no, the peer that did not run, or a dash if the row has no bar."""
     answers = [
         one.met(figures[name], figures)
         for name, bars in zip(row.ours, row.bars, strict=False)
@@ -130,8 +131,8 @@ def render(rows: Sequence[Row], figures: Figures) -> str:
 def render_headlines(rows: Sequence[Row], figures: Figures) -> str:
     """Return the short table: what, ours, the best peer of the same run, and the ratio.
 
-    The best peer is whichever gives most of a rate, or least of anything else, with its defaults,
-    whether or not it syncs before it acknowledges.
+    The best peer has the highest rate, or the lowest value of any other unit. Peers run with their
+    defaults, whether or not they sync before they acknowledge.
     """
     lines = ["| what | ours | the best peer | ours ÷ peer |", "|---|---|---|---|"]
     for row in rows:
@@ -148,7 +149,7 @@ def render_headlines(rows: Sequence[Row], figures: Figures) -> str:
 
 
 def _best_peer(row: Row, figures: Figures) -> tuple[str, float] | None:
-    """Return which peer comes nearest to ours, or leads, and its median."""
+    """Return the best peer and its median; None if no peer ran."""
     names = [side[0] for side in (row.default, row.kafka) if side and side[0] in figures]
     if not names:
         return None
@@ -158,7 +159,7 @@ def _best_peer(row: Row, figures: Figures) -> tuple[str, float] | None:
 
 
 def render_beside(rows: Sequence[Row], figures: Figures) -> str:
-    """Return the table of clusters: JetStream R3 and Kafka RF3 beside ours, or nothing.
+    """Return the table of clusters: ours, JetStream R3 and Kafka RF3; empty without figures.
 
     Rows whose figures this run does not have are left out.
     """
@@ -177,7 +178,7 @@ def _lines(
     figures: Figures,
     between: Callable[[Row], tuple[str, str]],
 ) -> list[str]:
-    """Return a table's lines; ``between`` tells the second peer and the ratio of a row."""
+    """Return a table's lines; ``between`` returns a row's cells for second peer and ratio."""
     lines = [head, "|---|---|---|---|---|---|---|"]
     for row in rows:
         if row.measured(figures):
@@ -197,7 +198,7 @@ def replace_between(text: str, table: str) -> str:
     """Return ``text`` with everything between the two markers replaced.
 
     Raises:
-        ValueError: the markers are not there, once each and in order.
+        ValueError: the text does not have both markers, once each and in order.
     """
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -227,7 +228,7 @@ def _ratio(row: Row, figures: Figures) -> str:
 
 
 def _ratio_to_best(row: Row, figures: Figures) -> str:
-    """Compare ours with the better peer: more of a rate, less of anything else."""
+    """Compare ours with the better peer: the higher rate, or the lower value of other units."""
     better = max if row.unit.endswith("/s") else min
     ratios = []
     for index, ours in enumerate(row.ours):
@@ -239,7 +240,7 @@ def _ratio_to_best(row: Row, figures: Figures) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return three significant digits; rates of records in k or M."""
+    """Return a value with about three significant digits; rates of records in k or M."""
     if unit.endswith("/s") and "B" not in unit:
         if value >= 999_500:
             return f"{_digits(value / 1e6)} M"

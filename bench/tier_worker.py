@@ -1,7 +1,7 @@
 """Ships one stream of a stopped broker's data directory, timed: ``python -m bench.tier_worker``.
 
-The tiering of the daemon, over the same local log, in a process that does nothing else, so that its
-CPU time is that of shipping: read and check the segments, write Parquet, put, read back, commit.
+This is the daemon's tiering on the same local log. The process does nothing else, so its CPU time
+is the cost of shipping: read and check the segments, write Parquet, put, read back, commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIMEOUT_MS = 1_800_000
 
 
 class OneStream:
-    """A ``TierCatalog`` of one stream, so that the others wait for their own turn."""
+    """A ``TierCatalog`` with one stream, so that no other stream is shipped."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self._broker = broker
@@ -44,22 +44,22 @@ class OneStream:
         return [self._stream]
 
     def sources(self, stream: Stream) -> list[TierSource]:
-        """Return its partitions."""
+        """Return the partitions of the stream."""
         return self._broker.sources(stream)
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
-        """Return whose history a partition is, and how far it is recorded to be cold."""
+        """Return a partition's lineage and its recorded cold end."""
         return self._broker.catalog().history(partition, refreshed=refreshed)
 
     def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
-        """Nobody else leads it."""
+        """Do nothing: no leadership begins in this process."""
 
     def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Nothing is sealed here but by the flush."""
+        """Do nothing: segments are sealed only by the flush."""
 
 
 def main(arguments: list[str]) -> int:
-    """Ship and print what it took."""
+    """Ship the stream and print the result."""
     wanted = json.loads(arguments[0])
     configure_logging(level="warning", format="json")
     keep_pandas_out()

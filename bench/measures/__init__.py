@@ -1,1 +1,1 @@
-"""What is measured, one module each; every one has ``run(session)``."""
+"""The measures, one module each; every module has ``run(session)``."""

@@ -1,7 +1,7 @@
-"""Catch-up: read a stream from its first record to its end, in a process of its own.
+"""Catch-up: reads a stream from its first record to its end, in a separate process.
 
-Ours: Flight with every column, and once more with the three that a JetStream message has (offset,
-timestamp, value). Everything was just written, so it comes from the page cache on every side.
+Ours: Flight with every column, and a second time with the three columns that a JetStream message
+has (offset, timestamp, value). All data was just written, so every side reads from the page cache.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _flight(
     cpu_s = broker.process.cpu_s()
     load.go()
     found = load.result()
-    assert found["records"] == records, f"{found['records']} of {records} records came"
+    assert found["records"] == records, f"only {found['records']} of {records} records arrived"
     took_s = (found["end_ns"] - found["start_ns"]) / 1e9
     session.recorder.add(
         f"catch_up/{size}/flight{'' if columns is None else '_narrow'}",

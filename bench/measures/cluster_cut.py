@@ -1,8 +1,9 @@
-"""What the leader sends to the other brokers is lost, one way: until the next acknowledged publish.
+"""A one-way cut from the leader to the other brokers: time to the next acknowledged publish.
 
-Brokers talk through proxies on the loopback (tests/lib/chaoskit/proxy.py). The leader still hears
-the others and still takes records from the publisher, but nobody hears from it: it has to give
-way, and the publisher has to find the next one. Ours only; the peers have no such proxies here.
+Brokers talk through proxies on the loopback (tests/lib/chaoskit/proxy.py). The leader still
+receives from the other brokers and from the publisher, but the brokers receive nothing from it. So
+another leader has to be elected, and the publisher has to find that leader. Only ours is measured;
+the peers have no such proxies here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STREAM: Final = "cut"
 
 
 def run(session: Session) -> None:
-    """Cut the leader off, some times; heal, and wait until it is back in sync."""
+    """Cut off the leader several times; after each cut heal it and wait until it is in sync."""
     with ProxyMesh() as mesh:
 
         def through_proxies(plan: EmbeddedCluster) -> None:

@@ -1,8 +1,9 @@
-"""kill -9 of a stream's leader: how long until the next publish is acknowledged.
+"""kill -9 of a stream's leader: time until the next publish is acknowledged.
 
 A probe publishes one record at a time (see probe.py), on each side with the product's own client,
 all addresses and its own retries. The killed node is started again and is back in sync before the
-next kill. ``--kills`` says how often for ours; the peers, which take much longer, up to five times.
+next kill. ``--kills`` is the number of kills for ours; the peers take much longer and are killed at
+most five times.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FIGURE: Final = "cluster_failover"
 
 
 def run(session: Session) -> None:
-    """Kill ours, then the peers'; each cluster runs alone."""
+    """Kill our leaders, then the peers'; each cluster runs alone."""
     with headwater_cluster(session.work / "ours") as cluster:
         kills(session, "ours", cluster, session.kills)
     peer_kills = min(_PEER_KILLS_MAX, session.kills)
@@ -38,7 +39,7 @@ def run(session: Session) -> None:
 
 
 def kills(session: Session, side: str, cluster: Replicated, count: int) -> None:
-    """Kill the leader so often; record each time without publishing, and their percentiles."""
+    """Kill the leader ``count`` times; record each time without publishing, and percentiles."""
     cluster.create(_STREAM)
     found: list[float] = []
     with Probe(cluster.probe(_STREAM), session.work / f"{side}-probe.log") as probe:
@@ -66,7 +67,7 @@ def kills(session: Session, side: str, cluster: Replicated, count: int) -> None:
 
 
 def sure_leader(cluster: Replicated, stream: str) -> str:
-    """Return the leader; waits until there is one."""
+    """Return the leader; wait until there is one."""
     found: list[str] = []
 
     def led() -> bool:
@@ -79,7 +80,7 @@ def sure_leader(cluster: Replicated, stream: str) -> str:
 
 
 def record_percentiles(session: Session, figure: str, seconds: Sequence[float]) -> None:
-    """Record the median, the 99th percentile and the worst of some faults."""
+    """Record the median, the 99th percentile and the maximum of these times."""
     for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
         value = percentile(seconds, share)
         session.recorder.add(f"{figure}_{name}", value, "s", faults=len(seconds))

@@ -1,7 +1,8 @@
-"""Three replicas: one outstanding record of 100 B, and how soon a new stream takes its first.
+"""Three replicas: latency of one outstanding record of 100 B, and of a new stream's first ack.
 
-The first acknowledgement is timed from the call that creates the stream or topic, which is deleted
-again; the connections are open by then. Each side's cluster runs alone, and anew for each turn.
+The time of the first ack begins with the call that creates the stream or topic; the connections are
+open before that. The stream is deleted afterwards. Each side's cluster runs alone, and is started
+again for each turn.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _ours(session: Session, number: int) -> None:
 
 
 def _first_acks_ms(cluster: HeadwaterCluster) -> list[float]:
-    """Return the times of some new streams; one before them, not counted, lets us connect."""
+    """Return the times of several new streams, after one stream that only opens connections."""
     one = payloads.batch_of(_SIZE, 1)
     times = []
     with cluster.client() as client:
@@ -58,13 +59,15 @@ def _first_acks_ms(cluster: HeadwaterCluster) -> list[float]:
             with _producer(client, name) as producer:
                 producer.send(one).result(30)
                 times.append((time.perf_counter() - start) * 1e3)
-            with contextlib.suppress(UnknownStreamError):  # deleted, and said twice
+            with contextlib.suppress(
+                UnknownStreamError
+            ):  # a repeated call finds it deleted already
                 client.delete_stream(name)
     return times[1:]
 
 
 def _producer(client: Client, name: str) -> Producer:
-    """Return a producer; a broker that has not yet heard of the stream is asked again."""
+    """Return a producer; try again while a broker does not know the stream yet."""
     deadline = time.monotonic() + 30
     while True:
         try:

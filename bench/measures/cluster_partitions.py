@@ -1,8 +1,8 @@
-"""1,000 partitions of three replicas on three brokers: made, idle, and without one of the brokers.
+"""1,000 partitions of three replicas on three brokers: created, idle, and with one broker killed.
 
-Idle means that nobody publishes or reads: CPU time of each broker over ten seconds, some seconds
-after every partition is in sync. Then one broker is killed, and each partition that it led has to
-find another leader. How the cluster stands is asked at one broker that stays.
+Idle means that there are no publishers and no readers: the CPU time of each broker is measured over
+ten seconds, some seconds after every partition is in sync. Then one broker is killed, and each
+partition that it led needs another leader. One of the other brokers is asked for the status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ELECTED_TIMEOUT_S: Final = 120.0
 
 
 def run(session: Session) -> None:
-    """Measure once: what is compared is not with a peer."""
+    """Measure once; there is no peer to compare with."""
     count = max(_PARTITIONS_MIN, min(_PARTITIONS, int(_PARTITIONS * session.scale)))
     with headwater_cluster(session.work / "ours") as cluster:
         _idle(session, cluster, "empty", 0)
@@ -44,9 +44,9 @@ def run(session: Session) -> None:
 
 
 def _create(cluster: HeadwaterCluster, count: int) -> int:
-    """Create the stream; return how often it was asked for until a broker said that it is there.
+    """Create the stream; return the number of calls until a broker confirmed it.
 
-    The client gives up on a broker after ten seconds; to ask again is what any caller would do.
+    The client gives up on a broker after ten seconds, so any caller would call again.
     """
     deadline = time.monotonic() + _MADE_TIMEOUT_S
     tries = 1
@@ -62,7 +62,7 @@ def _create(cluster: HeadwaterCluster, count: int) -> int:
 
 
 def _idle(session: Session, cluster: HeadwaterCluster, which: str, partitions: int) -> None:
-    """Record memory and CPU of the brokers while nothing happens."""
+    """Record memory and CPU of the idle brokers."""
     time.sleep(_SETTLE_S)
     before, start = _cpu_s(cluster), time.monotonic()
     time.sleep(_IDLE_S)

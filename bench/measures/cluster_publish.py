@@ -1,7 +1,8 @@
 """Acknowledged publish into three replicas: ours synced on two disks, JetStream R3, Kafka RF3.
 
-As publish.py, with ack ALL. Each side's cluster runs alone on the machine and is started anew for
-each turn. Ours writes to one replica as well, in the same turn: what replication costs.
+Like publish.py, but with ack ALL. Each side's cluster runs alone on the machine and is started
+again for each turn. Ours also writes to one replica in the same turn, which shows the cost of
+replication.
 """
 
 from __future__ import annotations

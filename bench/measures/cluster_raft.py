@@ -1,8 +1,9 @@
-"""The metadata's replicated log on either Raft: our own, and pysyncobj with its corrections.
+"""The metadata's replicated log with each Raft: our own, and pysyncobj with our corrections.
 
-What a user waits for: streams of one replica are created one after the other, then the controller
-is killed (kill -9) until the next stream can be created by the same client, which retries. Each
-implementation has three brokers of its own; they run one after the other.
+Two times that a user waits for are measured. Streams of one replica are created one after the
+other. Then the controller is killed (kill -9), and the time counts until the same client, which
+retries, can create the next stream. Each implementation has its own three brokers; the two run one
+after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PATIENCE_S: Final = 60.0
 
 
 def run(session: Session) -> None:
-    """Measure both."""
+    """Measure both implementations."""
     for raft in _RAFTS:
         folder = session.work / raft
         with headwater_cluster(folder, before_start=partial(_choose, raft)) as cluster:
@@ -69,7 +70,7 @@ def _create_ms(client: Client, name: str) -> float:
 def _created(client: Client, name: str) -> bool:
     try:
         client.create_stream(name, replication_factor=1, tiering=False)
-    except StreamExistsError:  # an earlier try got through, and its answer did not
+    except StreamExistsError:  # an earlier attempt succeeded, and its answer was lost
         return True
     except HeadwaterError:
         return False

@@ -1,9 +1,10 @@
-"""Plain NATS messages made durable: what is stored per second, publishers not the limit.
+"""Plain NATS messages made durable: messages stored per second; publishers are not the limit.
 
 Raw socket writers (bench/raw_nats.py) send prepared frames to the NATS server without waiting for
-anything. Ours: the rate at which the high watermark reaches what was sent. JetStream gets the same
-writers; it drops what overruns its ingest queue, so its rate is of what is stored, and what is lost
-is in the result. ``puback`` is the acknowledged publish, by the same client against both sides.
+answers. Our rate counts until the high watermark has reached the number of sent messages. JetStream
+gets the same writers. It drops messages that overrun its ingest queue, so its rate counts the
+stored messages, and the result has the number of lost ones. ``puback`` is the acknowledged publish,
+by the same client against both sides.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _puback(session: Session, broker: BrokerServer, size: str, number: int) -> N
         broker.nats_url, stream, size=SIZES[size], count=count, publishers=1
     )
     stored = client.describe(stream).records_count
-    assert stored == count, f"{stored} of {count} acknowledged records are there"
+    assert stored == count, f"only {stored} of {count} acknowledged records are stored"
     session.recorder.add(
         f"puback/{size}/nats", rate, "rec/s", records=count, tool=tool, window=WINDOW
     )
@@ -120,9 +121,10 @@ def stored_after(
     *,
     stalled_s: float = _STALLED_S,
 ) -> tuple[float, int]:
-    """Start the loads; return the seconds until nothing more was stored, and how much was.
+    """Start the loads; return the seconds until the last message was stored, and the number.
 
-    Asks rarely while the end is far and often when it is near, so that asking costs little.
+    ``stored`` is called rarely while the end is far and often when it is near, so that the calls
+    cost little.
     """
     start = changed = time.monotonic()
     for load in loads:
@@ -140,5 +142,5 @@ def stored_after(
     for load in loads:
         load.result(timeout_s=60)
     if not known:
-        raise BenchError("nothing was stored")
+        raise BenchError("no message was stored")
     return changed - start, known

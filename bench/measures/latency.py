@@ -1,7 +1,7 @@
-"""One outstanding record of 100 B: how long until its durable acknowledgement.
+"""One outstanding record of 100 B: time until its durable acknowledgement.
 
-Flight by the product's client; NATS by the same client on both sides, against streams of ours that
-answer with a PubAck. Percentiles of one turn are one sample each.
+Flight uses the product's client. NATS uses the same client on both sides; our streams answer with a
+PubAck. Each percentile of one turn is one sample.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Memory and restart: 10 GiB through a broker that keeps all of it on its local disk.
 
-Resident memory is taken at rest after each tenth of the history. It comes and goes with what the
-allocators keep, so what is compared is the highest of the first half and of the second half: it
-may not grow with the history. Then the broker is stopped and started on that log, and
-killed and started again: from the start of the process until it answers a client.
+Resident memory is measured at rest after each tenth of the history. It varies with the memory that
+allocators keep. So the highest value of the first half is compared with the highest value of the
+second half: memory must not grow with the history. Then the broker is stopped and started on that
+log, and killed and started again. The time counts from the start of the process until the broker
+answers a client.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def run(session: Session) -> None:
             if number == 0:
                 _memory(session, broker, "memory/restarted_mib", total)
         for _ in range(session.repeat):
-            _fill(broker, ROWS)  # so that there is something after the last checkpoint
+            _fill(broker, ROWS)  # so that the log has records after the last checkpoint
             total += ROWS
             broker.process.kill()
             _restart(session, broker, "restart/killed_s", total)
@@ -79,5 +80,5 @@ def _restart(session: Session, broker: BrokerServer, figure: str, records: int) 
     found = client.describe("history").records_count
     took_s = time.monotonic() - start
     client.close()
-    assert found == records, f"{found} of {records} records are there after a restart"
+    assert found == records, f"only {found} of {records} records are left after a restart"
     session.recorder.add(figure, took_s, "s", records=records, history_bytes=records * _SIZE)

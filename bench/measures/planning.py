@@ -1,7 +1,7 @@
-"""Planning: what a unified read costs before its first row, by the number of files of its table.
+"""Planning: the time of a unified read before its first row, by the number of files of its table.
 
-A process of its own for each size, so that memory is that size's. Cold is the first read of a
-session: it loads the table's log; warm is every later one.
+Each size runs in a separate process, so that the memory belongs to that size. Cold is the first
+read of a session, which loads the table's log; warm is every later read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILES: Final = (10, 1_000, 100_000)
 
 
 def run(session: Session) -> None:
-    """Build one table per size, plan reads of it."""
+    """Build one table per size and plan reads of it."""
     add = session.recorder.add
     for files in _FILES:
         folder = session.work / f"planning-{files}"

@@ -1,9 +1,10 @@
-"""Proving: what a read pays for the versions of its table since the last one that was proved.
+"""Proving: the time of a read for the table versions since the last proved version.
 
-A stream of one partition is shipped a thousand times, a record each, into a local lake: a table
-of a thousand versions. ``kept``: a new process reads, and finds the proofs that tiering left beside
-the table. ``walked``: there is none, so every version since the first is proved. A plan is a cut
-with its lease, and the History that is opened on it, before the first row.
+A stream of one partition is shipped a thousand times, one record each, into a local lake. So its
+table has a thousand versions. ``kept``: a new process reads and uses the proofs that tiering stored
+beside the table. ``walked``: there are no stored proofs, so every version since the first is
+proved. The measured plan is a cut with its lease, and opening the History on it, before the first
+row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Acknowledged publish: Flight with a sync before every ack, JetStream and Kafka beside it.
+"""Acknowledged publish: Flight with a sync before every ack, compared with JetStream and Kafka.
 
-Ours: batches of 8192 records, at most 8 unacknowledged per publisher, each publisher a process,
-all into one partition. JetStream: single messages, 1000 unacknowledged per publisher, and atomic
-batches of 1000; the table shows its fastest way. Random payloads, no keys, on every side.
+Ours: batches of 8192 records, at most 8 unacknowledged per publisher; each publisher is a process,
+and all publish into one partition. JetStream: single messages with 1000 unacknowledged per
+publisher, and atomic batches of 1000; the table shows the fastest of these. Every side has random
+payloads and no keys.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _flight(
     results = run_loads(loads)
     took_s = span_s(results)
     stored = client.describe(stream).records_count
-    assert stored == records, f"{stored} of {records} acknowledged records are there"
+    assert stored == records, f"only {stored} of {records} acknowledged records are stored"
     session.recorder.add(
         f"{case}/flight",
         records / took_s,

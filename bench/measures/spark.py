@@ -1,9 +1,9 @@
-"""Spark, local[2]: the tail alone, and the whole history with no, little and much tail.
+"""Spark, local[2]: reads of the tail alone, and of the whole history with 0, 1 and 20 % tail.
 
 The ``full`` streams have the same number of JSON records of 100 B. ``full-1`` has 99 % of them in
-its table and 1 % in the log, and so on; the native scan is plain Delta over the table of
-``full-0``, which has all of them. The lake is a local directory. Enough records that a read lasts
-seconds: what a read costs whatever its size is not what is compared here.
+its table and 1 % in the log, and so on. The native scan is plain Delta on the table of ``full-0``,
+which has all records. The lake is a local directory. There are so many records that a read takes
+seconds, so that the fixed cost of a read does not matter here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headwater.client import Client
 
 _TAIL_RECORDS: Final = 8_000_000
 _FULL_RECORDS: Final = 16_000_000
-_PIECE: Final = 128 * ROWS  # shipped at once: objects of the size that the default makes
-_SEGMENT_BYTES: Final = 1024 * 2**20  # so that nothing is shipped but on request
+_PIECE: Final = 128 * ROWS  # shipped at once; gives objects of the default size
+_SEGMENT_BYTES: Final = 1024 * 2**20  # so large that segments are shipped only on request
 _SIZE: Final = 100
 _TAILS: Final = (0, 1, 20)
 _HOUR_MS: Final = 3_600_000
@@ -71,7 +71,7 @@ def _fill_both(
     cut = client.cut(stream)
     client.drop_lease(cut.lease.lease_id)
     part = cut.partitions[0]
-    assert (part.hot_end, part.hot_end - part.cold_end) == (records, hot), f"{cut} is not as meant"
+    assert (part.hot_end, part.hot_end - part.cold_end) == (records, hot), f"unexpected cut: {cut}"
 
 
 def _fill(broker: BrokerServer, stream: str, records: int) -> None:

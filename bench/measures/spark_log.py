@@ -1,12 +1,15 @@
-"""The log as Spark's source and sink: against Spark's own Kafka source and delta-spark's writer.
+"""Our Spark source and appender, compared with Spark's Kafka source and delta-spark's writer.
 
-The same number of records of 100 random bytes on both sides. Ours lie 99 % in the table and 1 % in
-the log, as a stream's history does; Kafka's in a topic of two partitions. ``batch`` counts and sums
-everything, ``stream`` reads partition, offset and value with AvailableNow into nothing (our source
-is told so by its option ``columns``), ``ingest`` with AvailableNow into a new Delta table,
-``append`` writes it to a Delta table by our appender and by delta-spark's writer.
-Freshness: from the acknowledgement until a unified query in a warm session has returned the record;
-and, at 1,000 records/s with a trigger of 1 s, until the commit of the table that holds it.
+Both sides have the same number of records of 100 random bytes. Of ours 99 % are in the table and
+1 % in the log, as is usual for a stream's history; Kafka's are in a topic of two partitions.
+
+- ``batch`` counts and sums all records.
+- ``stream`` reads partition, offset and value with AvailableNow and discards the rows (our source
+  gets these columns by its option ``columns``).
+- ``ingest`` reads with AvailableNow and writes into a new Delta table.
+- ``append`` writes the stream to a Delta table, with our appender and with delta-spark's writer.
+- Freshness is the time from the acknowledgement until a unified query in a warm session returns the
+  record; and, at 1,000 records/s with a trigger of 1 s, until the table's commit with the record.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ def run(session: Session) -> None:
 def _work(
     wanted: dict[str, Any], kafka: KafkaServer | None, log: Path
 ) -> tuple[dict[str, Any], int]:
-    """Run the worker, publish to Kafka while it waits for it; return its findings and status."""
+    """Run the worker; publish to Kafka when it asks for that; return its results and status."""
     command = [sys.executable, "-m", "bench.spark_log_worker", json.dumps(wanted)]
     found: dict[str, Any] = {}
     with (
@@ -99,7 +102,7 @@ def _work(
         ) as process,
         contextlib.ExitStack() as stack,
     ):
-        stack.callback(process.kill)  # an interrupted run does not wait for it; else it has ended
+        stack.callback(process.kill)  # for an interrupted run; otherwise the worker has ended
         assert process.stdin is not None
         assert process.stdout is not None
         for line in process.stdout:
@@ -107,7 +110,7 @@ def _work(
                 continue
             found = json.loads(line)
             if "ready" in found:
-                assert kafka is not None, "it is asked for Kafka only then"
+                assert kafka is not None, "the worker asks only if Kafka runs"
                 kafka.publish_paced(
                     "fresh", size=_SIZE, count=_PACED_S * _PACED_PER_S, records_per_s=_PACED_PER_S
                 )

@@ -1,9 +1,9 @@
 """Tiering: segment → verified Parquet → committed to the Delta table.
 
-Streams of keyed JSON records, half of it random, are written by a broker without a lake; then a
-process of its own ships one stream per turn, with the daemon's tiering, into a local directory or
-into moto. MiB are bytes of the log; "per core" is per second of that process's CPU time, moto's not
-included. S3 requests are counted in moto's log.
+A broker without a lake writes streams of JSON records with keys; half of each record is random.
+Then a separate process ships one stream per turn, with the daemon's tiering, into a local directory
+or into moto. MiB count bytes of the log. "Per core" means per second of that process's CPU time,
+without moto's. S3 requests are counted in moto's log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REQUEST: Final = re.compile(rb'"(GET|PUT|POST|HEAD|DELETE) /\S* HTTP/1\.[01]"')
 
 
 def run(session: Session) -> None:
-    """Write the logs, stop the broker, ship."""
+    """Write the logs, stop the broker, and ship the streams."""
     with headwater(session.work / "ours", nats=False) as broker:
         client = broker.client()
         for store, size in _CASES:
