@@ -40,6 +40,7 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER: Final = "raft"
 _AHEAD_BYTES: Final = 256 * 1024  # a few thousand commands
+_JOURNAL_BYTES_MAX: Final = 2 * 1024 * 1024  # a start reads and applies it all
 
 
 def open_alone(
@@ -69,6 +70,7 @@ def open_alone(
         me=node,
         clock=clock,
         on_crash=partial(_ended, on_crash),
+        journal_bytes_max=_JOURNAL_BYTES_MAX,
         journal=journal,
         new_core=new_core,
     )
@@ -161,9 +163,7 @@ def _examine(
             found=found.last_number,
         )
     entries = found.image.entries
-    texts = [entry.payload for entry in entries]
-    if snapshot is not None:
-        texts.append(snapshot.data)
+    texts = [b"" if snapshot is None else snapshot.data, *(one.payload for one in entries)]
     end = found.image.base_index + len(entries)
     require_known(files, texts, folder=_FOLDER, end=end)
 

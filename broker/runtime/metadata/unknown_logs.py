@@ -6,11 +6,16 @@ that is in neither was made after this metadata was copied; to believe it would 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from broker.errors import MetadataCorruptError
+from broker.model.ids import StreamUuid
 from broker.ports.system import Files
 from broker.storage.stream_folders import stored_partitions, stream_folder
+
+_UUID: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def require_known(files: Files, texts: Iterable[bytes], *, folder: str, end: int) -> None:
@@ -19,14 +24,14 @@ def require_known(files: Files, texts: Iterable[bytes], *, folder: str, end: int
     Raises:
         MetadataCorruptError: a stream is in none of them.
     """
-    unknown = {one.stream_uuid for one in stored_partitions(files)}
+    unknown = {one.stream_uuid.encode() for one in stored_partitions(files)}
     for text in texts:
         if not unknown:
             return
-        unknown -= {uuid for uuid in unknown if uuid.encode() in text}
+        unknown.difference_update(_UUID.findall(text))
     if not unknown:
         return
-    named = sorted(unknown)
+    named = sorted(StreamUuid(one.decode()) for one in unknown)
     logs = ", ".join(map(stream_folder, named[:10])) + " and others" * bool(named[10:])
     raise MetadataCorruptError(
         f"the metadata in {folder} ends at entry {end}, and knows nothing of the streams whose "
