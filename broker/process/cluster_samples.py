@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, Protocol
 
+from broker.adapters.peer.link import PeerLink
 from broker.core.metadata.changes import partition_changes
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Clock
 from broker.process.metrics import ClusterSample, FollowerSample, PeerSample, ReplicaSample
-from broker.process.node import ClusterNode
 from broker.runtime.broker import Broker
+from broker.runtime.cluster.controller import Controller
+from broker.runtime.cluster.member import ClusterMember
+from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import followers_of
 from broker.runtime.partition.driver import PartitionDriver
 
 _MS: Final = 1000
 
 
+class SampledNode(Protocol):
+    """The parts that a scrape looks at."""
+
+    link: PeerLink
+    metadata: RaftMetadataLog
+    controller: Controller
+    member: ClusterMember
+
+
 class ClusterSamples:
     """Reads plain numbers; counts elections as the metadata shows them."""
 
-    def __init__(self, broker: Broker, node: ClusterNode, *, me: BrokerId, clock: Clock) -> None:
+    def __init__(self, broker: Broker, node: SampledNode, *, me: BrokerId, clock: Clock) -> None:
         """Look at a broker of a cluster; elections are counted from now on."""
         self._broker = broker
         self._node = node

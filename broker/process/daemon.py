@@ -35,16 +35,15 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.process.allocator import keep_freed_memory
-from broker.process.cluster_samples import ClusterSamples
 from broker.process.logging import configure_logging
+from broker.process.lone_node import LoneNode, Node
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
-from broker.process.node import TICK_MS, ClusterNode, LateListener, consensus_of
+from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.identity import claim_directory
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.ingest.nats_ingest import NatsIngest
-from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -145,13 +144,8 @@ class _Daemon:
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
-        node = await self._start_cluster(files, clock, promises)
-        if node is None:
-            metadata = await asyncio.to_thread(self._open_alone, files, clock, promises)
-            self._undo.append(metadata.close)
-        else:
-            metadata = node.metadata
-            self._undo.append(node.close)
+        node = await asyncio.to_thread(self._open_node, files, clock, promises)
+        self._undo.append(node.close)
         scheduler = CommitScheduler(config.node.commit_threads, self._crashed)
         scheduler.start()
         self._undo.append(scheduler.stop)
@@ -160,41 +154,35 @@ class _Daemon:
             broker_id=BrokerId(config.node.id),
             namespace=config.node.namespace,
             files=files,
-            metadata=metadata,
+            metadata=node.metadata,
             clock=clock,
             scheduler=scheduler,
             on_commit=self._commit_done,
             promises=promises,
             claim_ms=config.lake.claim_timeout_ms,
-            **({} if node is None else _cluster_options(node)),
+            **node.broker_options,
         )
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
         self._samples = samples = BrokerSamples(broker, tiering)
         self._metrics = BrokerMetrics(samples, broker_id=config.node.id, version=VERSION)
-        if node is not None:
-            me = BrokerId(config.node.id)
-            samples.cluster = ClusterSamples(broker, node, me=me, clock=clock)
-            node.member.attach(broker)
-            self._undo.append(node.member.stop)
-        alone_ms = 0 if node is not None else config.lake.claim_timeout_ms
-        await asyncio.to_thread(_start_broker, broker, tiering, claim_ms=alone_ms)
-        if node is not None:
-            node.member.start()
+        samples.cluster = node.attach(broker, clock)
+        self._undo.append(node.stop)
+        await asyncio.to_thread(_start_broker, broker, tiering, claim_ms=node.claim_wait_ms)
+        node.start()
         if tiering is not None:
             tiering.start()
             self._undo.append(tiering.stop)
-        await self._start_ingest(broker, samples, in_cluster=node is not None)
+        await self._start_ingest(broker, samples, node)
         flight = FlightService(
             broker,
             clock,
             _flight_service_config(config.flight),
-            operations=_operations(config, broker, metadata, clock),
+            operations=_operations(config, broker, node.metadata, clock),
         )
         flight.start()
         self._undo.append(flight.close)
-        if node is not None:
-            self._undo.append(node.member.hand_over)
+        self._undo.append(node.hand_over)
         addresses = ServingAddresses(
             flight_port=flight.port,
             http_port=health.port,
@@ -226,35 +214,19 @@ class _Daemon:
         self._undo.append(promises.close)
         return files, directory, promises
 
-    async def _start_cluster(
-        self, files: DiskFiles, clock: SystemClock, promises: Promises
-    ) -> ClusterNode | None:
-        if not self._config.cluster.brokers:
-            return None
-        return await asyncio.to_thread(
-            ClusterNode,
-            self._config,
+    def _open_node(self, files: DiskFiles, clock: SystemClock, promises: Promises) -> Node:
+        """Open the metadata, alone or as one of several."""
+        config = self._config
+        if not config.cluster.brokers:
+            return LoneNode(config, files, clock, self._crashed, promises=promises)
+        return ClusterNode(
+            config,
             files,
             clock,
             self._crashed,
             self._stop_asked,
             promises=promises,
             on_refused=self._refused,
-        )
-
-    def _open_alone(
-        self, files: DiskFiles, clock: SystemClock, promises: Promises
-    ) -> RaftMetadataLog:
-        """Open the metadata of a broker without a cluster."""
-        node = self._config.node
-        return open_alone(
-            files,
-            cluster=node.cluster,
-            me=BrokerId(node.id),
-            clock=clock,
-            on_crash=self._crashed,
-            promises=promises,
-            new_core=consensus_of(self._config),
         )
 
     def _make_tiering(self, broker: Broker, clock: SystemClock) -> Tiering | None:
@@ -297,9 +269,7 @@ class _Daemon:
             return self._not_ready
         return self._samples.failure()
 
-    async def _start_ingest(
-        self, broker: Broker, samples: BrokerSamples, *, in_cluster: bool
-    ) -> None:
+    async def _start_ingest(self, broker: Broker, samples: BrokerSamples, node: Node) -> None:
         if not self._config.nats.url:
             return
         ingest = NatsIngest(
@@ -316,12 +286,9 @@ class _Daemon:
         samples.ingest = ingest
         bridge = _IngestBridge(ingest, self._loop)
         self._undo.append(bridge.stop)
-        if in_cluster:
-            late = LateListener(bridge, self._crashed)
-            self._undo.append(late.stop)
-            broker.add_listener(late)
-        else:
-            broker.add_listener(bridge)
+        listener, end = node.listener(bridge, self._crashed)
+        self._undo.append(end)
+        broker.add_listener(listener)
         await asyncio.to_thread(broker.open_listeners)
 
     def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -396,15 +363,6 @@ def _operations(
         controllers=config.cluster.voters(),
         controller=lambda: metadata.leader,
     )
-
-
-def _cluster_options(node: ClusterNode) -> dict[str, Any]:
-    return {
-        "membership": node.member,
-        "tick_ms": TICK_MS,
-        "limits": node.limits,
-        "timing": node.timing,
-    }
 
 
 def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:

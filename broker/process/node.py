@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import structlog
 
@@ -28,7 +28,8 @@ from broker.model.ids import BrokerId, StreamUuid
 from broker.model.raft import NodeId, RaftName
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
-from broker.runtime.broker import LeadListener
+from broker.process.cluster_samples import ClusterSamples
+from broker.runtime.broker import Broker, LeadListener
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
@@ -178,6 +179,47 @@ class ClusterNode:
         )
         desk.answer_with(metadata.tell_standing)
         return metadata
+
+    # ------------------------------------------------------------------ see ``Node``
+
+    @property
+    def broker_options(self) -> Mapping[str, Any]:
+        """See ``Node.broker_options``."""
+        return {
+            "membership": self.member,
+            "tick_ms": TICK_MS,
+            "limits": self.limits,
+            "timing": self.timing,
+        }
+
+    @property
+    def claim_wait_ms(self) -> int:
+        """See ``Node.claim_wait_ms``: it leads nothing yet."""
+        return 0
+
+    def attach(self, broker: Broker, clock: Clock) -> ClusterSamples:
+        """See ``Node.attach``."""
+        self.member.attach(broker)
+        return ClusterSamples(broker, self, me=self.link.me, clock=clock)
+
+    def start(self) -> None:
+        """See ``Node.start``."""
+        self.member.start()
+
+    def listener(
+        self, listener: LeadListener, on_crash: Callable[[BaseException], None]
+    ) -> tuple[LeadListener, Callable[[], None]]:
+        """See ``Node.listener``: what follows the metadata must not wait for NATS."""
+        late = LateListener(listener, on_crash)
+        return late, late.stop
+
+    def hand_over(self) -> None:
+        """See ``Node.hand_over``."""
+        self.member.hand_over()
+
+    def stop(self) -> None:
+        """See ``Node.stop``."""
+        self.member.stop()
 
     def close(self) -> None:
         """End Raft and the connections; the member has stopped. Blocks."""
