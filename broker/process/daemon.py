@@ -118,6 +118,7 @@ class _Daemon:
         self._not_ready: str | None = "recovering, or waiting for the other controllers"
         self._metrics: BrokerMetrics | None = None
         self._samples: BrokerSamples | None = None
+        self._node: Node | None = None
         self._undo: list[Callable[[], object]] = []  # blocking, last first
 
     async def run(self) -> int:
@@ -144,7 +145,7 @@ class _Daemon:
         files, directory, promises = await asyncio.to_thread(self._open_data_dir)
         health = self._start_health()
         clock = SystemClock()
-        node = await asyncio.to_thread(self._open_node, files, clock, promises)
+        self._node = node = await asyncio.to_thread(self._open_node, files, clock, promises)
         self._undo.append(node.close)
         scheduler = CommitScheduler(config.node.commit_threads, self._crashed)
         scheduler.start()
@@ -265,9 +266,9 @@ class _Daemon:
 
     def _reason(self) -> str | None:
         """Return why no work should be sent here now."""
-        if self._not_ready is not None or self._samples is None:
+        if self._not_ready is not None or self._samples is None or self._node is None:
             return self._not_ready
-        return self._samples.failure()
+        return self._samples.failure() or self._node.complaint
 
     async def _start_ingest(self, broker: Broker, samples: BrokerSamples, node: Node) -> None:
         if not self._config.nats.url:

@@ -29,6 +29,10 @@ class Node(Protocol):
     def claim_wait_ms(self) -> int:
         """How long a start waits for claims in the lake of what is led from the beginning."""
 
+    @property
+    def complaint(self) -> str | None:
+        """Why no work should be sent here, though the logs are in order."""
+
     def attach(self, broker: Broker, clock: Clock) -> ClusterSamples | None:
         """Work for this broker; return the cluster's numbers, if there is a cluster."""
 
@@ -83,6 +87,12 @@ class LoneNode:
     def claim_wait_ms(self) -> int:
         """See ``Node.claim_wait_ms``: it leads everything as soon as it is open."""
         return self._claim_wait_ms
+
+    @property
+    def complaint(self) -> str | None:
+        """See ``Node.complaint``: without metadata it only reads."""
+        failure = self.metadata.failure
+        return None if failure is None else f"metadata: {failure.message}"
 
     def attach(self, broker: Broker, clock: Clock) -> None:
         """See ``Node.attach``: nobody else has a part in it."""

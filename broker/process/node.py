@@ -197,6 +197,11 @@ class ClusterNode:
         """See ``Node.claim_wait_ms``: it leads nothing yet."""
         return 0
 
+    @property
+    def complaint(self) -> str | None:
+        """See ``Node.complaint``: what ends its metadata ends the process."""
+        return None
+
     def attach(self, broker: Broker, clock: Clock) -> ClusterSamples:
         """See ``Node.attach``."""
         self.member.attach(broker)

@@ -40,6 +40,7 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER: Final = "raft"
 _AHEAD_BYTES: Final = 256 * 1024  # a few thousand commands
+_HEARTBEAT_MS: Final = 300  # nobody hears it; it is how often the idle thread wakes up, twice
 _JOURNAL_BYTES_MAX: Final = 2 * 1024 * 1024  # a start reads and applies it all
 
 
@@ -65,7 +66,7 @@ def open_alone(
     journal = open_lone_journal(files, cluster=cluster, me=node, promises=promises)
     metadata = RaftMetadataLog(
         files,
-        RaftConfig(members=(node,)),
+        RaftConfig(members=(node,), heartbeat_ms=_HEARTBEAT_MS),
         cluster=cluster,
         me=node,
         clock=clock,

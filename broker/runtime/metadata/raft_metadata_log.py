@@ -195,6 +195,11 @@ class RaftMetadataLog:
         """What this member knows of itself, for metrics."""
         return self._core.member
 
+    @property
+    def failure(self) -> HeadwaterError | None:
+        """Why this member takes nothing any more, if it has ended."""
+        return self._failure
+
     def propose(self, command: bytes, *, timeout_ms: int = 10_000) -> Mapping[str, Any]:
         """See ``MetadataLog.propose``.
 
@@ -476,10 +481,8 @@ class RaftMetadataLog:
                 case BarrierFailed(number):
                     if number in self._readers:
                         self._readers[number].retry_ms = self._now_ms + _SOON_MS
-                case RoleChanged(role, term, leader):
-                    _log.info("raft_role_changed", role=role, term=term, leader=leader)
-                    self._office = term if role == Role.LEADER.value else None
-                    self._waiting.retry_soon(self._now_ms + _SOON_MS)
+                case RoleChanged():
+                    self._role_changed(effect)
                 case FloorReached():
                     self._drop_floor()
                 case Diverged(index, ours, theirs):
@@ -488,6 +491,14 @@ class RaftMetadataLog:
                         ours=ours,
                         theirs=theirs,
                     )
+
+    def _role_changed(self, changed: RoleChanged) -> None:
+        _log.info("raft_role_changed", role=changed.role, term=changed.term, leader=changed.leader)
+        self._office = changed.term if changed.role == Role.LEADER.value else None
+        self._waiting.retry_soon(self._now_ms + _SOON_MS)
+        for reader in self._readers.values():
+            if reader.retry_ms != NEVER:  # a new leader may confirm it
+                reader.retry_ms = self._now_ms
 
     def _drop_floor(self) -> None:
         _log.info("raft_floor_reached", applied_index=self._applier.index)

@@ -6,6 +6,7 @@ import errno
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,23 +14,32 @@ import pytest
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
-from broker.core.metadata.commands import CreateStream, RegisterBroker, encode
+from broker.codec.disk.raft_log_format import (
+    META_SLOT_SIZE,
+    META_SLOT_STRIDE,
+    decode_meta,
+    encode_meta,
+)
+from broker.core.metadata.commands import CreateStream, DropLease, RegisterBroker, encode
 from broker.errors import (
     InvalidConfigError,
     LogFailedError,
     MetadataCorruptError,
     StreamExistsError,
 )
-from broker.model.ids import BrokerId, StreamUuid
+from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.raft import Entry, EntryKind, NodeId
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.system import File
+from broker.runtime.ingest.sessions import ALONE, begin_session, note_alone, take_clean_stop
+from broker.runtime.metadata import lone
 from broker.runtime.metadata.lone import open_alone, open_lone_journal
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.lone_broker import OWNER, STREAM, Running
+from simkit.disk.bad_files import BadFiles
 from simkit.disk.disk import PowerLostError, SimDisk
 
 ME: Final = BrokerId("b1")
@@ -152,6 +162,74 @@ def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
         assert not (tmp_path / "raft").exists()
 
 
+def test_a_journal_that_lost_its_end_is_left_as_it_is(tmp_path: Path) -> None:
+    """What was promised tells a lost end from a torn one, before anything is cut."""
+    with _log(tmp_path) as log:
+        log.propose(_create(1))
+        log.propose(_create(2))
+    journal = tmp_path / "raft" / "journal"
+    whole = journal.read_bytes()
+    used = len(whole.rstrip(b"\0"))
+    (tmp_path / "raft" / "meta").write_bytes(_fresh_meta(tmp_path))
+    for cut in (used - 9, used - 600):
+        damaged = whole[:cut] + bytes(len(whole) - cut)
+        journal.write_bytes(damaged)
+        with pytest.raises(MetadataCorruptError, match="raft"), _log(tmp_path):
+            pass
+        assert journal.read_bytes() == damaged
+    journal.write_bytes(whole)
+    with _log(tmp_path) as log:
+        assert sorted(log.state.streams) == ["s1", "s2"]
+
+
+def _fresh_meta(root: Path) -> bytes:
+    """The slots as they were before they knew how far the journal is: a checkpoint comes late."""
+    data = (root / "raft" / "meta").read_bytes()
+    slot = decode_meta(data[:META_SLOT_SIZE])
+    older = encode_meta(replace(slot, synced=1, hard=replace(slot.hard, commit=0)))
+    return b"".join(
+        older + data[at + META_SLOT_SIZE : at + META_SLOT_STRIDE] for at in (0, META_SLOT_STRIDE)
+    )
+
+
+def test_a_broker_alone_leaves_the_proof_of_its_folder(tmp_path: Path) -> None:
+    """With it, it keeps what it holds when it becomes one of several; a clean stop counts once."""
+    note = tmp_path / "clean_stop.json"
+    for _ in range(2):
+        with disk_broker(tmp_path, owner=OWNER):
+            assert not note.exists(), "believed once"
+        assert note.exists()
+    files = DiskFiles(tmp_path)
+    assert take_clean_stop(files) == ALONE
+    assert begin_session(files)[1] == (ALONE,)
+    note_alone(files)
+    assert begin_session(files)[1][-1:] == (ALONE,), "and again after a try as one of several"
+    files.close()
+
+
+def test_a_full_disk_takes_commands_for_a_while_and_makes_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What frees disk has to be written down; a snapshot without room would stand in its way."""
+    monkeypatch.setattr(lone, "_JOURNAL_BYTES_MAX", 40_000)
+    disks: list[BadFiles] = []
+
+    def wrapped(files: DiskFiles) -> Any:
+        disks.append(BadFiles(files))
+        return disks[0]
+
+    with disk_broker(tmp_path, wrap=wrapped, owner=OWNER) as broker:
+        broker.create_stream(STREAM, StreamConfig(subject="s"))
+        disks[0].full = True
+        for _ in range(1_500):
+            broker._metadata.propose(encode(DropLease(lease_id=LeaseId("none"))))
+        assert (tmp_path / "raft" / "journal").stat().st_size > 100_000
+        assert not (tmp_path / "raft" / "snapshot").exists()
+    with disk_broker(tmp_path, owner=OWNER) as broker:
+        broker._metadata.propose(encode(DropLease(lease_id=LeaseId("none"))))
+        assert (tmp_path / "raft" / "snapshot").exists()
+
+
 def _remove(folder: Path) -> None:
     for one in folder.iterdir():
         one.unlink()
@@ -174,7 +252,13 @@ def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> Non
         disks.append(FailingFiles(files))
         return disks[0]
 
-    with disk_broker(tmp_path, wrap=wrapped, owner=OWNER) as broker:
+    logs: list[RaftMetadataLog] = []
+
+    def watched(log: RaftMetadataLog) -> RaftMetadataLog:
+        logs.append(log)
+        return log
+
+    with disk_broker(tmp_path, wrap=wrapped, watched=watched, owner=OWNER) as broker:
         live = Running(broker, tmp_path)
         broker.create_stream(STREAM, StreamConfig(subject="s"))
         live.put(b"v")
@@ -183,6 +267,8 @@ def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> Non
             with pytest.raises(LogFailedError):
                 broker.take_lease(STREAM, owner="reader", ttl_ms=60_000)
         assert live.rows() == [b"v"]
+        failure = logs[0].failure
+        assert isinstance(failure, LogFailedError), "readiness tells"
         assert live.put(b"w").base_offset == 1, "the log is on a disk that works"
     with disk_broker(tmp_path, owner=OWNER) as broker:
         assert Running(broker, tmp_path).rows() == [b"v", b"w"]

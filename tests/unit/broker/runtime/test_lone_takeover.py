@@ -247,6 +247,11 @@ def test_an_old_folder_put_back_beside_a_raft_in_use_is_refused() -> None:
         _open(disk)
     assert disk.copy_of("raft").keys() == kept.keys()
     assert disk.copy_of("metadata")
+    disk.exchange(KEPT, {})
+    disk.files().remove_folder(KEPT)
+    with pytest.raises(MetadataCorruptError, match="raft beside it"):
+        _open(disk)
+    assert disk.copy_of("metadata")
 
 
 def test_a_folder_that_never_held_anything_is_taken_over_too() -> None:

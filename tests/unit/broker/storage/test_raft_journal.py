@@ -217,6 +217,27 @@ def test_a_full_disk_refuses_and_the_same_save_goes_through_later(thin: bool) ->
     assert [one.index for one in _open(disk).stored.log.entries] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("before", range(1, 30, 3))
+def test_room_ahead_takes_small_saves_on_a_full_disk(before: int) -> None:
+    """Wherever the journal's end was when the disk became full; then it refuses, as ever."""
+    disk = _disk()
+    journal = RaftJournal(
+        disk.files(), "raft", cluster="c", node=A, preallocate_bytes=1024, ahead_bytes=2048
+    )
+    journal.save(hard=HARD, entries=[_entry(index) for index in range(1, before + 1)])
+    disk.capacity_bytes = disk.used_bytes()
+    saved = before
+    with contextlib.suppress(DiskFullError):
+        while True:
+            journal.save(entries=[_entry(saved + 1)])
+            saved += 1
+    assert saved - before >= 2048 // 90
+    disk.capacity_bytes = ROOMY
+    journal.save(entries=[_entry(saved + 1)])
+    disk.lose_power()
+    assert len(_open(disk).stored.log.entries) == saved + 1
+
+
 def test_a_failed_sync_is_final() -> None:
     """After it nothing is saved any more, not even what would work (pitfall D2)."""
     disk = _disk()
