@@ -21,6 +21,8 @@ SNAPSHOT_BYTES_MAX: Final = (256 + 64) * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES_MAX: Final = 512 * 1024
 NODE_ID_BYTES_MAX: Final = 64
+VOTERS_MAX: Final = 7  # five, and what a replacement adds before it removes; one to spare
+DISK_MAX: Final = (1 << 62) - 1
 ENTRY_OVERHEAD: Final = 40  # what an entry weighs beside its payload, in every budget of bytes
 U64_MAX: Final = (1 << 64) - 1
 
@@ -31,6 +33,22 @@ class EntryKind(IntEnum):
     NOOP = 0  # a new leader's first entry: it commits what earlier terms left
     COMMAND = 1
     OPEN_SESSION = 2  # from here on the session's sequences are remembered
+    VOTERS = 3  # from here on these members vote: in force as soon as it is in a member's log
+
+
+@dataclass(frozen=True, slots=True)
+class Voter:
+    """Who votes: a member, with the disk that remembers its votes.
+
+    ``disk`` 0 is the disk of a voter of the first configuration, which has no number. Any later
+    voter has a number, drawn on that disk: with another disk it is not this voter.
+    """
+
+    node: NodeId
+    disk: int = 0
+
+
+Voters = tuple[Voter, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +137,7 @@ class Stored:
     log: LogImage
     floor: Floor = Floor()
     bar: Floor = Floor()  # the node votes and stands as if its log ended here, if that is further
+    disk: int = 0  # see `Voter`; 0: it has no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +148,8 @@ class Standing:
     behind: bool = False  # it had one: it has not reached its floor
     term: int = 0
     last: Floor = Floor()  # the end of its log in memory, or its floor where that is higher
+    # Who votes, and who would if the newest change were cut off; () before the first change.
+    voters: tuple[NodeId, ...] = ()
 
     @property
     def knows(self) -> bool:

@@ -13,11 +13,12 @@ from broker.model.raft import Entry, Proposal, SnapshotId
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you vote for me in ``term``? Changes nothing anywhere."""
+    """Would you vote for me in ``term``? Changes nothing anywhere. ``disk``: see `Vote`."""
 
     term: int
     last_index: int
     last_term: int
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Vote:
     """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election.
 
     ``candidacy`` names the candidate's process: a later one, with an empty disk, may come to stand
-    in the same term, and must not be helped by what was said to the one that is gone.
+    in the same term, and must not be helped by what was said to the one that is gone. ``disk`` is
+    the number of the candidate's disk, 0 for that of a voter of the first configuration.
     """
 
     term: int
@@ -42,15 +44,20 @@ class Vote:
     last_term: int
     transfer: bool
     candidacy: int = 0
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
-    """A vote, durable at the voter, or a refusal. ``candidacy`` repeats the question's."""
+    """A vote, durable on the voter's ``disk``, or a refusal. ``candidacy`` repeats the question's.
+
+    A candidate counts it if its configuration names the voter with this very disk.
+    """
 
     term: int
     granted: bool
     candidacy: int = 0
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,21 @@ class TimeoutNow:
 
 
 @dataclass(frozen=True, slots=True)
+class Invite:
+    """The leader may make you a voter: which disk is it that will remember your votes?"""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """``disk`` is the number of the answerer's disk, durable there."""
+
+    term: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadIndexRequest:
     """Up to which index must I have applied to see everything committed by now?"""
 
@@ -149,6 +171,8 @@ Message = (
     | Chunk
     | ChunkReply
     | TimeoutNow
+    | Invite
+    | Invited
     | ReadIndexRequest
     | ReadIndexReply
     | Forward

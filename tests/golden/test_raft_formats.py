@@ -11,10 +11,31 @@ from broker.codec.disk.raft_log_format import (
     encode_record,
     encode_snapshot_header,
 )
+from broker.codec.disk.raft_member_file import MemberNote, encode_member_file
 from broker.codec.disk.raft_state import SessionState, encode_state
+from broker.codec.disk.raft_voters import encode_voters
 from broker.codec.peer.raft_messages import encode
-from broker.model.raft import Entry, EntryKind, HardState, NodeId, Proposal, SnapshotId
-from broker.model.raft_messages import Append, AppendReply, Chunk, Forward, Vote
+from broker.model.raft import (
+    Entry,
+    EntryKind,
+    Floor,
+    HardState,
+    NodeId,
+    Proposal,
+    SnapshotId,
+    Voter,
+)
+from broker.model.raft_messages import (
+    Append,
+    AppendReply,
+    Chunk,
+    Forward,
+    Invite,
+    Invited,
+    PreVote,
+    Vote,
+    VoteReply,
+)
 
 OWNER = bytes(range(16))
 ENTRY = Entry(7, 3, EntryKind.COMMAND, 0x1122334455667788, 9, b"payload")
@@ -46,6 +67,18 @@ def test_the_snapshot() -> None:
     sessions = [SessionState(9, 6, 0, {2: b"two", 1: b"one"}), SessionState(4, 5, 1, {})]
     assert encode_state(6, sessions, b"machine").hex() == STATE
 
+
+def test_the_voters() -> None:
+    """A configuration, and each format that has to do with one beside what it was before."""
+    assert encode_voters(VOTERS).hex() == VOTERS_BYTES
+    assert encode_state(6, [], b"m", VOTERS).hex() == STATE_WITH_VOTERS
+    assert encode_member_file(MemberNote(3, Floor(2, 6)), OWNER).hex() == MEMBER
+    assert encode_member_file(MemberNote(3, Floor(2, 6), 77), OWNER).hex() == MEMBER_WITH_DISK
+    said = (PreVote(4, 7, 3, 77), Vote(4, 7, 3, True, 15, 77), VoteReply(4, True, 15, 77))
+    assert [encode(one).hex() for one in (*said, Invite(4), Invited(4, 77))] == NUMBERED
+
+
+VOTERS = (Voter(NodeId("b2"), 77), Voter(NodeId("b1")))
 
 HEADER = (
     "4857524a01400000060000000000000002000000000000000b000000000000000c00000000000000"
@@ -84,3 +117,22 @@ STATE = (
     "00000000000009000000000000000600000000000000000000000000000002000100000000000000"
     "03006f6e650200000000000000030074776f6d616368696e65"
 )
+VOTERS_BYTES = "010200000000000000000262314d00000000000000026232"
+STATE_WITH_VOTERS = (
+    "48575253020000000600000000000000010000001800010200000000000000000262314d000000000000000262326d"
+)
+MEMBER = (
+    "48575246013000000300000000000000020000000000000006000000000000000001020304050607"
+    "08090a0b0c0d0e0f702e9653"
+)
+MEMBER_WITH_DISK = (
+    "48575246023800000300000000000000020000000000000006000000000000000001020304050607"
+    "08090a0b0c0d0e0f4d0000000000000083a51b49"
+)
+NUMBERED = [
+    "010d0400000000000000070000000000000003000000000000004d00000000000000",
+    "010e040000000000000007000000000000000300000000000000010f000000000000004d00000000000000",
+    "010f0400000000000000010f000000000000004d00000000000000",
+    "01100400000000000000",
+    "011104000000000000004d00000000000000",
+]

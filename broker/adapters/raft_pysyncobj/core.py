@@ -26,6 +26,8 @@ from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import (
     Barrier,
     BarrierFailed,
+    ChangeRefusal,
+    ChangeVoters,
     Effect,
     Event,
     FloorReached,
@@ -41,9 +43,11 @@ from broker.core.raft.events import (
     StateHashed,
     Tick,
     TransferLeadership,
+    VotersKept,
 )
 from broker.core.raft.log import RaftLog
 from broker.core.raft.member import Role
+from broker.core.raft.voters import VoterHistory
 from broker.errors import InvalidConfigError
 from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Standing, Stored
 
@@ -97,6 +101,11 @@ class PysyncobjCore:
         if config.observers:
             raise InvalidConfigError(
                 "pysyncobj as we run it has no members that do not vote: name all as controllers"
+            )
+        if VoterHistory(config.members, stored).index:
+            raise InvalidConfigError(
+                "the controllers of this cluster were changed, and with pysyncobj as we run it "
+                "they are fixed: set cluster.raft = own"
             )
         assert me in config.members, f"{me!r} is not a member of {config.members}"
         self._clock = ToldClock()
@@ -171,6 +180,8 @@ class PysyncobjCore:
                 self._library.receive(sender, message)
             case Propose(proposal):
                 self._library.propose(proposal)
+            case ChangeVoters(number):
+                self._out.emit(VotersKept(number, ChangeRefusal.FIXED))
             case Barrier(number):
                 self._library.barrier(number)
             case SnapshotMade(index, data):

@@ -2,6 +2,7 @@
 
     | magic | ver u8, len u8, 0 u16 | term u64 | floor term u64 | floor index u64 | owner 16 |
       crc u32 |                                                                     = 52 bytes
+    | ... | owner 16 | disk u64 | crc u32 |    version 2: the disk has a number     = 60 bytes
 
 Little-endian; the CRC-32C covers the bytes before it. A disk with an empty log and without this
 file is either new or was wiped. Nothing else on the disk can tell these two cases apart. The
@@ -20,40 +21,54 @@ from broker.errors import MetadataCorruptError
 from broker.model.raft import Floor
 
 VERSION: Final = 1
+VERSION_WITH_DISK: Final = 2
 _BODY: Final = struct.Struct(f"<4sBBHQQQ{OWNER_SIZE}s")
+_DISK: Final = struct.Struct("<Q")
 _MAGIC: Final = b"HWRF"
 _CRC: Final = struct.Struct("<I")
 MEMBER_FILE_SIZE: Final = _BODY.size + _CRC.size
 assert MEMBER_FILE_SIZE == 52
+MEMBER_FILE_SIZE_MAX: Final = MEMBER_FILE_SIZE + _DISK.size
 
 
 @dataclass(frozen=True, slots=True)
 class MemberNote:
-    """The lowest term that the node may use, with its vote in that term used; and its floor."""
+    """The lowest term that the node may use, with its vote in that term used; and its floor.
+
+    ``disk`` is the number by which the disk may be a voter's; 0: it has none.
+    """
 
     term: int
     floor: Floor
+    disk: int = 0
 
 
 def encode_member_file(membership: MemberNote, owner: bytes) -> bytes:
     """Return the file's bytes."""
     floor = membership.floor
-    body = _BODY.pack(
-        _MAGIC, VERSION, _BODY.size, 0, membership.term, floor.term, floor.index, owner
-    )
+    version, more = VERSION, b""
+    if membership.disk:
+        version, more = VERSION_WITH_DISK, _DISK.pack(membership.disk)
+    size = _BODY.size + len(more)
+    body = _BODY.pack(_MAGIC, version, size, 0, membership.term, floor.term, floor.index, owner)
+    body += more
     return body + _CRC.pack(crc32c(body))
 
 
 def decode_member_file(data: bytes) -> tuple[MemberNote, bytes]:
     """Return the file's content and its owner. Raises MetadataCorruptError."""
-    if len(data) != MEMBER_FILE_SIZE:
+    if len(data) not in {MEMBER_FILE_SIZE, MEMBER_FILE_SIZE_MAX}:
         raise MetadataCorruptError(
-            f"a Raft member file must have {MEMBER_FILE_SIZE} bytes, not {len(data)}"
+            f"a Raft member file must have {MEMBER_FILE_SIZE} or {MEMBER_FILE_SIZE_MAX} bytes, "
+            f"not {len(data)}"
         )
     magic, version, length, zero, term, floor_term, floor_index, owner = _BODY.unpack_from(data)
-    (crc,) = _CRC.unpack_from(data, _BODY.size)
-    if crc != crc32c(data[: _BODY.size]):
+    end = len(data) - _CRC.size
+    (crc,) = _CRC.unpack_from(data, end)
+    if crc != crc32c(data[:end]):
         raise MetadataCorruptError("a Raft member file fails its checksum")
-    if (magic, version, length, zero) != (_MAGIC, VERSION, _BODY.size, 0):
-        raise MetadataCorruptError(f"not a Raft member file of version {VERSION}")
-    return MemberNote(term, Floor(floor_term, floor_index)), owner
+    known = VERSION if len(data) == MEMBER_FILE_SIZE else VERSION_WITH_DISK
+    if (magic, version, length, zero) != (_MAGIC, known, end, 0):
+        raise MetadataCorruptError(f"not a Raft member file of version {known}")
+    disk = _DISK.unpack_from(data, _BODY.size)[0] if known == VERSION_WITH_DISK else 0
+    return MemberNote(term, Floor(floor_term, floor_index), disk), owner

@@ -1,11 +1,13 @@
 """Bytes of a Raft snapshot: the sessions, then the state machine's own bytes.
 
     state    | magic 4 | ver u8, 0 u8, sessions u16 | index u64 | machine length u32 |
-             session* | machine ... |
+             voters | session* | machine ... |
+    voters   | length u16 | bytes of `raft_voters.py` |     in version 2 only
     session  | session u64 | used index u64 | floor u64 | replies u16 | reply* |
     reply    | sequence u64 | length u16 | bytes ... |           little-endian
 
-Equal states give equal bytes. This format has no checksum: the snapshot file and the transfer of a
+Version 2 says who voted at that index; version 1 says that nobody had changed the voters yet. Equal
+states give equal bytes. This format has no checksum: the snapshot file and the transfer of a
 snapshot have one. What a session and its floor are: :mod:`broker.core.raft.applier`.
 """
 
@@ -17,14 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from broker.codec.disk.raft_voters import VOTERS_BYTES_MAX, decode_voters, encode_voters
 from broker.errors import MetadataCorruptError
+from broker.model.raft import Voters
 
 VERSION: Final = 1
+VERSION_WITH_VOTERS: Final = 2
 REPLY_BYTES_MAX: Final = 2048  # 256 sessions of 64 replies stay below a snapshot's maximum
 _MAGIC: Final = b"HWRS"
 _HEAD: Final = struct.Struct("<4sBBHQI")
 _SESSION: Final = struct.Struct("<QQQH")
 _REPLY: Final = struct.Struct("<QH")
+_VOTERS: Final = struct.Struct("<H")
 
 
 @dataclass(slots=True)
@@ -37,9 +43,24 @@ class SessionState:
     replies: dict[int, bytes]  # by sequence
 
 
-def encode_state(index: int, sessions: Sequence[SessionState], machine: bytes) -> bytes:
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """What a snapshot holds."""
+
+    sessions: list[SessionState]
+    machine: bytes
+    voters: Voters | None  # None: those of the first configuration
+
+
+def encode_state(
+    index: int, sessions: Sequence[SessionState], machine: bytes, voters: Voters | None = None
+) -> bytes:
     """Return the bytes of a snapshot at ``index``."""
-    parts = [_HEAD.pack(_MAGIC, VERSION, 0, len(sessions), index, len(machine))]
+    version = VERSION if voters is None else VERSION_WITH_VOTERS
+    parts = [_HEAD.pack(_MAGIC, version, 0, len(sessions), index, len(machine))]
+    if voters is not None:
+        data = encode_voters(voters)
+        parts += (_VOTERS.pack(len(data)), data)
     for one in sorted(sessions, key=lambda session: session.session):
         parts.append(_SESSION.pack(one.session, one.used_index, one.floor, len(one.replies)))
         for sequence, reply in sorted(one.replies.items()):
@@ -47,15 +68,41 @@ def encode_state(index: int, sessions: Sequence[SessionState], machine: bytes) -
     return b"".join((*parts, machine))
 
 
-def decode_state(index: int, data: bytes) -> tuple[list[SessionState], bytes]:
+def voters_of(data: bytes) -> Voters | None:
+    """Return who voted at a snapshot's index; None: those of the first configuration, as before.
+
+    Raises MetadataCorruptError: it says so, and is damaged.
+    """
+    if data[:4] != _MAGIC or len(data) < _HEAD.size or data[4] != VERSION_WITH_VOTERS:
+        return None
+    try:
+        return _voters(data, _HEAD.size)[0]
+    except struct.error as cause:
+        raise MetadataCorruptError(f"a Raft snapshot ends early: {cause}") from cause
+
+
+def _voters(data: bytes, at: int) -> tuple[Voters, int]:
+    (length,) = _VOTERS.unpack_from(data, at)
+    at += _VOTERS.size
+    if length > VOTERS_BYTES_MAX or len(data) < at + length:
+        raise MetadataCorruptError("a Raft snapshot ends within its voters")
+    return decode_voters(data[at : at + length]), at + length
+
+
+def decode_state(index: int, data: bytes) -> SnapshotState:
     """Parse a snapshot, which must be of ``index``. Raises MetadataCorruptError, nothing else."""
+    voters = None
     try:
         magic, version, zero, count, found, length = _HEAD.unpack_from(data)
-        if magic != _MAGIC or version != VERSION or zero or found != index:
+        known = version in {VERSION, VERSION_WITH_VOTERS}
+        if magic != _MAGIC or not known or zero or found != index:
             raise MetadataCorruptError(
-                f"not a Raft snapshot of version {VERSION} at index {index}: {data[:8].hex()}"
+                f"not a Raft snapshot of version {VERSION} or {VERSION_WITH_VOTERS} at index "
+                f"{index}: {data[:8].hex()}"
             )
         at = _HEAD.size
+        if version == VERSION_WITH_VOTERS:
+            voters, at = _voters(data, at)
         sessions = []
         for _ in range(count):
             session, at = _session(data, at)
@@ -68,7 +115,7 @@ def decode_state(index: int, data: bytes) -> tuple[list[SessionState], bytes]:
         )
     if any(a.session >= b.session for a, b in itertools.pairwise(sessions)):
         raise MetadataCorruptError("a Raft snapshot's sessions are out of order")
-    return sessions, data[at:]
+    return SnapshotState(sessions, data[at:], voters)
 
 
 def _session(data: bytes, at: int) -> tuple[SessionState, int]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from broker.codec.disk.raft_voters import decode_voters, encode_voters
 from broker.codec.disk.segment_format import pack_partition_id, unpack_partition_id
-from broker.errors import EnvelopeError
+from broker.errors import EnvelopeError, MetadataCorruptError
 from broker.model.control_messages import (
     ControlMessage,
     Heartbeat,
@@ -31,7 +32,7 @@ from broker.model.control_messages import (
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
-from broker.model.raft import Floor, Standing
+from broker.model.raft import Floor, NodeId, Standing, Voter
 
 VERSION: Final = 2
 _HEAD: Final = struct.Struct("<BBBB")
@@ -40,8 +41,8 @@ _NUMBER_MAX: Final = 1 << 62  # no real epoch, offset or clock is larger
 
 (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _LEADER_REPORT, _LOG_END_ASKED, _LOG_END_TOLD, _NEWEST_ASKED,
-    _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD,
-) = range(1, 10)  # fmt: skip
+    _NEWEST_TOLD, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,
+) = range(1, 11)  # fmt: skip
 _FIELDS: Final = {
     _HEARTBEAT: struct.Struct("<3Q"),
     _HEARTBEAT_ANSWER: struct.Struct("<2Q"),
@@ -52,8 +53,11 @@ _FIELDS: Final = {
     _NEWEST_TOLD: struct.Struct("<4Q"),
     _MEMBER_ASKED: struct.Struct("<Q"),
     _MEMBER_TOLD: struct.Struct("<6Q"),
+    _MEMBER_TOLD_OF_VOTERS: struct.Struct("<6Q"),  # and who they are, behind the numbers
 }
-_WITHOUT_PARTITION: Final = (_HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD)
+_WITHOUT_PARTITION: Final = (
+    _HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,
+)  # fmt: skip
 _WITH_FLAG: Final = (_HEARTBEAT_ANSWER, _NEWEST_TOLD, _MEMBER_TOLD)
 
 
@@ -63,7 +67,10 @@ def encode(message: ControlMessage) -> bytes:
     head = _HEAD.pack(VERSION, kind, flag, 0)
     if not isinstance(message, Heartbeat | HeartbeatAnswer | MemberAsked | MemberTold):
         head += _PARTITION.pack(*pack_partition_id(message.partition_id))
-    return head + _FIELDS[kind].pack(*fields)
+    data = head + _FIELDS[kind].pack(*fields)
+    if isinstance(message, MemberTold) and message.standing.voters:
+        data += encode_voters(tuple(Voter(one) for one in message.standing.voters))
+    return data
 
 
 def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
@@ -91,7 +98,8 @@ def _fields_of(m: ControlMessage) -> tuple[int, bool, tuple[int, ...]]:
         case MemberTold():
             one = m.standing
             ends = (one.behind, one.term, one.last.term, one.last.index)
-            return _MEMBER_TOLD, one.fresh, (m.request_id, m.life, *ends)
+            kind = _MEMBER_TOLD_OF_VOTERS if one.voters else _MEMBER_TOLD
+            return kind, one.fresh, (m.request_id, m.life, *ends)
 
 
 def decode(data: bytes) -> ControlMessage:
@@ -103,10 +111,9 @@ def decode(data: bytes) -> ControlMessage:
     if version != VERSION or zero or flag > (kind in _WITH_FLAG) or layout is None:
         raise EnvelopeError(f"not a control message of version {VERSION}: {data[:4].hex()}")
     at = _HEAD.size + (0 if kind in _WITHOUT_PARTITION else _PARTITION.size)
-    if len(data) != at + layout.size:
-        raise EnvelopeError(
-            f"a control message of kind {kind} has {len(data)} bytes, not {at + layout.size}"
-        )
+    end = at + layout.size
+    if len(data) < end or (len(data) > end and kind != _MEMBER_TOLD_OF_VOTERS):
+        raise EnvelopeError(f"a control message of kind {kind} has {len(data)} bytes, not {end}")
     fields = layout.unpack_from(data, at)
     if max(fields) > _NUMBER_MAX:
         raise EnvelopeError("a control message's numbers are out of bounds")
@@ -121,14 +128,26 @@ def decode(data: bytes) -> ControlMessage:
     if kind == _MEMBER_ASKED:
         return MemberAsked(request_id=fields[0])
     if kind == _MEMBER_TOLD:
-        return _member_told(fields, fresh=bool(flag))
+        return _member_told(fields, (), fresh=bool(flag))
+    if kind == _MEMBER_TOLD_OF_VOTERS:
+        return _member_told(fields, _voters(data[end:]), fresh=bool(flag))
     partition = unpack_partition_id(*_PARTITION.unpack_from(data, _HEAD.size))
     return _about_partition(kind, partition, fields, flag=bool(flag))
 
 
-def _member_told(fields: tuple[int, ...], *, fresh: bool) -> MemberTold:
+def _voters(data: bytes) -> tuple[NodeId, ...]:
+    try:
+        found = decode_voters(data)
+    except MetadataCorruptError as cause:
+        raise EnvelopeError(f"a control message's voters: {cause.message}") from cause
+    if any(one.disk for one in found):
+        raise EnvelopeError("a control message's voters have disks")
+    return tuple(one.node for one in found)
+
+
+def _member_told(fields: tuple[int, ...], voters: tuple[NodeId, ...], *, fresh: bool) -> MemberTold:
     request_id, life, behind, term, last_term, last_index = fields
-    standing = Standing(fresh, bool(behind), term, Floor(last_term, last_index))
+    standing = Standing(fresh, bool(behind), term, Floor(last_term, last_index), voters)
     if behind > 1 or (fresh and standing != Standing(fresh=True)):
         raise EnvelopeError("a control message describes a Raft member that cannot exist")
     return MemberTold(request_id=request_id, life=life, standing=standing)

@@ -3,6 +3,9 @@
     message | version u8 | kind u8 | fixed fields, by kind | entries or data |
     entry   | term u64 | session u64 | sequence u64 | length u32 | kind u8 | payload ... |
 
+What a voter with a numbered disk says of votes is of a kind of its own, with the number behind the
+fields; one of the first configuration has no number, and says what it said before there were any.
+
 The version also says which implementation of Raft speaks: two that take each other's votes would
 be a third one that nobody has proved. So a message of the other is no message here.
 
@@ -15,11 +18,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from broker.errors import EnvelopeError
+from broker.codec.disk.raft_voters import decode_voters
+from broker.errors import EnvelopeError, MetadataCorruptError
 from broker.model.raft import (
     CHUNK_BYTES_MAX,
+    DISK_MAX,
     MESSAGE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     SNAPSHOT_BYTES_MAX,
@@ -35,6 +41,8 @@ from broker.model.raft_messages import (
     Chunk,
     ChunkReply,
     Forward,
+    Invite,
+    Invited,
     Message,
     PreVote,
     PreVoteReply,
@@ -59,6 +67,9 @@ _APPEND_REPLY: Final = struct.Struct("<QBQQQQ")
 _CHUNK: Final = struct.Struct("<QQQQIQQI")
 _CHUNK_REPLY: Final = struct.Struct("<QQQQIQQ")
 _TIMEOUT_NOW: Final = struct.Struct("<Q")
+_DISK: Final = struct.Struct("<Q")
+_INVITE: Final = struct.Struct("<Q")
+_INVITED: Final = struct.Struct("<QQ")
 _READ_REQUEST: Final = struct.Struct("<QQ")
 _READ_REPLY: Final = struct.Struct("<QQQ")
 _FORWARD: Final = struct.Struct("<QBQQI")
@@ -67,6 +78,8 @@ _FORWARD: Final = struct.Struct("<QBQQI")
 def encode(message: Message, *, raft: RaftName = "own") -> bytes:
     """Return a message's bytes, as a group that runs ``raft`` says it."""
     kind = _KINDS[type(message)]
+    if isinstance(message, PreVote | Vote | VoteReply) and message.disk:
+        kind = _NUMBERED[kind]
     return _HEAD.pack(VERSIONS[raft], kind) + _ENCODERS[kind](message)
 
 
@@ -142,7 +155,10 @@ _KINDS: Final[dict[type[Any], int]] = {
     ReadIndexRequest: 10,
     ReadIndexReply: 11,
     Forward: 12,
+    Invite: 16,
+    Invited: 17,
 }
+_NUMBERED: Final = {1: 13, 3: 14, 4: 15}  # the same with the number of the sender's disk
 _LEADERS_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # nobody says these but who was elected
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
@@ -157,6 +173,13 @@ _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     10: lambda m: _READ_REQUEST.pack(m.term, m.number),
     11: lambda m: _READ_REPLY.pack(m.term, m.number, m.index),
     12: _encode_forward,
+    13: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term) + _DISK.pack(m.disk),
+    14: lambda m: (
+        _VOTE.pack(m.term, m.last_index, m.last_term, m.transfer, m.candidacy) + _DISK.pack(m.disk)
+    ),
+    15: lambda m: _VOTE_REPLY.pack(m.term, m.granted, m.candidacy) + _DISK.pack(m.disk),
+    16: lambda m: _INVITE.pack(m.term),
+    17: lambda m: _INVITED.pack(m.term, m.disk),
 }
 
 # ---------------------------------------------------------------------------- decoding
@@ -180,6 +203,30 @@ def _flag(value: int) -> bool:
     if value > 1:
         raise EnvelopeError(f"a Raft message's flag is {value}")
     return bool(value)
+
+
+def _disk(number: int) -> int:
+    if not 1 <= number <= DISK_MAX:
+        raise EnvelopeError(f"a Raft message's disk {number} is out of bounds")
+    return number
+
+
+def _numbered(decode_fields: Callable[[bytes], Any], data: bytes) -> Any:
+    """Parse a message that has the number of its sender's disk behind its fields."""
+    (disk,) = _DISK.unpack_from(data, max(_HEAD.size, len(data) - _DISK.size))
+    return replace(decode_fields(data[: -_DISK.size]), disk=_disk(disk))
+
+
+def _decode_invite(data: bytes) -> Invite:
+    (term,) = _fields(_INVITE, data)
+    _counted(term)
+    return Invite(term)
+
+
+def _decode_invited(data: bytes) -> Invited:
+    term, disk = _fields(_INVITED, data)
+    _counted(term)
+    return Invited(term, _disk(disk))
 
 
 def _decode_pre_vote(data: bytes) -> PreVote:
@@ -232,6 +279,11 @@ def _decode_entry(data: bytes, at: int, index: int) -> tuple[Entry, int]:
     term, session, sequence, length, kind = _ENTRY.unpack_from(data, at)
     at += _ENTRY.size
     payload = _payload(data, at, length)
+    if kind == EntryKind.VOTERS:
+        try:
+            decode_voters(payload)
+        except MetadataCorruptError as cause:
+            raise EnvelopeError(f"an entry of voters: {cause.message}") from cause
     return Entry(index, term, _entry_kind(kind), session, sequence, payload), at + length
 
 
@@ -303,7 +355,7 @@ def _decode_forward(data: bytes) -> Forward:
     _counted(term)
     at = _HEAD.size + _FORWARD.size
     payload = _payload(data, at, length)
-    if at + length != len(data) or kind == EntryKind.NOOP:
+    if at + length != len(data) or kind in {EntryKind.NOOP, EntryKind.VOTERS}:
         raise EnvelopeError("a forwarded proposal does not add up")
     return Forward(term, Proposal(_entry_kind(kind), session, sequence, payload))
 
@@ -321,4 +373,9 @@ _DECODERS: Final[dict[int, Callable[[bytes], Message]]] = {
     10: _decode_read_request,
     11: _decode_read_reply,
     12: _decode_forward,
+    13: lambda data: _numbered(_decode_pre_vote, data),
+    14: lambda data: _numbered(_decode_vote, data),
+    15: lambda data: _numbered(_decode_vote_reply, data),
+    16: _decode_invite,
+    17: _decode_invited,
 }

@@ -19,7 +19,8 @@ from broker.codec.disk.raft_state import (
     decode_state,
     encode_state,
 )
-from broker.model.raft import Entry, EntryKind
+from broker.codec.disk.raft_voters import decode_voters
+from broker.model.raft import Entry, EntryKind, Voters
 
 SESSIONS_MAX: Final = 256
 WINDOW: Final = 64  # replies that a session remembers; a client has no more proposals under way
@@ -65,6 +66,7 @@ class Applier:
         self._machine = machine
         self._sessions: dict[int, SessionState] = {}
         self.index = 0
+        self.voters: Voters | None = None  # None: nobody has changed them up to here
 
     def apply(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Apply entries, each of which must be the next one."""
@@ -77,17 +79,21 @@ class Applier:
                 outcomes.append(_outcome(entry, Verdict.APPLIED, b"", fresh=True))
             elif entry.kind is EntryKind.COMMAND:
                 outcomes.append(self._command(entry))
+            elif entry.kind is EntryKind.VOTERS:
+                self.voters = decode_voters(entry.payload)
         return outcomes
 
     def snapshot(self) -> bytes:
         """Return sessions and state as one snapshot, equal on every node at the same index."""
-        return encode_state(self.index, list(self._sessions.values()), self._machine.snapshot())
+        sessions = list(self._sessions.values())
+        return encode_state(self.index, sessions, self._machine.snapshot(), self.voters)
 
     def restore(self, index: int, data: bytes) -> None:
         """Become what a snapshot of ``index`` says. Raises MetadataCorruptError."""
-        sessions, machine = decode_state(index, data)
-        self._machine.restore(machine)
-        self._sessions = {one.session: one for one in sessions}
+        state = decode_state(index, data)
+        self._machine.restore(state.machine)
+        self._sessions = {one.session: one for one in state.sessions}
+        self.voters = state.voters
         self.index = index
 
     def _open(self, entry: Entry) -> None:

@@ -1,8 +1,9 @@
 """One member of a Raft group: an event in, effects out; no clock, no disk, no thread.
 
 Source: Ongaro's dissertation, chapters 3, 4.2.3 (leader stickiness), 6 (clients), 9.6 (pre-vote).
-Membership is fixed by configuration; an observer is heard as a follower, never as a voter. What the
-effects promise stands in `events.py`; what must be durable before what, in `member.py`.
+Who votes is in the log (chapter 4, one change at a time: `voters.py`, `changing.py`). Who leads is
+followed whoever it is: the own log may not say yet that it votes. What the effects promise stands
+in `events.py`; what must be durable before what, in `member.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from broker.core.raft.election import Election
 from broker.core.raft.events import (
     Barrier,
     BarrierFailed,
+    ChangeRefusal,
+    ChangeVoters,
     Effect,
     Event,
     MemberAsks,
@@ -27,6 +30,7 @@ from broker.core.raft.events import (
     StateHashed,
     Tick,
     TransferLeadership,
+    VotersKept,
 )
 from broker.core.raft.follower import Follower
 from broker.core.raft.leader import Leader
@@ -38,6 +42,8 @@ from broker.model.raft_messages import (
     Chunk,
     ChunkReply,
     Forward,
+    Invite,
+    Invited,
     Message,
     PreVote,
     PreVoteReply,
@@ -47,9 +53,6 @@ from broker.model.raft_messages import (
     Vote,
     VoteReply,
 )
-
-_OF_FOLLOWERS = (AppendReply, ChunkReply, ReadIndexRequest, Forward)
-_OF_VOTERS = (PreVote, PreVoteReply, Vote, VoteReply, TimeoutNow)
 
 
 class RaftCore:
@@ -86,7 +89,7 @@ class RaftCore:
         self._m.now_ms = now_ms
         self._election.restart_timer()
         self._m.renew_bar()
-        if not self._m.peers:
+        if not self._m.peers:  # else nobody has to be asked
             self._election.stand(transfer=False)
         return self._finish()
 
@@ -117,13 +120,22 @@ class RaftCore:
                     m.compact(Snapshot(identity, data))
             case StateHashed(index, value):
                 m.note_hash(index, value)
-            case TransferLeadership(target):
-                if self._leader is not None:
-                    self._leader.transfer(target)
-            case MemberAsks(member):
-                if self._leader is not None:
-                    self._leader.forget_copies(member)
+            case _:
+                self._tell_leader(event)
         return self._finish()
+
+    def _tell_leader(self, event: Event) -> None:
+        """Take what only a leader does something about."""
+        leader = self._leader
+        match event:
+            case TransferLeadership(target) if leader is not None:
+                leader.transfer(target)
+            case MemberAsks(member) if leader is not None:
+                leader.forget_copies(member)
+            case ChangeVoters() if leader is not None:
+                leader.change_voters(event)
+            case ChangeVoters(number):
+                self._m.emit(VotersKept(number, ChangeRefusal.NOT_LEADER))
 
     def _finish(self) -> list[Effect]:
         if self._leader is None and self._election.has_majority():
@@ -151,8 +163,14 @@ class RaftCore:
         if self._leader is not None:
             if not self._leader.tick():
                 self._become_follower(None)
-        elif m.peers and self._election.is_due() and not m.disk_is_stuck:
+        elif self._is_due():
             self._election.ask_first()
+
+    def _is_due(self) -> bool:
+        """Tell whether it is time to ask for votes; a voter alone asks once, when it may."""
+        m = self._m
+        many = m.peers or m.role is Role.FOLLOWER
+        return bool(many) and self._election.is_due() and not m.disk_is_stuck
 
     def _become_follower(self, leader: NodeId | None) -> None:
         m = self._m
@@ -184,11 +202,19 @@ class RaftCore:
     # ------------------------------------------------------------------ messages
 
     def _is_heard(self, sender: NodeId, message: Message) -> bool:
-        """Leave out strangers, and what has to do with voting from and to an observer."""
+        """Leave out strangers, and questions about votes that would count nowhere.
+
+        A candidate that the own configuration does not name is heard if there are newer ones: its
+        disk has a number, or the own configuration is from the log. Before the first change only
+        the configuration file can name others, and that is a mistake.
+        """
         m = self._m
-        if sender in m.observers:
-            return isinstance(message, _OF_FOLLOWERS)
-        return sender in m.peers and not (m.is_observer and isinstance(message, _OF_VOTERS))
+        if sender not in m.known or sender == m.me:
+            return False
+        if isinstance(message, PreVote | Vote):
+            is_candidate = sender in m.voters or message.disk != 0 or m.history.index > 0
+            return m.is_entitled and is_candidate
+        return m.is_entitled or not isinstance(message, PreVoteReply | VoteReply | TimeoutNow)
 
     def _receive(self, sender: NodeId, message: Message) -> None:
         m = self._m
@@ -217,6 +243,10 @@ class RaftCore:
             case TimeoutNow():
                 if sender == m.leader and self._leader is None:
                     self._election.stand(transfer=True)
+            case Invite():
+                if sender == m.leader and self._leader is None:
+                    m.enroll()
+                    m.send(sender, Invited(m.term, m.disk))
             case ReadIndexReply(_, number, index):
                 found = self._remote_reads.pop(number, None)
                 if found is not None:
@@ -249,6 +279,8 @@ class RaftCore:
                 leader.read(sender, number)
             case Forward(_, proposal):
                 leader.propose(proposal)
+            case Invited(_, disk):
+                leader.on_invited(sender, disk)
 
     def _answer_old_term(self, sender: NodeId, message: Message) -> None:
         """Tell who acts on an old term that there is a newer one; answers of old terms are void."""

@@ -5,7 +5,8 @@ hears a leader: a member that was cut off comes back without disturbing anyone. 
 members for one term and one process, and a candidate's own is in it once it is on its own disk. A
 member below its floor (`rejoin.py`), and an observer always, neither stands nor votes nor says that
 it would. A member that restarted votes as if its log ended at its bar (`compare.py`), and does not
-stand below it.
+stand below it. A vote counts if the candidate's configuration names the voter with the disk that
+the vote is from; who votes need not know of that configuration yet.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Election:
         if not m.may_stand:
             return
         m.role = Role.PRECANDIDATE
-        self._votes = {m.me}
+        self._votes = {m.me} if m.is_voter else set()
         for peer in m.peers:
-            m.send(peer, PreVote(m.term + 1, m.log.last_index, m.log.last_term))
+            m.send(peer, PreVote(m.term + 1, m.log.last_index, m.log.last_term, m.disk))
 
     def stand(self, *, transfer: bool) -> None:
         """Begin a new term and ask for votes in it."""
@@ -86,26 +87,30 @@ class Election:
 
     def _vote(self, *, transfer: bool) -> Vote:
         m = self._m
-        return Vote(m.term, m.log.last_index, m.log.last_term, transfer, self._candidacy)
+        last_index, last_term = m.log.last_index, m.log.last_term
+        return Vote(m.term, last_index, last_term, transfer, self._candidacy, m.disk)
 
     def on_pre_vote_reply(self, sender: NodeId, reply: PreVoteReply) -> None:
         """Count a promise for the term after ours."""
-        if reply.granted and self._m.role is Role.PRECANDIDATE and reply.asked == self._m.term + 1:
+        m = self._m
+        is_now = m.role is Role.PRECANDIDATE and reply.asked == m.term + 1
+        if reply.granted and is_now and sender in m.voters:
             self._votes.add(sender)
 
     def on_vote_reply(self, sender: NodeId, reply: VoteReply) -> None:
         """Count a vote of this term that we asked for in this life, once for each voter."""
         m = self._m
         ours = reply.term == m.term and reply.candidacy == self._candidacy
+        ours = ours and m.voters.get(sender) == reply.disk
         if reply.granted and m.role is Role.CANDIDATE and ours:
             self._votes.add(sender)
 
     def has_majority(self) -> bool:
         """Tell whether enough members are for us; our own vote counts when it is durable."""
         m = self._m
-        if m.role is Role.CANDIDATE and m.is_saved(self._own_vote_save):
+        if m.role is Role.CANDIDATE and m.is_voter and m.is_saved(self._own_vote_save):
             self._votes.add(m.me)
-        return len(self._votes) >= m.config.quorum
+        return len(self._votes) >= m.quorum
 
     # ------------------------------------------------------------------ voting
 
@@ -132,7 +137,7 @@ class Election:
             if m.vote is None:
                 m.set_term(m.term, sender)
             self.restart_timer()
-        m.send(sender, VoteReply(m.term, granted, asked.candidacy))
+        m.send(sender, VoteReply(m.term, granted, asked.candidacy, m.disk))
 
     def _is_complete(self, last_index: int, last_term: int) -> bool:
         return Floor(last_term, last_index) >= self._m.voting_end

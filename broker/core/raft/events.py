@@ -84,6 +84,18 @@ class MemberAsks:
     member: NodeId
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeVoters:
+    """Make ``add`` a voter, or ``remove`` none; one of the two. Only a leader takes it.
+
+    What is not ready yet is refused and begun: ask again. What is so already is done.
+    """
+
+    number: int
+    add: NodeId | None = None
+    remove: NodeId | None = None
+
+
 Event = (
     Tick
     | Received
@@ -94,6 +106,7 @@ Event = (
     | StateHashed
     | TransferLeadership
     | MemberAsks
+    | ChangeVoters
 )
 
 # ---------------------------------------------------------------------------- effects
@@ -101,10 +114,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Make durable, in this order: ``hard``, ``snapshot``, then the log.
+    """Make durable, in this order: ``disk``, ``hard``, ``snapshot``, then the log.
 
     ``image`` replaces the whole log; else entries from ``truncate`` on go (None: none), and
-    ``entries`` follow.
+    ``entries`` follow. ``disk`` is the number that the disk gets (None: it stays as it is).
     """
 
     number: int
@@ -113,6 +126,7 @@ class Save:
     image: LogImage | None
     truncate: int | None
     entries: tuple[Entry, ...]
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +166,38 @@ class Refused:
 
     proposal: Proposal
     reason: Refusal
+
+
+class ChangeRefusal(Enum):
+    """Why a change of the voters was not taken. Nothing of it is in any log."""
+
+    NOT_LEADER = "this member does not lead"
+    TERM_BEGINS = "nothing of the leader's own term is committed yet"
+    CHANGE_UNDER_WAY = "another change of the voters is not committed yet"
+    TRANSFERRING = "the leader hands over"
+    UNKNOWN = "no such member"
+    SILENT = "it does not answer"
+    INVITED = "it was asked for its disk"
+    CATCHING_UP = "it has not caught up with the leader's commit"
+    LAST = "it is the only voter"
+    TOO_MANY = "there are too many voters"
+    FIXED = "the voters of a group that runs pysyncobj cannot change"
+
+
+@dataclass(frozen=True, slots=True)
+class VotersChanged:
+    """The change that was asked for stands in the log at ``index``, or earlier; not committed."""
+
+    number: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class VotersKept:
+    """The change that was asked for was not made, now, because of ``reason``."""
+
+    number: int
+    reason: ChangeRefusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +247,8 @@ Effect = (
     | Apply
     | Restore
     | Refused
+    | VotersChanged
+    | VotersKept
     | BarrierPassed
     | BarrierFailed
     | RoleChanged

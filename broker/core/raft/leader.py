@@ -3,14 +3,16 @@
 An answer counts only in the term that it names and this leader's; a commit needs a majority's
 synced copies of an entry of this very term (Raft §5.4.2). A barrier is answered by a round of
 messages that began after it was asked: a majority that answers knew no newer leader (§6.4).
-Observers are sent what members are sent; no count looks at what they say.
+Observers are sent what voters are sent; no count looks at what they say. Who votes may change in
+the middle of a term: `changing.py` has the rules, and counts are over what is in force by then.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.core.raft.events import BarrierFailed, Refusal, Refused
+from broker.core.raft.changing import VoterChange
+from broker.core.raft.events import BarrierFailed, ChangeVoters, Refusal, Refused
 from broker.core.raft.member import Member
 from broker.core.raft.progress import Progress, Sending
 from broker.model.raft import (
@@ -59,7 +61,9 @@ class Leader:
         next_index = member.log.last_index + 1
         others = (*member.peers, *member.observers)
         self._progress = {peer: Progress(next_index, member.now_ms) for peer in others}
+        self._change = VoterChange(member, self._progress)
         self._voters = [self._progress[peer] for peer in member.peers]
+        self._own_voice = int(member.is_voter)
         self._add(Proposal(EntryKind.NOOP, 0, 0, b""))
 
     # ------------------------------------------------------------------ events
@@ -67,16 +71,19 @@ class Leader:
     def tick(self) -> bool:
         """Send heartbeats that are due; return False when this node cannot lead any more.
 
-        That is when a majority was not heard in time, or when its own disk hangs.
+        That is when a majority was not heard in time, when its own disk hangs, or when it votes no
+        more and nobody took over in time.
         """
         m = self._m
         if m.peers and m.disk_is_stuck:
             return False
-        heard = 1 + sum(m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._voters)
-        if heard < m.config.quorum:
+        lately = (m.now_ms - one.heard_ms < m.config.election_ms_min for one in self._voters)
+        if self._own_voice + sum(lately) < m.quorum:
             return False
         if self._target is not None and m.now_ms >= self._target_until_ms:
             self._target = None
+            if self._change.is_over_for_me():
+                return False
         if m.now_ms - self._beat_ms >= m.config.heartbeat_ms:
             self._beat()
         return True
@@ -91,6 +98,24 @@ class Leader:
             self._m.emit(Refused(proposal, Refusal.OVERLOADED))
         else:
             self._add(proposal)
+
+    def change_voters(self, wanted: ChangeVoters) -> None:
+        """Begin, or go on with, a change of one voter; say what became of it."""
+        found = self._change.ask(wanted, is_handing_over=self._target is not None)
+        if found is not None:
+            self._add(found)
+            self._count_voters()
+            self._change.tell_done(wanted)
+
+    def on_invited(self, sender: NodeId, disk: int) -> None:
+        """Learn the number of a member's disk."""
+        self._change.disks[sender] = disk
+
+    def _count_voters(self) -> None:
+        """Let all counts run over the configuration that is in force now."""
+        m = self._m
+        self._voters = [self._progress[peer] for peer in m.peers]
+        self._own_voice = int(m.is_voter)
 
     def read(self, origin: NodeId, number: int) -> None:
         """Queue a barrier for the next round of confirmations."""
@@ -126,8 +151,9 @@ class Leader:
             if reply.index <= self._m.log.last_index:  # else it speaks of another log
                 one.matched(reply.index)
                 self._hand_over()
-        elif sender in self._m.observers and reply.index <= one.match:
+        elif self._m.may_lose_disk(sender) and reply.index <= one.match:
             one.forget(reply.index + 1)  # its disk was emptied; nothing rests on what it had said
+            self._change.disks.pop(sender, None)
             self._step_back(one, reply)
         elif one.sending is Sending.REPLICATE and reply.index > one.match:
             one.probe(one.match + 1)
@@ -155,6 +181,8 @@ class Leader:
         """Commit what can be, then send what is due; the last thing in every step."""
         self._commit()
         self._confirm_reads()
+        if self._target is None and self._change.is_over_for_me():
+            self._leave_office()
         for peer, one in self._progress.items():
             self._send_next(peer, one)
 
@@ -195,8 +223,9 @@ class Leader:
 
     def _commit(self) -> None:
         m = self._m
-        synced = sorted([m.durable, *(one.match for one in self._voters)])
-        index = synced[len(synced) - m.config.quorum]
+        own = (m.durable,) * self._own_voice
+        synced = sorted([*own, *(one.match for one in self._voters)])
+        index = synced[len(synced) - m.quorum]
         if index > m.commit and m.log.term_at(index) == m.term:
             done = m.log.slice(m.commit + 1, index + 1, 1 << 62)
             self._uncommitted -= sum(entry.weight for entry in done)
@@ -207,8 +236,8 @@ class Leader:
         while True:
             found = self._open_round
             if found is not None:
-                answered = 1 + sum(one.round >= found.round for one in self._voters)
-                if answered < m.config.quorum:
+                answered = sum(one.round >= found.round for one in self._voters)
+                if self._own_voice + answered < m.quorum:
                     return
                 for read in found.reads:
                     self._answer(read, found.index)
@@ -225,6 +254,11 @@ class Leader:
             self._m.wait_for(read.number, index)
         else:
             self._m.send_now(read.origin, ReadIndexReply(self._m.term, read.number, index))
+
+    def _leave_office(self) -> None:
+        """Hand over to the voter that has most: this node votes no more, and that is committed."""
+        best = max(self._m.peers, key=lambda peer: self._progress[peer].match)
+        self.transfer(best)
 
     def _hand_over(self) -> None:
         target = self._target
@@ -260,15 +294,15 @@ class Leader:
                 return
             if one.sending is Sending.PROBE:
                 if not one.waiting:
-                    self._send_append(peer, one, self._entries_from(one.next))
+                    self._send_append(peer, one, self._entries_from(peer, one.next))
                     one.waiting = True
                 return
             room = (
                 one.inflight_bytes < m.config.inflight_bytes_max
                 and one.inflight_count < m.config.inflight_messages_max
             )
-            if one.next <= m.log.last_index and room:
-                entries = self._entries_from(one.next)
+            if one.next <= self._change.end_for(peer) and room:
+                entries = self._entries_from(peer, one.next)
                 self._send_append(peer, one, entries)
                 one.sent(entries[-1].index, sum(entry.weight for entry in entries))
                 continue
@@ -276,9 +310,9 @@ class Leader:
                 self._send_append(peer, one, ())
             return
 
-    def _entries_from(self, index: int) -> tuple[Entry, ...]:
-        log = self._m.log
-        return log.slice(index, log.last_index + 1, self._m.config.append_bytes_max)
+    def _entries_from(self, peer: NodeId, index: int) -> tuple[Entry, ...]:
+        end = max(index, self._change.end_for(peer) + 1)
+        return self._m.log.slice(index, end, self._m.config.append_bytes_max)
 
     def _send_append(self, peer: NodeId, one: Progress, entries: tuple[Entry, ...]) -> None:
         m = self._m

@@ -4,6 +4,9 @@ A step changes this object in memory and marks what has to be saved; at its end 
 `Save` of that. A message goes out once every save before it is durable, so nobody is ever told
 what a power cut could take back. Only a leader's appends need not wait: its term is durable since
 its election, and it counts itself for an entry after its own sync like everybody else.
+
+Who votes is what the log says (`voters.py`). A voter is a member with a disk: a member that has
+another disk than the one that the configuration names is none, and its votes count nowhere.
 """
 
 from __future__ import annotations
@@ -26,7 +29,17 @@ from broker.core.raft.events import (
     Send,
 )
 from broker.core.raft.log import RaftLog
-from broker.model.raft import Entry, Floor, HardState, NodeId, Snapshot, Standing, Stored
+from broker.core.raft.voters import VoterHistory, majority
+from broker.model.raft import (
+    DISK_MAX,
+    Entry,
+    Floor,
+    HardState,
+    NodeId,
+    Snapshot,
+    Standing,
+    Stored,
+)
 from broker.model.raft_messages import Message
 
 _HELD_MAX = 4096  # messages that wait for a disk that hangs; older ones count as lost
@@ -57,9 +70,9 @@ class Member:
         assert me in (*config.members, *config.observers), f"{me!r} is no part of {config}"
         self.config = config
         self.me = me
-        self.peers = tuple(one for one in config.members if one != me)  # who vote besides us
-        self.observers = tuple(one for one in config.observers if one != me)
-        self.is_observer = me in config.observers
+        self.disk = stored.disk
+        self.history = VoterHistory(config.members, stored)
+        self._look_at_voters()
         self.random = random
         self.now_ms = 0
         self.role = Role.FOLLOWER
@@ -90,6 +103,40 @@ class Member:
         self._first_new: int | None = None
         self._image_dirty = False
         self._snapshot_dirty = False
+        self._disk_dirty = False
+
+    # ------------------------------------------------------------------ who votes
+
+    def _look_at_voters(self) -> None:
+        """Take over the configuration that is in force now."""
+        config, me = self.config, self.me
+        self.voters = {one.node: one.disk for one in self.history.voters}
+        self.quorum = majority(len(self.voters))
+        named = [*config.members, *config.observers]
+        named += sorted(set(self.voters) - set(named))
+        self.known = frozenset(named)  # who is heard at all
+        self.peers = tuple(one for one in named if one in self.voters and one != me)
+        self.observers = tuple(one for one in named if one not in self.voters and one != me)
+
+    @property
+    def is_entitled(self) -> bool:
+        """Tell whether its disk remembers its votes: some configuration may name it."""
+        return self.disk != 0 or self.me in self.config.members
+
+    @property
+    def is_voter(self) -> bool:
+        """Tell whether the configuration in force names this member with this disk."""
+        return self.is_entitled and self.voters.get(self.me) == self.disk
+
+    def may_lose_disk(self, peer: NodeId) -> bool:
+        """Tell whether a peer's disk may be emptied at any time, with nothing that rests on it."""
+        return self.history.index > 0 or self.voters.get(peer, -1) != 0
+
+    def enroll(self) -> None:
+        """Give the disk a number, if it has none: durable before it is told."""
+        if not self.disk:
+            self.disk = self.random(1, DISK_MAX)
+            self._disk_dirty = True
 
     # ------------------------------------------------------------------ what can be told
 
@@ -100,8 +147,8 @@ class Member:
 
     @property
     def may_vote(self) -> bool:
-        """Tell whether it may vote and stand."""
-        return not self.is_observer and not self.abstains
+        """Tell whether it may vote, for whoever counts its vote."""
+        return self.is_entitled and not self.abstains
 
     @property
     def voting_end(self) -> Floor:
@@ -112,7 +159,19 @@ class Member:
     def may_stand(self) -> bool:
         """Tell whether it may be elected: its own log is one that it would vote for."""
         own = Floor(self.log.last_term, self.log.last_index)
-        return self.may_vote and own >= self.voting_end
+        return self.may_vote and self._may_be_needed and own >= self.voting_end
+
+    @property
+    def _may_be_needed(self) -> bool:
+        """Tell whether it votes; or did, before a change that may not be committed.
+
+        Its log may be the furthest then, so that nobody else can be elected: it stands without a
+        vote of its own, commits that it votes no more, and hands over (dissertation, §4.2.2).
+        """
+        if self.is_voter:
+            return True
+        was_one = any(one.node == self.me and one.disk == self.disk for one in self.history.former)
+        return self.is_entitled and was_one and self.history.index > self.commit
 
     def renew_bar(self) -> None:
         """Keep the bar for another grace: from a start, or from a leader's word."""
@@ -131,7 +190,8 @@ class Member:
         for entries that the leader's own disk does not have yet.
         """
         last = max(Floor(self.log.last_term, self.log.last_index), self.floor)
-        return Standing(behind=self.abstains, term=self.term, last=last)
+        voters = self.history.names(self.commit)
+        return Standing(behind=self.abstains, term=self.term, last=last, voters=voters)
 
     # ------------------------------------------------------------------ changes
 
@@ -145,6 +205,8 @@ class Member:
     def append(self, entries: tuple[Entry, ...]) -> None:
         """Add entries to the log; not durable yet."""
         self.log.append(entries)
+        if self.history.appended(entries):
+            self._look_at_voters()
         if self._first_new is None:
             self._first_new = entries[0].index
 
@@ -152,6 +214,8 @@ class Member:
         """Cut the log before ``index``: what follows conflicts with the leader's."""
         assert index > self.commit, f"cutting {index} below the commit {self.commit}"
         self.log.truncate(index)
+        if self.history.cut(index):
+            self._look_at_voters()
         self._lower_durable(index - 1)
         if self._first_new is not None and self._first_new >= index:
             self._first_new = None
@@ -164,6 +228,7 @@ class Member:
         self.snapshot = snapshot
         self._snapshot_dirty = True
         self.log.compact(self._kept_from(snapshot.id.index))
+        self.history.compacted(self.log.base_index)
         self._image_dirty = True
 
     def _kept_from(self, index: int) -> int:
@@ -188,6 +253,8 @@ class Member:
             self._lower_durable(0)
             self._truncate = None
             self._first_new = None
+        if self.history.installed(snapshot, self.log.image().entries):
+            self._look_at_voters()
         self.snapshot = snapshot
         self.commit = index
         self._restoring = snapshot
@@ -284,6 +351,7 @@ class Member:
     def _make_save(self, effects: list[Effect]) -> None:
         if not (
             self._hard_dirty
+            or self._disk_dirty
             or self._first_new is not None
             or self._truncate is not None
             or self._image_dirty
@@ -304,10 +372,11 @@ class Member:
                 image=self.log.image() if self._image_dirty else None,
                 truncate=None if self._image_dirty else self._truncate,
                 entries=entries,
+                disk=self.disk if self._disk_dirty else None,
             )
         )
         self._saves.append(_PendingSave(self._number, self.log.last_index, self.now_ms))
-        self._hard_dirty = self._image_dirty = self._snapshot_dirty = False
+        self._hard_dirty = self._image_dirty = self._snapshot_dirty = self._disk_dirty = False
         self._first_new = self._truncate = None
 
     def _apply(self, effects: list[Effect]) -> None:

@@ -17,6 +17,10 @@ between the two.
 Observers never voted and never acknowledged anything that counted, so an argument about votes and
 acks leaves them out. They are asked only before a *new* group begins: what they know was committed
 once, and a group that begins beside them has forgotten it. Docs: `docs/decisions/0010-own-raft.md`.
+
+Once the voters were changed, "all the others" are not known to a member whose disk is empty. So if
+anybody tells of a change, this member is not that voter any more: it takes part as an observer,
+with a number for its disk, and an operator makes it a voter anew (`docs/decisions/0023-*.md`).
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import Final
 
 from broker.core.raft.config import RaftConfig
 from broker.errors import ControllersLostError
-from broker.model.raft import Floor, NodeId, Standing
+from broker.model.raft import DISK_MAX, Floor, NodeId, Standing
 
 REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
 
@@ -36,11 +40,13 @@ REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
 class TakePart:
     """Be durably in ``term``, with the vote in it spent, and below ``floor`` abstain. (0, 0): new.
 
-    To be noted before anything is said to the group.
+    With ``disk`` it takes part as an observer whose disk has this number. To be noted before
+    anything is said to the group.
     """
 
     term: int = 0
     floor: Floor = field(default_factory=Floor)
+    disk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Rejoin:
         self._others = tuple(one for one in config.members if one != me)
         self._observers = config.observers
         self._quorum = config.quorum
+        self._random = random
         self._told: dict[NodeId, Told] = {}
         self._before: dict[NodeId, Told] | None = None
         self.request_id = random(1, REQUEST_MAX)
@@ -92,6 +99,10 @@ class Rejoin:
         Raises:
             ControllersLostError: more members lost their disks than the group survives.
         """
+        if standing.voters:
+            if standing.voters == (self._me,):
+                raise _lost([self._me])
+            return TakePart(disk=self._random(1, DISK_MAX))
         if request_id != self.request_id or sender not in self.unanswered:
             return None
         self._told[sender] = Told(life, standing)

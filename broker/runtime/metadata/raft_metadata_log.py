@@ -570,6 +570,7 @@ class RaftMetadataLog:
                 image=first.image,
                 truncate=first.truncate,
                 entries=entries,
+                disk=first.disk,
             )
         except DiskFullError as error:
             _log.warning("raft_disk_full", reason=error.message)
@@ -582,5 +583,9 @@ class RaftMetadataLog:
 
 def _only_entries(save: Save) -> bool:
     return (
-        save.hard is None and save.snapshot is None and save.image is None and save.truncate is None
+        save.hard is None
+        and save.snapshot is None
+        and save.image is None
+        and save.truncate is None
+        and save.disk is None
     )

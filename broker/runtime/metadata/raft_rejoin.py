@@ -12,11 +12,11 @@ import queue
 import random
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 
-from broker.core.raft.compare import Compare
+from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.rejoin import Rejoin, TakePart
 from broker.errors import MetadataCorruptError, ShuttingDownError
@@ -215,7 +215,8 @@ class _Start:
             random=random.SystemRandom().randint,
             has_taken_part=has_taken_part,
         )
-        found = _Asking(rejoin, self._desk, self._clock, self._stopping).run(rejoin.told)
+        asking: _Asking[TakePart] = _Asking(rejoin, self._desk, self._clock, self._stopping)
+        found = asking.run(rejoin.told)
         if found.term:
             _log.warning(
                 "raft_rejoins",
@@ -235,7 +236,7 @@ class _Start:
         standing = standing_of(stored)
         self._desk.answer_with(lambda _asker, told: told(standing))
         compare = Compare(self._config, self._me, stored.hard, random=random.SystemRandom().randint)
-        asking = _Asking(compare, self._desk, self._clock, self._stopping)
+        asking: _Asking[GoOn] = _Asking(compare, self._desk, self._clock, self._stopping)
         if journal.has_forgotten:  # known, so everybody has to answer
             _log.error("raft_folder_is_older", folder=self._folder)
         else:
@@ -272,7 +273,7 @@ class _Question(Protocol):
 _Answer = TypeVar("_Answer")
 
 
-class _Asking:
+class _Asking(Generic[_Answer]):
     """One round after another, until there is an answer. Owner: the thread that starts a broker."""
 
     def __init__(
@@ -282,14 +283,14 @@ class _Asking:
         self._desk = desk
         self._clock = clock
         self._stopping = stopping
-        self._leave_out: Callable[[], None] | None = None
+        self._leave_out: Callable[[], _Answer | None] | None = None
         self._leave_out_ms = 0
         self._say_ms = clock.monotonic_ms() + _SAY_AFTER_MS
         self._said_ms = 0
         self._said: object = None
 
-    def leave_out_after(self, grace_ms: int, leave_out: Callable[[], None]) -> None:
-        """Call ``leave_out`` after a while, and again and again from then on."""
+    def leave_out_after(self, grace_ms: int, leave_out: Callable[[], _Answer | None]) -> None:
+        """Call ``leave_out`` after a while, and again and again, until it is the answer."""
         self._leave_out = leave_out
         self._leave_out_ms = self._clock.monotonic_ms() + grace_ms
 
@@ -301,7 +302,9 @@ class _Asking:
                 now_ms = self._clock.monotonic_ms()
                 if self._leave_out is not None and now_ms >= self._leave_out_ms:
                     self._leave_out_ms = now_ms + _LEAVE_OUT_AGAIN_MS
-                    self._leave_out()
+                    found = self._leave_out()
+                    if found is not None:
+                        return found
                 if asked != self._question.request_id or now_ms >= ask_ms:
                     asked, ask_ms = self._ask(), now_ms + int(_ASK_AGAIN_S * 1000)
                 self._say(now_ms)

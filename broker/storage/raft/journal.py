@@ -34,7 +34,7 @@ from broker.codec.disk.raft_log_format import (
     encode_snapshot_header,
 )
 from broker.codec.disk.raft_member_file import (
-    MEMBER_FILE_SIZE,
+    MEMBER_FILE_SIZE_MAX,
     MemberNote,
     decode_member_file,
     encode_member_file,
@@ -145,7 +145,8 @@ class RaftJournal:
             )
         meta.write(hard, self._synced, self._datasync)
         floor = Floor() if self._membership is None else self._membership.floor
-        self.stored = Stored(hard, snapshot, image, floor)
+        disk = 0 if self._membership is None else self._membership.disk
+        self.stored = Stored(hard, snapshot, image, floor, disk=disk)
         noted = None if self._promises is None else self._promises.noted(COUNTER)
         term, number = noted or (0, 0)
         self.has_forgotten = not self._remake and (hard.term < term or self._number < number)
@@ -168,7 +169,7 @@ class RaftJournal:
         path = f"{self._folder}/member"
         if not self._files.exists(path):
             return None
-        membership, owner = decode_member_file(self._read_whole("member", MEMBER_FILE_SIZE))
+        membership, owner = decode_member_file(self._read_whole("member", MEMBER_FILE_SIZE_MAX))
         if owner != self._owner:
             raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
         return membership
@@ -248,6 +249,7 @@ class RaftJournal:
         node: NodeId,
         term: int,
         floor: Floor,
+        disk: int = 0,
         promises: Promises | None = None,
     ) -> RaftJournal:
         """Make the files anew of a node that :func:`has_lost_all`, to take part as is said. Blocks.
@@ -261,12 +263,12 @@ class RaftJournal:
         owner, path = owner_of(cluster, node), f"{folder}/member"
         file = files.open(path)
         try:
-            noted, found = decode_member_file(file.read_at(0, MEMBER_FILE_SIZE + 1))
+            noted, found = decode_member_file(file.read_at(0, MEMBER_FILE_SIZE_MAX + 1))
         finally:
             file.close()
         if found != owner:
             raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
-        membership = MemberNote(max(term, noted.term), floor)
+        membership = MemberNote(max(term, noted.term), floor, disk)
         try:
             write_whole(files, path, [encode_member_file(membership, owner)])
         except OSError as cause:
@@ -290,24 +292,25 @@ class RaftJournal:
         """Tell whether it is noted that this node has taken part."""
         return self._membership is not None
 
-    def take_part(self, term: int, floor: Floor) -> None:
+    def take_part(self, term: int, floor: Floor, disk: int = 0) -> None:
         """Note durably how a node with an empty disk takes part; in force at once.
+
+        ``disk`` is the number that the disk gets, 0: none.
 
         Raises:
             DiskFullError, LogFailedError: it may or may not be noted.
         """
-        membership = MemberNote(term, floor)
-        self._write_membership(membership)
+        self._write_membership(MemberNote(term, floor, disk or self.stored.disk))
         hard = self.stored.hard
         if term > hard.term:
             hard = HardState(term, self._node, hard.commit)
         self.go_on(hard, self.stored.bar)
-        self.stored = replace(self.stored, floor=floor)
+        self.stored = replace(self.stored, floor=floor, disk=disk or self.stored.disk)
 
     def drop_floor(self) -> None:
         """Note that the floor is reached. Raises as :meth:`take_part` does."""
         if self._membership is not None:
-            self._write_membership(MemberNote(self._membership.term, Floor()))
+            self._write_membership(replace(self._membership, floor=Floor()))
 
     def go_on(self, hard: HardState, bar: Floor) -> None:
         """Note durably what others told of this node's past; in force at once.
@@ -343,10 +346,12 @@ class RaftJournal:
         image: LogImage | None = None,
         truncate: int | None = None,
         entries: Sequence[Entry] = (),
+        disk: int | None = None,
     ) -> None:
         """Make all of it durable: term and vote, then the snapshot, then the log. Blocks.
 
         ``image`` replaces the log; else entries from ``truncate`` on go and ``entries`` follow.
+        ``disk`` is the number that this disk gets, before all else.
 
         Raises:
             DiskFullError: nothing counts; the same save may be tried again when there is room.
@@ -354,6 +359,8 @@ class RaftJournal:
         """
         if self._failure is not None:
             raise self._failure
+        if disk is not None:
+            self._write_membership(replace(self._membership or MemberNote(0, Floor()), disk=disk))
         try:
             if hard is not None:
                 self._meta.write(hard, self._synced, self._datasync)

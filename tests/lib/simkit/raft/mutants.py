@@ -439,12 +439,12 @@ def restored_disk_votes_again() -> Any:
 def compare_asks_a_majority() -> Any:
     """Leave out whoever has not answered at once."""
 
-    def unanswered(self: Compare) -> tuple[NodeId, ...]:
-        if len(self._told) >= self._quorum - 1:
-            return ()
-        return tuple(one for one in self._others if one not in self._told)
+    def waited_for(self: Compare) -> tuple[NodeId, ...]:
+        if len(self._told) >= len(self._voters) // 2:
+            return tuple(one for one in self._others if one in self._told)
+        return self._others
 
-    return replaced(Compare, "unanswered", property(unanswered))
+    return replaced(Compare, "_waited_for", property(waited_for))
 
 
 def who_has_answered_is_silent() -> Any:

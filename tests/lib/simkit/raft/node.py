@@ -7,15 +7,12 @@ processes and machines do.
 from __future__ import annotations
 
 import contextlib
-import random
 from collections import deque
-from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from broker.core.raft.applier import Applier, Outcome, Verdict
 from broker.core.raft.compare import Compare, GoOn
-from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
 from broker.core.raft.events import (
     Apply,
@@ -39,9 +36,12 @@ from broker.core.raft.events import (
     SnapshotMade,
     StateHashed,
     Tick,
+    VotersChanged,
+    VotersKept,
 )
 from broker.core.raft.member import Role
 from broker.core.raft.rejoin import Rejoin, TakePart
+from broker.core.raft.voters import standing_on_disk
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
 from broker.model.raft import (
     Floor,
@@ -52,50 +52,16 @@ from broker.model.raft import (
     SnapshotId,
     Standing,
     Stored,
-    standing_of,
 )
 from broker.model.raft_messages import Forward, Message, PreVote, Vote, VoteReply
 from broker.storage.raft.journal import RaftJournal, has_lost_all
 from simkit.disk.disk import ROOMY, PowerLostError, SimDisk
-from simkit.raft.truth import Promises, Registers, Truth
+from simkit.raft.truth import Promises, Registers
+from simkit.raft.world import World
 
 FOLDER: Final = "raft"
 ASK_AGAIN: Final = 20.0
 _NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
-
-
-class World(Protocol):
-    """What a node asks of the simulation."""
-
-    rng: random.Random
-    truth: Truth
-    config: RaftConfig
-    nodes: Mapping[NodeId, SimNode]
-    wipes: bool  # disks may be wiped, so an empty one asks before it takes part
-    compares: bool  # disks may be put back, so each one asks before it takes part
-    grace: float  # for which a restarted member waits for silent ones
-    snapshot_entries: int
-    stop_chance: float
-    hang_chance: float  # that a sync takes longer than an election
-    now: float
-
-    def send(self, sender: SimNode, target: NodeId, message: Message) -> None:
-        """Put a message on the network."""
-
-    def tell(self, sender: SimNode, target: NodeId, what: str, argument: Any) -> None:
-        """Put a control message on the network: ``happen(what, argument)`` at the target."""
-
-    def later(self, node: SimNode, delay: float, what: str, argument: Any) -> None:
-        """Call ``node.happen(what, argument)`` after a while, if it still lives then."""
-
-    def answered(self, node: SimNode, outcome: Outcome) -> None:
-        """A proposal that was made through this node is applied here."""
-
-    def read(self, node: SimNode, number: int, index: int | None) -> None:
-        """A barrier has passed, or failed."""
-
-    def died(self, node: SimNode) -> None:
-        """The node stopped by itself."""
 
 
 class SimNode:
@@ -132,8 +98,8 @@ class SimNode:
     def start(self) -> None:
         """Open the disk and begin; the power may go, the disk may fail, on the way."""
         world = self.world
-        asks = not self.observes and len(world.nodes) > 1
-        self.remakes = world.wipes and asks and has_lost_all(self.disk.files(), FOLDER)
+        is_first, many = self.name in world.config.members, len(world.nodes) > 1
+        self.remakes = world.wipes and many and has_lost_all(self.disk.files(), FOLDER)
         stored = _NOTHING
         if not self.remakes:
             journal = self._open()
@@ -147,17 +113,25 @@ class SimNode:
         self._take_up(stored)
         self.joining = None
         random = world.rng.randint
-        if world.wipes and asks and (self.remakes or self.journal.is_fresh):
+        if world.wipes and is_first and many and (self.remakes or self.journal.is_fresh):
             self.joining = Rejoin(
                 world.config, self.name, random=random, has_taken_part=self.remakes
             )
-        elif world.compares and asks and len(world.config.members) > 1:
-            self.joining = Compare(world.config, self.name, stored.hard, random=random)
+        elif world.compares and self._must_compare(stored):
+            own = standing_on_disk(world.config.members, stored)
+            self.joining = Compare(world.config, self.name, stored.hard, random=random, own=own)
             world.later(self, world.grace, "grace", None)
         if self.joining is None:
             self._begin()
         else:
             world.later(self, 0.0, "ask", None)
+
+    def _must_compare(self, stored: Stored) -> bool:
+        """Tell whether its disk may be one that has forgotten votes."""
+        first = self.world.config.members
+        if self.world.changes:
+            return stored.disk != 0 or self.name in first
+        return self.name in first and len(first) > 1
 
     def _open(self) -> RaftJournal | None:
         """Open the files; say why that cannot be done."""
@@ -289,14 +263,17 @@ class SimNode:
         """Wait no longer for who is silent; one that has forgotten would be a fault too many."""
         if isinstance(self.joining, Compare):
             if self.name not in self.world.truth.lost:
-                self.joining.leave_out_silent()
+                found = self.joining.leave_out_silent()
+                if found is not None:
+                    self._take_part(found)
+                    return
             self.world.later(self, 2 * ASK_AGAIN, "grace", None)
 
     def _answer(self, asker: NodeId, request_id: int) -> None:
         if isinstance(self.joining, Rejoin):
             standing = Standing(fresh=True)
         elif self.joining is not None:
-            standing = standing_of(self.journal.stored)
+            standing = standing_on_disk(self.world.config.members, self.journal.stored)
         else:
             if self.world.compares:
                 self.step(MemberAsks(asker))
@@ -316,6 +293,7 @@ class SimNode:
         what = "went on"
         if isinstance(found, TakePart):
             what = "rejoined" if found.term else "began as a new group"
+            what = "began as an observer" if found.disk else what
         if self.world.rng.random() < self.world.stop_chance:
             self.disk.stop_after = self.world.rng.randrange(8)
         try:
@@ -350,10 +328,11 @@ class SimNode:
         if self.remakes:
             files = self.disk.files()
             self.journal = RaftJournal.remade(
-                files, FOLDER, cluster="sim", node=self.name, term=found.term, floor=found.floor
-            )
+                files, FOLDER, cluster="sim", node=self.name, term=found.term, floor=found.floor,
+                disk=found.disk,
+            )  # fmt: skip
         else:
-            self.journal.take_part(found.term, found.floor)
+            self.journal.take_part(found.term, found.floor, found.disk)
 
     def crash(self, *, power: bool) -> None:
         """End the process, or the machine."""
@@ -441,10 +420,11 @@ class SimNode:
                     self.applier.restore(one.index, snapshot.data)
                     self.world.truth.applied(self.name, one.index, self.machine.hash)
                     self._after_restore(one)
-                case BarrierPassed(number, index):
-                    self.world.read(self, number, index)
-                case BarrierFailed(number):
-                    self.world.read(self, number, None)
+                case BarrierPassed() | BarrierFailed():
+                    at = effect.index if isinstance(effect, BarrierPassed) else None
+                    self.world.read(self, effect.number, at)
+                case VotersChanged() | VotersKept():
+                    self.world.changed(self, effect)
                 case Refused(proposal, reason):
                     self._refused(proposal, reason)
                 case RoleChanged():
@@ -461,9 +441,9 @@ class SimNode:
         if not isinstance(message, PreVote):
             assert message.term <= promised, f"a {message} of a term that is not durable"
         if isinstance(message, Vote):  # it votes for itself, durably before it asks
-            self.world.truth.voted(self.name, message.term, self.name, message.candidacy)
+            self.world.truth.voted(self.voter, message.term, self.name, message.candidacy)
         if isinstance(message, VoteReply) and message.granted:
-            self.world.truth.voted(self.name, message.term, target, message.candidacy)
+            self.world.truth.voted(self.voter, message.term, target, message.candidacy)
             assert promised >= message.term, "a vote that is not durable"
 
     def _refused(self, proposal: Proposal, reason: Refusal) -> None:
@@ -478,7 +458,13 @@ class SimNode:
             image = self.member.log.image()
             terms = {one.index: one.term for one in image.entries}
             self.world.truth.led(self.name, self.member.term, terms, image.base_index)
-            self.world.truth.voted(self.name, self.member.term, self.name, self.candidacy)
+            self.world.truth.voted(self.voter, self.member.term, self.name, self.candidacy)
+
+    @property
+    def voter(self) -> NodeId:
+        """Who votes: the member, with the number of its disk if it has one."""
+        disk = getattr(self.member, "disk", 0)
+        return NodeId(f"{self.name}#{disk}") if disk else self.name
 
     @property
     def candidacy(self) -> int:
@@ -556,6 +542,7 @@ class SimNode:
                 image=save.image,
                 truncate=save.truncate,
                 entries=save.entries,
+                disk=save.disk,
             )
         except PowerLostError:
             self.crash(power=True)

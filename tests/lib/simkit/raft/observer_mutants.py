@@ -9,10 +9,10 @@ from broker.core.raft.core import RaftCore
 from broker.core.raft.election import Election
 from broker.core.raft.events import Barrier, BarrierPassed
 from broker.core.raft.leader import Leader
-from broker.core.raft.member import Member
+from broker.core.raft.member import Member, Role
 from broker.core.raft.progress import Progress
 from broker.model.raft import NodeId
-from broker.model.raft_messages import Append, AppendReply, Message
+from broker.model.raft_messages import Append, AppendReply, Message, PreVoteReply, VoteReply
 from simkit.raft.rig import B, MemberRig
 from simkit.replacing import Mutant, replaced, together
 
@@ -53,7 +53,9 @@ _MAY_VOTE: Final = property(lambda self: not self.abstains)
 def observers_stand() -> Any:
     """Let an observer that hears no leader stand, and members vote for it."""
     return together(
-        replaced(RaftCore, "_is_heard", _hear_all), replaced(Member, "may_vote", _MAY_VOTE)
+        replaced(RaftCore, "_is_heard", _hear_all),
+        replaced(Member, "may_vote", _MAY_VOTE),
+        replaced(Member, "may_stand", _MAY_VOTE),
     )
 
 
@@ -65,7 +67,7 @@ def observers_vote() -> Any:
 
         def ask(self: Election, **facts: Any) -> None:
             m = self._m
-            if m.is_observer:
+            if m.me in m.config.observers:
                 m.leader = None
                 self.restart_timer()
                 return
@@ -82,7 +84,19 @@ def observers_vote() -> Any:
         replaced(Member, "may_vote", _MAY_VOTE),
         asking_all("ask_first"),
         asking_all("stand"),
+        replaced(Election, "on_pre_vote_reply", _count_all),
+        replaced(Election, "on_vote_reply", _count_all),
     )
+
+
+def _count_all(self: Election, sender: NodeId, reply: PreVoteReply | VoteReply) -> None:
+    m = self._m
+    if isinstance(reply, PreVoteReply):
+        ours = m.role is Role.PRECANDIDATE and reply.asked == m.term + 1
+    else:
+        ours = m.role is Role.CANDIDATE and reply.term == m.term
+    if reply.granted and ours:
+        self._votes.add(sender)
 
 
 def believe_a_wiped_observer() -> Any:

@@ -146,6 +146,17 @@ class MemberRig:
         assert self.leads(), "the rig no longer leads to an election"
         return int(term)
 
+    def lead_with(self, voter: NodeId, reply: VoteReply) -> None:
+        """Stand, and get one vote beside the own."""
+        self.wait(self.config.election_ms_max + 1)
+        term = self.member.term + 1
+        for peer in (*self.config.members[1:], *self.config.observers):
+            self.get(peer, PreVoteReply(term - 1, term, granted=True))
+        assert self.member.term == term, "the rig no longer leads to a candidate"
+        for peer in self.config.members[1:-1]:
+            self.get(peer, VoteReply(term, granted=True))
+        self.get(voter, reply)
+
     def leads(self) -> bool:
         """Tell whether the member is the leader."""
         return bool(self.member.role is Role.LEADER)
@@ -199,6 +210,7 @@ class MemberRig:
             image=save.image,
             truncate=save.truncate,
             entries=save.entries,
+            disk=save.disk,
         )
         return self.step(Saved(save.number))
 

@@ -19,7 +19,7 @@ from broker.codec.peer.raft_messages import decode, encode
 from broker.core.raft.applier import Outcome
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
-from broker.core.raft.events import TransferLeadership
+from broker.core.raft.events import TransferLeadership, VotersChanged, VotersKept
 from broker.core.raft.member import Role
 from broker.errors import HeadwaterError
 from broker.model.raft import EntryKind, NodeId, Proposal
@@ -59,6 +59,10 @@ class Caller:
 class RaftSim:
     """Runs one seed; :attr:`seen` counts the situations that it reached."""
 
+    node_type = SimNode
+    truth_type = Truth
+    changes = False  # the voters; `changing.py` lets them
+
     def __init__(
         self, seed: int, faults: tuple[str, ...] | None, size: int | None, observers: int | None
     ) -> None:
@@ -88,7 +92,7 @@ class RaftSim:
             restart_grace_ms=1 << 40,  # a bar that lapses beside faults is a fault too many
         )
         self.seen: Counter[str] = Counter()
-        self.truth = Truth(self.seen, names)
+        self.truth = self.truth_type(self.seen, names)
         self.snapshot_entries = rng.choice((6, 15, 1000))
         self.faults = set(faults or (one for one in FAULTS if rng.random() < 0.3))
         dice = random.Random(f"wipe {seed}")
@@ -118,7 +122,7 @@ class RaftSim:
         if "rot" in self.faults:  # as many observers as like may be damaged
             victims += [one for one in watching if few.random() < 0.5]
         self.nodes = {
-            one: SimNode(self, one, may_rot=one in victims) for one in (*names, *watching)
+            one: self.node_type(self, one, may_rot=one in victims) for one in (*names, *watching)
         }
         self.truth.can_win = self._can_win
         if boots:
@@ -167,7 +171,7 @@ class RaftSim:
             assert self.now < deadline, f"no progress after healing: {self._picture()}"
             self._advance(self.now + 5 * HEARTBEAT_MS)
         self._last_check()
-        if self.config.quorum > 1:
+        if self.config.quorum > 1 and not self.changes:
             self.rng.choice((self._deaf_leader, self._deaf_follower, self._lonely_follower))()
 
     def _advance(self, until: float) -> None:
@@ -252,6 +256,10 @@ class RaftSim:
                 at = max(at, self._last_on_link.get(link, 0.0))
                 self._last_on_link[link] = at
             self._push(at, node, node.life, what, argument)
+
+    def changed(self, node: SimNode, answer: VotersChanged | VotersKept) -> None:
+        """See ``World.changed``."""
+        raise AssertionError(f"nobody asked {node.name} for {answer}")
 
     def died(self, node: SimNode) -> None:
         """Start it again after a while; who found its disk damaged stays down."""

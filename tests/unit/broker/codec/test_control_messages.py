@@ -23,7 +23,7 @@ from broker.model.control_messages import (
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from broker.model.raft import Floor, Standing
+from broker.model.raft import Floor, NodeId, Standing
 
 P = PartitionId(StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10"), PartitionNumber(3))
 E, L = BrokerEpoch(1 << 40), LeaderEpoch(7)
@@ -49,6 +49,7 @@ MESSAGES: tuple[ControlMessage, ...] = (
     MemberTold(request_id=5, life=1 << 62, standing=Standing(fresh=True)),
     MemberTold(request_id=5, life=6, standing=Standing()),
     MemberTold(request_id=5, life=6, standing=Standing(False, True, 8, Floor(7, 3))),
+    MemberTold(request_id=5, life=6, standing=Standing(term=8, voters=(NodeId("a"), NodeId("b")))),
 )
 
 

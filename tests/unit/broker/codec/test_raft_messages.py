@@ -6,16 +6,20 @@ import random
 
 import pytest
 
+from broker.codec.disk.raft_voters import encode_voters
 from broker.codec.peer.raft_messages import decode, encode, other_leader
 from broker.errors import EnvelopeError
 from broker.model.raft import (
+    DISK_MAX,
     MESSAGE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     U64_MAX,
     Entry,
     EntryKind,
+    NodeId,
     Proposal,
     SnapshotId,
+    Voter,
 )
 from broker.model.raft_messages import (
     Append,
@@ -23,6 +27,8 @@ from broker.model.raft_messages import (
     Chunk,
     ChunkReply,
     Forward,
+    Invite,
+    Invited,
     Message,
     PreVote,
     PreVoteReply,
@@ -34,10 +40,12 @@ from broker.model.raft_messages import (
 )
 
 _SNAPSHOT = SnapshotId(9, 3, 4000, 0xDEADBEEF)
+_VOTERS = (Voter(NodeId("b1")), Voter(NodeId("b2"), 7))
 _ENTRIES = (
     Entry(5, 2, EntryKind.NOOP, 0, 0, b""),
     Entry(6, 3, EntryKind.OPEN_SESSION, U64_MAX, 1, b""),
     Entry(7, 4, EntryKind.COMMAND, 17, 2, b"payload"),
+    Entry(8, 4, EntryKind.VOTERS, 0, 0, encode_voters(_VOTERS)),
 )
 MESSAGES: tuple[Message, ...] = (
     PreVote(7, 12, 6),
@@ -53,6 +61,11 @@ MESSAGES: tuple[Message, ...] = (
     ReadIndexRequest(4, U64_MAX),
     ReadIndexReply(4, 1 << 50, 77),
     Forward(0, Proposal(EntryKind.COMMAND, 17, 3, b"do it")),
+    PreVote(7, 12, 6, DISK_MAX),
+    Vote(7, 12, 6, False, U64_MAX, 5),
+    VoteReply(7, True, 17, 5),
+    Invite(4),
+    Invited(4, 9),
 )
 
 

@@ -113,9 +113,10 @@ def _restored(journal: RaftJournal) -> tuple[MetadataState, int]:
     assert (journal.stored.log.base_index, journal.stored.log.base_term) == (snapshot.id.index, 1)
     assert not journal.stored.log.entries
     assert journal.stored.hard.term == 1
-    sessions, machine = decode_state(snapshot.id.index, snapshot.data)
-    assert not sessions
-    return decode_snapshot(machine)
+    state = decode_state(snapshot.id.index, snapshot.data)
+    assert not state.sessions
+    assert state.voters is None
+    return decode_snapshot(state.machine)
 
 
 def _require_taken_over(disk: SimDisk, image: dict[str, bytes]) -> None:

@@ -143,9 +143,7 @@ def test_an_observers_votes_are_not_counted() -> None:
     [
         PreVote(9, 100, 9),
         Vote(9, 100, 9, transfer=True),
-        append(9, (0, 0), entries(1, 1, 9)),
         TimeoutNow(0),
-        ReadIndexReply(9, 1, 1),
     ],
 )
 def test_what_only_members_may_say_is_not_heard_from_an_observer(said: object) -> None:
