@@ -1,6 +1,6 @@
-"""Which partitions have a folder below ``streams``, whoever knows of them.
+"""Which partitions have a folder below ``streams``, whether or not the metadata knows them.
 
-Only looks: what is done with a folder that nobody knows is for who has the metadata.
+This module only reads. Its callers, which have the metadata, decide about unknown folders.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ STREAMS: Final = "streams"
 
 
 def stream_folder(uuid: StreamUuid) -> str:
-    """Return where the logs of a stream are."""
+    """Return the folder of a stream's logs."""
     return f"{STREAMS}/{uuid}"
 
 
 def log_folder(partition_id: PartitionId) -> str:
-    """Return where the log of a partition is."""
+    """Return the folder of a partition's log."""
     return f"{STREAMS}/{partition_id.stream_uuid}/{partition_id.number}"
 
 
@@ -47,7 +47,7 @@ def stored_numbers(files: Files, uuid: StreamUuid) -> list[int]:
 
 
 def newest_epoch(files: Files, partition_id: PartitionId) -> LeaderEpoch | None:
-    """Return the newest leader epoch that a log took records in, 0 for none; None: not legible."""
+    """Return the newest leader epoch of a log's records; 0: no records; None: not readable."""
     folder = LogFolder(files, log_folder(partition_id), partition_id)
     path = folder.file(EPOCHS_NAME)
     try:

@@ -1,4 +1,4 @@
-"""Replace a small file whole, durably: the old content or the new one, never a part of either."""
+"""Replace a small file whole, durably: it has the old or the new content, never a mixture."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def write_whole(
     *,
     datasync: Callable[[File], None] | None = None,
 ) -> None:
-    """Write ``path``, whose folder is there. Blocks.
+    """Write ``path``; its folder must exist. Blocks.
 
-    ``datasync`` replaces the file's own, for who has to know that it was this that failed.
+    ``datasync`` is called instead of ``File.datasync``, for a caller that must tell a failed sync
+    from other errors.
     """
     new = f"{path}.new"
     if files.exists(new):

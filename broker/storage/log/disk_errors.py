@@ -1,4 +1,4 @@
-"""What a log says of its disk's errors."""
+"""Translation of disk errors into errors of a log."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from broker.storage.log.folder import is_full
 
 
 class DiskErrors:
-    """Translates what the disk says; everything but a full disk ends the log.
+    """Translates disk errors. After any error but a full disk the log takes no more writes.
 
-    A class, for a commit enters three: a generator would cost three times as much.
+    This is a class because a commit enters it three times: a generator would cost three times as
+    much.
     """
 
     __slots__ = ("_fail", "_fatal", "_path", "_what")
 
     def __init__(self, fail: Callable[[str], None], path: str, what: str, *, fatal: bool) -> None:
-        """Name ``what`` is done to the log at ``path``; ``fail`` hears why it takes no more writes.
+        """Bind to ``what`` is done to the log at ``path``; ``fail`` is called with the reason.
 
-        ``fatal``: not even a full disk leaves the log as it was.
+        With ``fatal`` a full disk also means that the log takes no more writes.
         """
         self._fail, self._path, self._what, self._fatal = fail, path, what, fatal
 
     def __enter__(self) -> None:
-        """Begin; nothing is taken."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
-        """Translate an OSError into one of ours.
+        """Translate an OSError into a HeadwaterError.
 
         Raises:
             DiskFullError: nothing was changed.

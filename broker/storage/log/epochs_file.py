@@ -1,7 +1,7 @@
-"""The file with a log's epoch history: read at a start, and doubted.
+"""The file with a log's epoch history: read at a start, and checked against the log.
 
-The file is written before the first record of an epoch. It may be of another partition, damaged, or
-an older copy; what the log itself says is believed then.
+The file is written before the first record of an epoch. It may be damaged, an older copy, or belong
+to another partition. Then the epochs of the log's own batches are used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from broker.storage.log.folder import EPOCHS_NAME, LogFolder
 def load_epochs(
     folder: LogFolder, scanned: EpochHistory, log_end: Offset
 ) -> tuple[EpochHistory, bool]:
-    """Return the epochs of a log, and whether the file has to be written anew.
+    """Return the epochs of a log, and whether the file must be written again.
 
-    ``scanned`` are the epochs that the log's batches show.
+    ``scanned`` are the epochs that occur in the log's batches.
     """
     try:
         owner, starts = decode_epochs(folder.read(folder.file(EPOCHS_NAME)))

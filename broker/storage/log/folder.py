@@ -1,7 +1,7 @@
 """The folder of one partition's log: its file names and how its small files are replaced.
 
-A whole file is replaced by writing a temporary one, syncing it and renaming it; the rename is
-durable after the folder is synced, which the caller decides.
+A small file is replaced whole: a temporary file is written, synced and renamed. The rename is
+durable after the folder is synced; the caller decides when to sync the folder.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ from broker.ports.system import File, Files
 
 EPOCHS_NAME: Final = "epochs"
 RECOVERY_NAME: Final = "recovery"
-SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening believes no index
-CUT_NAME: Final = "cut"  # bytes behind the recovery point are going; see truncation.py
+SUSPECT_NAME: Final = "suspect"  # a read met damage: the next opening trusts no index
+CUT_NAME: Final = "cut"  # bytes behind the recovery point are being removed, see truncation.py
 TEMPORARY_SUFFIX: Final = ".tmp"
-PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # say nothing of the disk
+PROCESS_LIMITS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not errors of the disk
 _SMALL_FILE_BYTES_MAX: Final = 1024 * 1024 * 1024  # no whole-file read is larger
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether the disk, or the owner's quota, has no room."""
+    """Tell whether the disk is full or the user's quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
-    """Return what an error of the operating system means to who opens a log."""
+    """Translate an error of the operating system for the caller that opens a log."""
     if is_full(cause):
-        return DiskFullError(f"no room to {what} {folder}: {cause}", path=folder)
+        return DiskFullError(f"no room on the disk to {what} {folder}: {cause}", path=folder)
     if cause.errno in PROCESS_LIMITS:
-        return OverloadedError(f"no means to {what} {folder} now: {cause}", path=folder)
+        return OverloadedError(
+            f"no descriptor or memory to {what} {folder} now: {cause}", path=folder
+        )
     return LogFailedError(f"failed to {what} {folder}: {cause}", path=folder)
 
 
 @contextmanager
 def ignoring_full_disk() -> Iterator[None]:
-    """Let a full disk pass: what is written inside is a cache, or is written again."""
+    """Ignore a full disk: the block writes a cache, or its write is repeated later."""
     try:
         yield
     except OSError as error:
@@ -106,8 +108,8 @@ class LogFolder:
     def create_segment(self, base_offset: int) -> None:
         """Make an empty segment file; its name is not durable yet.
 
-        An index that an earlier segment of this name left behind would vouch for bytes that are
-        not there, so it goes first, durably.
+        An earlier segment with this name may have left an index. That index would vouch for bytes
+        that are not there, so it is removed first, durably.
         """
         index = self.segment_file(base_offset, "index")
         if self.files.exists(index):
@@ -126,7 +128,7 @@ class LogFolder:
 
 
 class RecoveryPointFile:
-    """The two slots of the recovery point; the slot that is not the newest is overwritten."""
+    """The two slots of the recovery point; a write goes to the slot with the older point."""
 
     def __init__(self, file: File, sequence: int) -> None:
         self._file = file
@@ -136,7 +138,7 @@ class RecoveryPointFile:
     def create(cls, folder: LogFolder) -> RecoveryPointFile:
         """Make the file with both slots empty; its name is not durable yet."""
         file = folder.files.open(folder.file(RECOVERY_NAME), create=True)
-        file.write_at(0, [bytes(RECOVERY_FILE_SIZE)])  # real blocks: moving it must not need room
+        file.write_at(0, [bytes(RECOVERY_FILE_SIZE)])  # real blocks: later writes need no space
         file.datasync()
         return cls(file, 0)
 
@@ -144,7 +146,7 @@ class RecoveryPointFile:
     def open(
         cls, folder: LogFolder
     ) -> tuple[RecoveryPointFile, RecoveryPoint | None, list[MetadataCorruptError]]:
-        """Return the file, its newest point (None: no slot holds one) and what was damaged."""
+        """Return the file, its newest point (None: no slot has one) and errors of damaged slots."""
         file = folder.files.open(folder.file(RECOVERY_NAME))
         points: list[RecoveryPoint] = []
         damaged: list[MetadataCorruptError] = []
@@ -162,7 +164,7 @@ class RecoveryPointFile:
     def write(
         self, folder: LogFolder, *, at: tuple[Offset, int], log: tuple[Offset, Offset]
     ) -> None:
-        """Move the point to ``at`` = (segment base, position) of ``log`` = (start, end).."""
+        """Write a point: ``at`` = (segment base, position), ``log`` = (log start, log end)."""
         point = RecoveryPoint(
             partition_id=folder.partition_id,
             sequence=self._sequence + 1,
@@ -176,9 +178,9 @@ class RecoveryPointFile:
     def confirm(self, point: RecoveryPoint) -> None:
         """Write a point to its slot, durably.
 
-        Before something is done on the word of the newest one, it is written once more: the process
-        before may have ended because its sync failed, and then this one reads from the page cache
-        what a power cut takes back.
+        Recovery calls this again for the newest point before it acts on this point. The former
+        process may have ended because its sync failed. Then this process has read the point from
+        the page cache, and a power cut could still undo it.
         """
         slot = point.sequence % 2
         self._file.write_at(slot * SLOT_STRIDE, [encode_recovery_point(point)])

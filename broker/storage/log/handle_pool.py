@@ -1,7 +1,7 @@
 """Open files shared by many reading threads, opened on first use and bounded in number.
 
-A file that is in use is never closed, so a reader cannot meet a descriptor that now belongs to
-another file; a dropped one is closed when its last user leaves.
+A file in use is never closed, so a reader never holds a descriptor that now belongs to another
+file. A dropped file is closed when its last user returns it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HandlePool:
     def use(self, path: str, check: Callable[[File], None] | None = None) -> Iterator[File]:
         """Lend the open file at ``path``. Raises OSError when it cannot be opened.
 
-        ``check`` looks at it once for each time that it is opened, and raises if it is another.
+        ``check`` is called once each time that the file is opened, and raises if the file is wrong.
         """
         entry = self._take(path)
         try:
@@ -57,7 +57,7 @@ class HandlePool:
         self._give_back(self._entries[path])
 
     def drop(self, path: str) -> None:
-        """Forget a file that was removed, or is to be opened anew; closes it when it is idle."""
+        """Forget a file that was removed or must be opened again; close it when it is idle."""
         with self._lock:
             entry = self._entries.pop(path, None)
             if entry is None:

@@ -1,4 +1,4 @@
-"""The reading side of a partition's log: any thread, beside the one that writes."""
+"""The reading side of a partition's log: any thread, while another thread writes."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _PLACES_MAX: Final = 256
 
 
 class LogState:
-    """What writer and readers share. The writer replaces values; it changes none in place.
+    """The state that the writer and the readers share. The writer replaces values as a whole.
 
-    ``generation`` grows when bytes that a reader may hold on to were taken away: a reader that met
-    damage looks again if it has grown meanwhile.
+    ``generation`` grows when the writer removes bytes that a reader may still use. A reader that
+    met damage reads again if ``generation`` has grown meanwhile.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LogState:
 
 
 class LogReader:
-    """Finds and checks batches. Remembers where recent reads ended, for most go on from there."""
+    """Finds and checks batches. Remembers where recent reads ended: most reads continue there."""
 
     def __init__(
         self, folder: LogFolder, handles: HandlePool, state: LogState, *, index_interval_bytes: int
@@ -97,7 +97,7 @@ class LogReader:
                     raise
             else:
                 if self._state.generation == generation:
-                    return found  # no segment that was looked at was freed meanwhile
+                    return found  # no segment was freed during the search
 
     def _offset_at(self, timestamp_us: int) -> Offset:
         damaged = self._state.damaged
@@ -109,13 +109,13 @@ class LogReader:
         else:
             if damaged:
                 raise damaged[0].error()
-        for damage in damaged:  # a record in there may be the first that reaches the time
+        for damage in damaged:  # the first record at or after the time may be in the damage
             if damage.offsets.start < found:
                 raise damage.error()
         return found
 
     def forget_places(self) -> None:
-        """Drop what is remembered of positions; after a truncation they mean nothing."""
+        """Forget the positions of recent reads: after a truncation they are wrong."""
         with self._places_lock:
             self._places.clear()
 
@@ -125,7 +125,7 @@ class LogReader:
         first, last = self._state.log_start, self._state.log_end
         if not first <= start <= end <= last:
             raise OffsetOutOfRangeError(
-                f"offsets [{start}, {end}) are not within the local log [{first}, {last})",
+                f"the offsets [{start}, {end}) are not within the local log [{first}, {last})",
                 offset=start if start < first or start > last else end,
                 start=first,
                 end=last,
@@ -165,7 +165,7 @@ class LogReader:
         try:
             index = self._index(segment)
             with self._handles.use(path, self._check_of(segment)) as file:
-                # The end first: the size that is read after it covers at least that much.
+                # Take the end first: the size that is taken after it covers at least this end.
                 end = segment.end_offset
                 view = SegmentView(file, segment.base_offset, end, segment.size_bytes)
                 place = self._place(wanted.start, index, view)
@@ -207,16 +207,16 @@ class LogReader:
         except DamageMetError as damage:
             raise self._named(path, damage) from damage
         except FileNotFoundError as cause:
-            # The log forgets a segment before it removes the file; else the disk has lost it, and
-            # the first record that reaches the time may have been in it.
+            # The log forgets a segment before it removes the file. If the log still has it, the
+            # disk has lost the file, and the record that is searched may have been in it.
             if any(one.base_offset == segment.base_offset for one in self._state.segments):
                 raise _unreadable(path, cause, segment.base_offset) from cause
-            return segment.end_offset  # freed meanwhile: the caller looks again
+            return segment.end_offset  # freed during the search: the caller searches again
         except OSError as cause:
             raise _unreadable(path, cause, segment.base_offset) from cause
 
     def _index(self, segment: Segment) -> SegmentIndex:
-        """Return the segment's index; a sealed one's is loaded, or rebuilt, on first use."""
+        """Return the segment's index; a sealed segment's is loaded or rebuilt on first use."""
         if segment.index is None:
             try:
                 entries = read_index(self._folder, segment.base_offset).entries
@@ -239,10 +239,9 @@ class LogReader:
         return index
 
     def _check_of(self, segment: Segment) -> Callable[[File], None] | None:
-        """Return what a sealed segment's file has to pass when it is opened.
+        """Return the check of a sealed segment's file when it is opened.
 
-        Recovery believes the index of a sealed segment and does not open the file, so a segment of
-        another log that was put in its place would be read as ours.
+        A segment of another log may have been put in its place since recovery.
         """
         return partial(self._require_own, segment) if segment.sealed else None
 
@@ -256,7 +255,8 @@ class LogReader:
             ) from error
         if (header.partition_id, header.base_offset) != (self._folder.partition_id, base):
             raise SegmentCorruptError(
-                f"{path} is the segment {header.base_offset} of {header.partition_id}",
+                f"{path} holds the segment {header.base_offset} of {header.partition_id}, not the "
+                f"segment {base} of this log",
                 path=path,
                 position=0,
                 offset=base,
@@ -274,7 +274,7 @@ class LogReader:
 
 
 def _unreadable(path: str, cause: OSError, offset: Offset) -> HeadwaterError:
-    """Return what an error of the operating system means to a reader of ``path``."""
+    """Translate an error of the operating system for a reader of ``path``."""
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(f"{path} cannot be read now: {cause}", path=path)
     return SegmentCorruptError(

@@ -1,8 +1,8 @@
 """The local log of one partition: append, sync, read, roll, free. No policy.
 
-One thread at a time writes (the caller sees to it); any number read meanwhile. Nothing is durable
-before :meth:`PartitionLog.sync` returns. A failed fsync ends the log for good, a full disk only
-refuses what does not fit. Damage is reported by name and never repaired by deletion.
+One thread at a time writes (the caller ensures this); any number of threads read meanwhile. Nothing
+is durable before :meth:`PartitionLog.sync` returns. After a failed fsync the log takes no writes; a
+full disk only refuses what does not fit. Damage is reported, never repaired by deletion.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from broker.storage.segments.segment import Segment, write_index
 
 __all__ = ["LogConfig", "PartitionLog"]
 
-_IDLE_HANDLES_MAX: Final = 2  # beside the active segment; descriptors are few, partitions many
+_IDLE_HANDLES_MAX: Final = 2  # without the active segment; descriptors are few, partitions many
 
 
 class PartitionLog:
@@ -59,7 +59,7 @@ class PartitionLog:
     def __init__(
         self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog, promise: LogPromise
     ) -> None:
-        """Take over what recovery found; use :meth:`open`."""
+        """Take over the result of recovery; callers use :meth:`open`."""
         self._folder = folder
         self._promise = promise
         self._config = config
@@ -77,7 +77,7 @@ class PartitionLog:
         )
         self._synced_end = recovered.log_end
         self._checkpoint_size = 0  # bytes of the active segment at the last checkpoint
-        self._checkpoint_us = 0  # the tick that looked for one
+        self._checkpoint_us = 0  # time of the last tick that looked whether one is due
         self._failure: str | None = None
         self._active: ActiveSegment | None = None
         if not recovered.report.damaged_ranges and not recovered.segments[-1].sealed:
@@ -99,16 +99,16 @@ class PartitionLog:
     ) -> PartitionLog:
         """Open the log in ``folder``, after any end of the last process; create it when it is new.
 
-        New is what was neither promised here nor, by the metadata's word, ``held``. A damaged log
-        opens too: what is healthy is readable, ``recovery.damaged`` names the rest, and writes
-        raise LogFailedError. On a full disk a log that is here opens, and writes wait for room.
-        Blocks: reads what follows the last checkpoint. The promise counts after the next sync of
-        the promises, so that many logs share one.
+        A log is new if it has no promise and the metadata does not say that it is ``held``. A
+        damaged log opens too: its healthy part is readable, ``recovery.damaged`` names the rest,
+        writes raise LogFailedError. On a full disk an existing log opens, and writes raise until
+        there is room. Blocks: reads all after the last checkpoint. The promise is durable after the
+        next sync of the promises, so that many logs share one sync.
 
         Raises:
-            MetadataCorruptError: the folder is another partition's, or its files are not legible.
-            DiskFullError: a new log has no room, or a recovered one cannot be made durable.
-            OverloadedError: the process has no descriptor or memory for it now.
+            MetadataCorruptError: the folder is another partition's, or its files are not readable.
+            DiskFullError: the disk has no room for a new log, or to make a recovered log durable.
+            OverloadedError: the process has no free descriptor or memory now.
             LogFailedError: the disk failed.
         """
         place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
@@ -121,7 +121,7 @@ class PartitionLog:
             log = cls(place, config, recovered, own)
         except OSError as cause:
             raise cannot_open(folder, cause) from cause
-        with suppress(DiskFullError):  # what is here can be read; the first write asks again
+        with suppress(DiskFullError):  # the log can be read; the first write tries again
             log._begin_promise()
         return log
 
@@ -136,7 +136,7 @@ class PartitionLog:
         promise: ReplicaPromise | None,
         error: HeadwaterError,
     ) -> PartitionLog:
-        """Return what stands for a log that :meth:`open` refused: damaged, all of it."""
+        """Return a log whose whole range is damaged, for a log that :meth:`open` refused."""
         place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
         return cls(place, config, unreadable(place, own.known(held=True), error.message), own)
 
@@ -150,14 +150,13 @@ class PartitionLog:
         epochs: EpochHistory,
         promise: ReplicaPromise | None = None,
     ) -> None:
-        """Put an empty log that begins at ``start`` in the place of the one in ``folder``.
+        """Replace the log in ``folder`` by an empty log that begins at ``start``.
 
-        ``epochs`` are those of the records before it. A crash may leave no log at all, never one
-        without its epochs; what was promised is taken back before that. Nobody may have the log
-        open.
+        ``epochs`` are the epochs of the records before ``start``. The log must not be open. The
+        promise is renewed first. A crash may leave no log, but never a log without its epochs.
 
         Raises:
-            DiskFullError: there is no room for the new one; the old one is gone.
+            DiskFullError: there is no room for the new log; the old log is gone.
             LogFailedError: the disk failed.
         """
         place = LogFolder(files, folder, partition_id)
@@ -176,7 +175,7 @@ class PartitionLog:
 
     @property
     def log_start(self) -> Offset:
-        """First offset that is still here."""
+        """First offset that this log still has."""
         return self._state.log_start
 
     @property
@@ -191,7 +190,7 @@ class PartitionLog:
 
     @property
     def epochs(self) -> EpochHistory:
-        """Which leader epoch wrote what."""
+        """Which leader epoch wrote which offsets."""
         return self._epochs
 
     def segments(self) -> list[SegmentInfo]:
@@ -203,7 +202,7 @@ class PartitionLog:
         return self._reader.read(start, end, bytes_max=bytes_max)
 
     def offset_at(self, timestamp_us: int) -> Offset:
-        """Return the first offset whose batch reaches ``timestamp_us``, else the log end."""
+        """Return the first batch with a record at or after ``timestamp_us``, or the log end."""
         return self._reader.offset_at(timestamp_us)
 
     # ------------------------------------------------------------------ writing, owner thread
@@ -211,12 +210,12 @@ class PartitionLog:
     def append(
         self, batches: Sequence[PreparedBatch], *, leader_epoch: LeaderEpoch, now_us: int
     ) -> list[Offset]:
-        """Write a group at the log's end, rolling where it is due; return the base offsets.
+        """Write a group at the log's end, and roll when due; return the base offsets.
 
-        All of it or, on an error, nothing. Not durable before :meth:`sync`.
+        On a full disk no batch of the group is written. Not durable before :meth:`sync`.
 
         Raises:
-            DiskFullError: there is no room; nothing was written.
+            DiskFullError: there is no room; no batch was written.
             LogFailedError: the log takes no more writes.
             StaleLeaderEpochError: the log already has a newer epoch.
         """
@@ -241,8 +240,8 @@ class PartitionLog:
                 self._promise.ends_with(batches[first - 1], self.log_end)
         except DiskFullError:
             if self.log_end > start:
-                # The group began in an earlier segment. The epoch goes on, so its history stays:
-                # to write it would need the room that there is not.
+                # The group began in an earlier segment. The epoch history is not cut: the epoch
+                # continues, and a write of the history would need space on the full disk.
                 self._cut(start, self._epochs)
             raise
         return offsets
@@ -280,19 +279,19 @@ class PartitionLog:
         """Make everything written durable; return the new synced end. Blocks.
 
         Raises:
-            LogFailedError: the disk did not confirm; what is unsynced may or may not survive, and
+            LogFailedError: the disk did not confirm; unsynced records may or may not survive, and
                 the log takes no more writes until it is opened again.
         """
         self._check_healthy()
         active, end = self._active, self.log_end
-        if active is None:  # there is no room for it; everything else is synced
+        if active is None:  # no room for the next segment; all other segments are synced
             return end
         if active.dirty:
             with self._errors("fsync", fatal=True):
                 active.datasync()
         self._note_synced(end)
         if active.segment.size_bytes - self._checkpoint_size >= self._config.checkpoint_bytes:
-            with suppress(DiskFullError):  # what was asked for is done
+            with suppress(DiskFullError):  # the sync itself succeeded
                 self.checkpoint()
         return end
 
@@ -321,19 +320,19 @@ class PartitionLog:
         return False
 
     def free(self, base_offsets: Sequence[Offset]) -> None:
-        """Remove whole sealed segments: the oldest ones, without a gap. The log start moves first.
+        """Remove the oldest segments, which must be sealed. The log start moves first.
 
         Raises:
             LogFailedError: the disk failed.
         """
         self._check_healthy()
         if self._active is None and len(base_offsets) == len(self._state.segments):
-            base_offsets = base_offsets[:-1]  # the log's end lies in the last one
+            base_offsets = base_offsets[:-1]  # keep the last segment: it defines the log's end
         segments = self._state.segments
         count = len(base_offsets)
         bases = [segment.base_offset for segment in segments[:count]]
         assert list(base_offsets) == bases, f"{list(base_offsets)} are not the oldest: {bases}"
-        assert all(one.sealed for one in segments[:count]), "the active segment is not to be freed"
+        assert all(one.sealed for one in segments[:count]), "the active segment must not be freed"
         if not count:
             return
         start = segments[count].base_offset
@@ -351,13 +350,13 @@ class PartitionLog:
             self._folder.sync()
 
     def truncate(self, end: Offset) -> None:
-        """Drop the batches from ``end`` on, durably; ``end`` is where a batch begins, or the end.
+        """Drop the batches from ``end`` on, durably; ``end`` is a batch's base or the log end.
 
-        What it may drop is the caller's policy. On a damaged log it is the operator's way out:
-        cutting at or below the first damage makes the log writable again.
+        The caller decides which records may be dropped. An operator can use this on a damaged log:
+        a truncation at or below the first damage makes the log writable again.
 
         Raises:
-            DiskFullError: the epoch history has to be cut and there is no room; nothing changed.
+            DiskFullError: the epoch history must be cut and there is no room; nothing changed.
             LogFailedError: the disk failed.
         """
         self._cut(end, self._epochs.truncated(end))
@@ -366,27 +365,27 @@ class PartitionLog:
         assert self.log_start <= end <= self.log_end, f"{end} is not within the log"
         if self._failure is not None:
             raise LogFailedError(self._failure)
-        # First, while nothing is changed: it is the only step that may need room on the disk.
+        # This step is first because it is the only one that may need room on the disk.
         self._write_epochs(epochs)
         with self._errors("truncate", fatal=True):
             self._promise.lower(end, epochs)
             if self._active is not None and self._active.dirty:
                 self._active.datasync()
-            self._state.log_end = end  # readers of what goes look again, and find it gone
+            self._state.log_end = end  # readers of dropped batches try again, and see the new end
             self._state.generation += 1
-            assert self._point is not None, "there is something to cut"
+            assert self._point is not None, "an open log has a recovery point"
             truncate_files(
                 self._folder, self._point, self._state.segments, log_start=self.log_start, end=end
             )
             self._reload()
 
     def mark_suspect(self) -> None:
-        """Let the next opening scan every byte: a read met damage that opening did not look at.
+        """Let the next opening scan every byte: a read met damage in bytes that it did not scan.
 
-        The mark goes when such a scan finds nothing. Repeatable, also on a damaged log.
+        A scan without damage removes the mark. May be called again, also on a damaged log.
 
         Raises:
-            DiskFullError: there is no room for a name.
+            DiskFullError: there is no room for the name of the mark.
             LogFailedError: the disk failed.
         """
         path = self._folder.file(SUSPECT_NAME)
@@ -408,12 +407,12 @@ class PartitionLog:
         self._checkpoint_size = active.segment.size_bytes
         with self._errors("checkpoint"):
             if not active.segment.empty:
-                with ignoring_full_disk():  # a cache: the restart scans a little more
+                with ignoring_full_disk():  # a cache: without it a restart scans a little more
                     write_index(self._folder, active.segment)
             self._write_point(self.log_start)
 
     def write_producer_state(self, state: bytes) -> bool:
-        """Store the producers' state as of the log end, replacing older ones; a cache.
+        """Store the producers' state of the log end; a cache that replaces the older one.
 
         Returns:
             False when the disk is full: the older state stays.
@@ -423,13 +422,13 @@ class PartitionLog:
             return write_producer_state(self._folder, self.log_end, state)
 
     def read_producer_state(self) -> tuple[bytes, Offset] | None:
-        """Return the newest valid state and the offset up to which it holds."""
+        """Return the newest valid producers' state and the end of the records that it covers."""
         return read_producer_state(self._folder, self.log_end)
 
     def poison(self, reason: str) -> None:
-        """Take no more writes: whoever wrote has crashed, and may have left anything half done.
+        """Take no more writes: the writing thread has crashed, perhaps in the middle of a write.
 
-        Any thread. :meth:`close` then leaves the files as they are, for the next opening to judge.
+        Any thread. :meth:`close` then leaves the files as they are; the next opening checks them.
         """
         self._failure = self._failure or reason
 
@@ -456,15 +455,15 @@ class PartitionLog:
         if self._state.damaged:
             damage = self._state.damaged[0].error()
             raise LogFailedError(
-                f"{self._folder.path} takes no writes, for it is damaged: {damage.message}",
+                f"{self._folder.path} takes no writes because it is damaged: {damage.message}",
                 **damage.facts,
             ) from damage
 
     def _writable(self) -> ActiveSegment:
-        """Return the segment to write to; what a full disk left undone is done now.
+        """Return the segment to write to; first do the work that a full disk had prevented.
 
         Raises:
-            DiskFullError: there is still no room for it.
+            DiskFullError: there is still no room for this work.
         """
         self._check_healthy()
         self._begin_promise()
@@ -480,7 +479,7 @@ class PartitionLog:
         return self._active
 
     def _begin_promise(self) -> None:
-        """Say that the replica is held, and how far it reaches, unless it is damaged."""
+        """Note in the promises that the replica is held, and its end, unless it is damaged."""
         if self._promise.begun or self._state.damaged:
             return
         self._promise.look_back(self._folder, self._state, self._config.index_interval_bytes)
@@ -488,7 +487,7 @@ class PartitionLog:
             self._promise.begin(self.log_start, self._synced_end, self._epochs)
 
     def _note_synced(self, end: Offset) -> None:
-        """Promise what is synced, before anybody hears of it."""
+        """Promise the synced records, before they are acknowledged."""
         with self._errors("a promise"):
             self._promise.synced(self.log_start, end, self._epochs)
         self._synced_end = end
@@ -504,12 +503,12 @@ class PartitionLog:
         return ActiveSegment(self._folder, self._handles, segment, preallocate_bytes=step)
 
     def _begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
-        """Record a new leader epoch durably before anything is written under it."""
+        """Record a new leader epoch durably, before a record is written under it."""
         if leader_epoch < self._epochs.latest:
             raise StaleLeaderEpochError(
                 f"{self._folder.path} was written under leader epoch {self._epochs.latest}, but "
-                f"the metadata says {leader_epoch}: another broker leads by now, or an older copy "
-                "of this broker's metadata was put back; then put the newest metadata back",
+                f"the metadata says {leader_epoch}. Either another broker leads by now, or an "
+                "older copy of this broker's metadata was put back: put the newest metadata back",
                 got=leader_epoch,
                 current=self._epochs.latest,
             )
@@ -533,8 +532,8 @@ class PartitionLog:
     def _roll(self, active: ActiveSegment) -> ActiveSegment:
         """Seal the active segment and start its successor, durably.
 
-        The order matters: the sealed bytes are durable before the successor's name can be, so a
-        segment that has a successor is whole; its index, a cache, may be missing.
+        The order matters: the sealed bytes are durable before the successor gets its name. So a
+        segment that has a successor is whole. Its index may be missing: it is a cache.
         """
         sealed = active.segment
         base = sealed.end_offset
@@ -568,7 +567,7 @@ class PartitionLog:
         self._point.write(self._folder, at=at, log=(log_start, self._synced_end))
 
     def _reload(self) -> None:
-        """Take over what recovery finds after the files were cut."""
+        """Take over the result of recovery after the files were cut."""
         if self._active is not None:
             self._active.close()
         if self._point is not None:
@@ -588,6 +587,6 @@ class PartitionLog:
         self._active = self._open_active(found.segments[-1]) if healthy else None
         with suppress(DiskFullError):
             self._begin_promise()
-        if not state.damaged:  # cutting made durable what was only written, and says so
+        if not state.damaged:  # the cut also made unsynced records durable: promise them
             self._promise.look_back(self._folder, state, self._config.index_interval_bytes)
             self._note_synced(found.log_end)

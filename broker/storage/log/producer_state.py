@@ -1,7 +1,7 @@
-"""Snapshots of the producers' state beside the log: opaque bytes, a cache, the newest valid counts.
+"""Snapshots of the producers' state beside the log: opaque bytes, a cache.
 
-A snapshot is named by the offset up to which it holds. The one before is kept until the next, so
-that damage of the newest costs a longer replay and nothing else.
+A snapshot is named by the end of the records that it covers. The newest valid snapshot is used. The
+snapshot before it is kept, so that damage of the newest only costs a longer replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> boo
     """Write the snapshot of all records below ``offset``, which are durable; drop older ones.
 
     Returns:
-        False when the disk is full; what was there stays.
+        False when the disk is full; the older snapshots stay.
     """
     try:
         folder.replace(
@@ -52,7 +52,7 @@ def read_producer_state(folder: LogFolder, log_end: Offset) -> tuple[bytes, Offs
 
 
 def remove_producer_state_above(folder: LogFolder, end: Offset) -> None:
-    """Remove snapshots that know of records which a truncation takes away."""
+    """Remove snapshots that cover records which a truncation removes."""
     for offset in _offsets(folder):
         if offset > end:
             folder.files.remove(folder.segment_file(offset, "producers"))

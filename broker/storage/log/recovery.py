@@ -1,20 +1,20 @@
 """Open a log after any end: clean, killed, power lost, or with damage. docs/decisions/0002.
 
-Sealed segments are believed by their index, unless a read met damage before (``suspect``). The
-rest is scanned, and damage in it is one of two things. A *torn tail* was being written when the
-power went: it was never acknowledged and is cut. *Rot* was durable and changed afterwards: it is
-never cut, the log keeps it by name and takes no more writes. Damage is rot when any of these shows
-that its bytes had been written whole:
+A sealed segment is trusted by its index, unless a read met damage before (``suspect``). The rest is
+scanned, and damage in it is one of two things. A *torn tail* was being written when the power
+failed: it was never acknowledged and is cut. *Rot* was durable and changed afterwards: it is never
+cut, the log reports its range and takes no more writes. Damage is rot if one of these facts shows
+that its bytes had once been written whole:
 
-    a. it lies below the recovery point, or below what an index covers, or in a sealed segment;
-    b. a later valid batch was written when the log was already synced beyond it;
-    c. none of its sectors is missing, and a torn write always leaves one;
-    d. its records were promised (``storage/promises/promises.py``): they had been synced.
+    a. it is below the recovery point, or below the end of an index, or in a sealed segment;
+    b. a later valid batch was written when the log was already synced beyond the damage;
+    c. none of its sectors is missing: a torn write always leaves a missing sector;
+    d. its records were promised (``storage/promises/promises.py``), so they had been synced.
 
-What is kept is made durable again before anybody sees it: bytes above the recovery point are
-written once more, for after a failed fsync the kernel may hold them as clean, yet not on disk.
+All kept bytes above the recovery point are written and synced again before they are served: after a
+failed fsync the kernel may report bytes as clean that are not on the disk.
 
-A log that was promised and is absent, ends below the promise or has other records there is damaged.
+A log is damaged if it was promised and is absent, ends below its promise or has other records.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def recover(
 ) -> RecoveredLog:
     """Bring the folder into a state that can be served and written.
 
-    It is created when it is absent and nothing was ``promised``.
+    The log is created if it is absent and nothing was ``promised``.
 
     Raises:
-        MetadataCorruptError: the folder belongs to another partition, or nothing in it is legible.
-        OSError: the disk refused.
+        MetadataCorruptError: the folder belongs to another partition, or no file is readable.
+        OSError: the disk failed.
     """
     if promised is not None and promised.renewing:
         promised = None
@@ -110,9 +110,10 @@ class _Recovery:
         self._suspect = False
 
     def run(self) -> RecoveredLog:
-        """Do the steps in order; each leaves a state from which all can be done again."""
+        """Do the steps in order; after a crash in any step all steps can be done again."""
         if self._promised is not None and not self._is_anything_there():
-            gone = "the folder is empty" if self._files.exists(self._folder.path) else "it is gone"
+            is_here = self._files.exists(self._folder.path)
+            gone = "the folder is empty" if is_here else "the folder is gone"
             return nothing_left(self._folder, self._promised, RotProof.PROMISED, gone)
         self._files.make_folder(self._folder.path)
         self._suspect = self._files.exists(self._folder.file(SUSPECT_NAME))
@@ -152,8 +153,8 @@ class _Recovery:
             self._note_lost_end(other)
         self._write_caches(epochs)
         if not self._report.damaged_ranges and self._segments[-1].sealed:
-            self._complete_roll(log_end)  # it was torn after its first half
-        if self._suspect and not self._report.damaged_ranges:  # every byte was looked at
+            self._complete_roll(log_end)  # a crash ended a roll before the next segment was made
+        if self._suspect and not self._report.damaged_ranges:  # every byte was checked
             self._files.remove(self._folder.file(SUSPECT_NAME))
         self._folder.sync()
         if not self._report.damaged_ranges:
@@ -165,7 +166,7 @@ class _Recovery:
 
     @contextmanager
     def _naming_unread(self, base: Offset, end: Offset, *, last: bool = False) -> Iterator[None]:
-        """Name a segment that the disk does not give; the others are served."""
+        """Report a segment that cannot be read as damaged; the other segments are served."""
         before = len(self._segments)
         try:
             yield
@@ -179,7 +180,7 @@ class _Recovery:
                     path=self._folder.segment_file(base, "log"),
                     position=0,
                     offsets=OffsetRange(base, end),
-                    reason=f"it cannot be read: {cause}",
+                    reason=f"the segment cannot be read: {cause}",
                     proof=RotProof.UNREADABLE,
                 )
             )
@@ -191,7 +192,7 @@ class _Recovery:
         return RECOVERY_NAME in names or bool(self._segment_bases())
 
     def _write_caches(self, epochs: EpochHistory) -> None:
-        """Write again what had to be rebuilt; on a full disk the next opening does it."""
+        """Write the rebuilt caches; on a full disk the next opening does it."""
         path = self._folder.file(EPOCHS_NAME)
         try:
             for segment in self._indexes_to_write:
@@ -203,7 +204,7 @@ class _Recovery:
                 raise
 
     def _complete_roll(self, log_end: Offset) -> None:
-        """Make the successor of a sealed last segment; on a full disk the first write does it."""
+        """Make the segment after a sealed last segment; on a full disk the first write does it."""
         try:
             base = self._create_segment(log_end)
         except OSError as error:
@@ -234,7 +235,7 @@ class _Recovery:
             self._report.rebuilt.append(path)
         if damaged and point is None and not self._segment_bases():
             raise MetadataCorruptError(
-                f"{path} is damaged and there is no segment: {damaged[0]}", path=path
+                f"{path} is damaged and the log has no segment: {damaged[0]}", path=path
             ) from damaged[0]
         return point_file, point
 
@@ -245,14 +246,14 @@ class _Recovery:
     def _tidy_names(
         self, point_file: RecoveryPointFile, point: RecoveryPoint | None
     ) -> list[Offset]:
-        """Finish what a crash left half done: temporary files, segments freed below the start."""
+        """Remove files that a crash left: temporary files, freed segments below the log start."""
         for name in self._files.list(self._folder.path):
             if name.endswith(TEMPORARY_SUFFIX):
                 self._files.remove(self._folder.file(name))
         bases = self._segment_bases()
         if point is not None:
-            # The log starts at the base of a segment, so whatever begins below it was freed. If
-            # that segment is not here, the point may be another copy's, which had freed more.
+            # The log starts at a segment's base, so segments below the start were freed. If there
+            # is no segment at the start, the point may be of another copy, which had freed more.
             freed = [
                 name
                 for name in self._files.list(self._folder.path)
@@ -277,7 +278,7 @@ class _Recovery:
             self._add_missing(promised.start, first)
             return promised.start
         if bases and self._folder.file(RECOVERY_NAME) in self._report.rebuilt:
-            # The newest point was lost, and with it perhaps the freeing of the first segments.
+            # The newest point was lost: perhaps it had a higher log start than this one.
             return max(point.log_start, bases[0])
         if not bases:  # the first segment's name is durable before any point is written
             self._add_missing(point.log_start, point.log_end)
@@ -296,7 +297,7 @@ class _Recovery:
     # ------------------------------------------------------------------ sealed segments
 
     def _load_sealed(self, base: Offset, following: Offset) -> None:
-        """Load a segment that has a successor: all of it was durable before that was made."""
+        """Load a segment that has a successor: it was durable before its successor was made."""
         index = self._index_of(base)
         file = opened(self._files, self._folder.segment_file(base, "log"))
         try:
@@ -353,7 +354,7 @@ class _Recovery:
         except OSError as cause:
             if cause.errno in PROCESS_LIMITS:
                 raise
-            return None  # a cache that the disk does not give
+            return None  # a cache that cannot be read
 
     def _from_index(self, index: IndexFile, *, load_entries: bool) -> Segment:
         summary = index.summary
@@ -375,9 +376,9 @@ class _Recovery:
         sealed_end: Offset | None = None,
         durable: bool = True,
     ) -> bool:
-        """Check the segment's own header; False when it was never written (or torn).
+        """Check the segment's own header; False if it was never written, or torn.
 
-        A sealed segment whose header is damaged is not read at all: it may be another log's.
+        A sealed segment with a damaged header is not read at all: it may belong to another log.
         """
         data = file.read_at(0, SEGMENT_HEADER_SIZE)
         try:
@@ -387,7 +388,7 @@ class _Recovery:
                 or header.base_offset != segment.base_offset
             ):
                 raise SegmentCorruptError(
-                    f"it is the segment {header.base_offset} of {header.partition_id}"
+                    f"the file holds the segment {header.base_offset} of {header.partition_id}"
                 )
         except SegmentCorruptError as error:
             if not durable and (
@@ -411,7 +412,7 @@ class _Recovery:
     # ------------------------------------------------------------------ the last segment
 
     def _load_last(self, base: Offset, point: RecoveryPoint | None) -> None:
-        """Load the segment that was being written, classify damage in it, cut a torn tail."""
+        """Load the segment that was being written, classify its damage, cut a torn tail."""
         path = self._folder.segment_file(base, "log")
         file = opened(self._files, path)
         try:
@@ -429,7 +430,7 @@ class _Recovery:
     def _start_of_last(
         self, base: Offset, size: int, point: RecoveryPoint | None
     ) -> tuple[Segment, int]:
-        """Return the last segment as its index knows it, and below which position is durable."""
+        """Return the last segment from its index, and the end of its durable bytes."""
         durable = point.position if point is not None and point.segment_base == base else 0
         index = self._index_of(base)
         if index is None or self._suspect or index.summary.covered > size:
@@ -470,7 +471,7 @@ class _Recovery:
         found: list[ValidBatch | DamagedStretch],
         durable: int,
     ) -> None:
-        """Tell rot from a torn tail, keep what is valid, make it durable."""
+        """Tell rot from a torn tail, keep the valid batches and make them durable."""
         rot = bool(self._report.damaged_ranges)
         for at, stretch in enumerate(found):
             if isinstance(stretch, ValidBatch):
@@ -496,7 +497,7 @@ class _Recovery:
         self._write_again(file, segment.size_bytes if rot else durable, segment.size_bytes)
 
     def _cut(self, file: File, path: str, stretch: DamagedStretch, *, keep: bool) -> None:
-        """Cut a torn tail, durably, unless the file also holds rot: then nothing is touched."""
+        """Cut a torn tail, durably, unless the file also has rot: then no byte is changed."""
         size = file.size()
         tail = Window(file, size)
         last = stretch.position
@@ -515,7 +516,7 @@ class _Recovery:
             file.datasync()
 
     def _write_again(self, file: File, start: int, end: int) -> None:
-        """Write valid bytes that no recovery point vouches for once more, and sync them."""
+        """Write valid bytes above the recovery point again, and sync them."""
         while start < end:
             piece = file.read_at(start, min(WINDOW_SIZE, end - start))
             file.write_at(start, [piece])
@@ -549,13 +550,13 @@ class _Recovery:
         )
 
     def _check_end(self, point: RecoveryPoint | None, log_start: Offset) -> Offset:
-        """Return the log's end; records that the recovery point knew must be there."""
+        """Return the log's end; records below the recovery point's end must be there."""
         end = self._segments[-1].end_offset if self._segments else log_start
         known = self._known_end(point, end)
         return max(end, log_start, known, self._check_promise(max(end, known)))
 
     def _known_end(self, point: RecoveryPoint | None, end: Offset) -> Offset:
-        """Return the end that the recovery point knew; what is missing below it is damage."""
+        """Return the recovery point's log end; missing records below it are damage."""
         if point is None:
             return Offset(0)
         last_base = self._segments[-1].base_offset if self._segments else None
@@ -576,7 +577,7 @@ class _Recovery:
         return point.log_end
 
     def _check_promise(self, end: Offset) -> Offset:
-        """Return the end that was promised; what is missing below it is damage."""
+        """Return the promised end; missing records below it are damage."""
         if (promised := self._promised) is None:
             return Offset(0)
         self._note_lost_end(below_promise(self._folder.path, promised, end))

@@ -1,10 +1,13 @@
-"""Cut a log's files at an offset. Every prefix of the steps is safe to crash in.
+"""Cut a log's files at an offset. A crash after any step is safe.
 
-First the recovery point goes down, in both slots, so that what is about to vanish is nowhere said
-to be durable; then segments go, newest first and each durably, so that no hole can appear; then
-the index of the cut segment, which covers too much; the bytes themselves go last. A power cut may
-leave some sectors of those bytes and lose others, which looks like rot. So while they go, a file
-named ``cut`` says that whatever lies beyond the recovery point is to go, and opening finishes it.
+1. The recovery point is lowered, in both slots, so that no slot calls the dropped bytes durable.
+2. Whole segments are removed, the newest first and each durably, so that no hole can appear.
+3. The index of the cut segment is removed, because it covers too much.
+4. The bytes of the cut segment are removed.
+
+A power cut during step 4 may leave some sectors of these bytes and lose others, which looks like
+rot. So a file named ``cut`` exists during step 4. If the file exists at the next opening, opening
+removes all bytes beyond the recovery point.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ def truncate_files(
     log_start: Offset,
     end: Offset,
 ) -> None:
-    """Remove everything from ``end`` on, durably. Everything below must be durable before.
+    """Remove all records from ``end`` on, durably. All records below must be durable before.
 
     Raises:
-        OSError: the disk failed; opening the log again finds a whole state.
+        OSError: the disk failed; the log can be opened again.
     """
     kept = [segment for segment in segments if segment.base_offset <= end]
     assert kept, f"{end} is below the first segment"
@@ -50,13 +53,13 @@ def truncate_files(
                 folder.remove_if_there(folder.segment_file(segment.base_offset, kind))
             folder.sync()
         folder.remove_if_there(folder.segment_file(last.base_offset, "index"))
-        with ignoring_full_disk():  # it spares a false alarm, no more
+        with ignoring_full_disk():  # the file only prevents a false alarm
             folder.files.open(folder.file(CUT_NAME), create=True).close()
         folder.sync()
         file.truncate(position)
         file.datasync()
         folder.remove_if_there(folder.file(CUT_NAME))
-        folder.sync()  # before anything is written behind the point again
+        folder.sync()  # before a batch is written behind the recovery point again
     finally:
         file.close()
 
@@ -64,16 +67,16 @@ def truncate_files(
 def finish_cut(
     folder: LogFolder, point: RecoveryPoint | None, promised: Promised | None = None
 ) -> None:
-    """Drop what a cut that was interrupted had not dropped yet: all behind the recovery point.
+    """Finish an interrupted cut: drop all bytes behind the recovery point.
 
-    A cut lowers the promise before anything else. So a mark below a promise that reaches further is
-    another copy's, and nothing but the mark goes.
+    A cut lowers the promise first. So if the promise is above the recovery point, the file ``cut``
+    comes from another copy of the log: then only this file is removed.
     """
     if not folder.files.exists(folder.file(CUT_NAME)):
         return
     if point is not None and (promised is None or promised.end <= point.log_end):
         path = folder.segment_file(point.segment_base, "log")
-        # The index covers what goes. Its name may be back: what removed it was never synced.
+        # The index covers bytes that are dropped. Its removal may not have become durable.
         folder.remove_if_there(folder.segment_file(point.segment_base, "index"))
         folder.sync()
         if folder.files.exists(path):
@@ -89,7 +92,7 @@ def finish_cut(
 
 
 def _position_of(file: File, base: Offset, end: Offset) -> int:
-    """Return where the batch of offset ``end`` begins, or the last one before it ends."""
+    """Return the position of the batch at offset ``end``, or the end of the batch before it."""
     if end == base:
         return 0
     position = SEGMENT_HEADER_SIZE

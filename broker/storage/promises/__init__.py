@@ -1,1 +1,1 @@
-"""What a broker has promised about its logs, in a second place."""
+"""How far a broker has vouched for its logs, in a second place."""

@@ -1,4 +1,4 @@
-"""What an open log promises of itself: see ``promises.py``. Owner: who writes the log."""
+"""The promise of one open log, see ``promises.py``. Owner: the thread that writes the log."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from broker.storage.promises.promises import HELD, Promised, ReplicaPromise
 
 
 class LogPromise:
-    """A replica's slot, if the log has one; without it nothing is promised, e.g. by a tool."""
+    """A replica's slot, if the log has one. Without a slot (in a tool) nothing is promised."""
 
     def __init__(self, replica: ReplicaPromise | None) -> None:
-        """Promise nothing before :meth:`begin`."""
+        """Bind to the slot; nothing is promised before :meth:`begin`."""
         self._replica = replica
-        self._last = (Offset(0), NO_MARK)  # the newest batch: its end and its mark
+        self._last = (Offset(0), NO_MARK)  # end and mark of the newest batch
         self.begun = replica is None
 
     def known(self, *, held: bool) -> Promised | None:
-        """Return what was promised before; ``held`` is the metadata's word that a log is here."""
+        """Return the earlier promise; ``held``: the metadata says that a log must be here."""
         found = None if self._replica is None else self._replica.promised
         return HELD if found is None and held else found
 
     def ends_with(self, batch: BatchHeader | PreparedBatch, end: Offset) -> None:
-        """Hear which batch was written last; the log ends at ``end`` now."""
+        """Note the batch that was written last; the log ends at ``end`` now."""
         self._last = (end, mark_of(batch, end))
 
     def look_back(self, folder: LogFolder, state: LogState, index_interval_bytes: int) -> None:
-        """Look which batch a healthy log ends with, unless its mark is noted. Blocks.
+        """Read the last batch of a healthy log and note its mark, unless a mark is noted. Blocks.
 
-        An earlier process wrote the batch. A mark that is noted for this end was compared with it
-        when the log was opened.
+        An earlier process wrote this batch. If the slot has a mark for this end, recovery compared
+        the batch with it when the log was opened.
         """
         if self._replica is None:
             return
@@ -46,13 +46,13 @@ class LogPromise:
         self._last = (end, mark or NO_MARK)
 
     def begin(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
-        """Say that the log is held; raises OSError while there is no room for it."""
+        """Note that the log is held; raises OSError while the disk has no room for the slot."""
         if self._replica is not None:
             self._replica.begin(start, end, _epoch_before(epochs, end), self._mark_at(end))
             self.begun = True
 
     def synced(self, start: Offset, end: Offset, epochs: EpochHistory) -> None:
-        """Promise what is synced, before anybody hears of it."""
+        """Promise the synced records, before they are acknowledged."""
         if self._replica is not None and self.begun:
             self._replica.promise(start, end, _epoch_before(epochs, end), self._mark_at(end))
 
@@ -60,16 +60,16 @@ class LogPromise:
         return self._last[1] if self._last[0] == end else NO_MARK
 
     def lower(self, end: Offset, epochs: EpochHistory) -> None:
-        """Take back what is above ``end``, durably, before the log is cut.
+        """Lower the promise to ``end``, durably, before the log is cut.
 
-        A promise that outlived its records would be taken for their loss. A crash in between leaves
-        a log that is longer than its promise.
+        A promise above the end of its log would be reported as a loss of records. A crash between
+        the two steps leaves a log that is longer than its promise, which is harmless.
         """
         if self._replica is not None:
             self._replica.lower(end, _epoch_before(epochs, end))
 
     def renew(self) -> None:
-        """Take everything back, durably, before the log is replaced."""
+        """Note durably that the log is about to be replaced, so that its absence is no loss."""
         if self._replica is not None:
             self._replica.renew()
 

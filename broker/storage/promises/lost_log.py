@@ -1,6 +1,6 @@
-"""What recovery hands to the log, and what it says of a log that is not what was promised.
+"""The result of recovery, and the damage reports of a log that is not as promised.
 
-Pure but for its types: nothing here reads or changes a file.
+No function here reads or changes a file.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from broker.storage.segments.segment import Segment
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What :func:`recover` hands to the log."""
+    """The result of :func:`recover`, from which the log is opened."""
 
     segments: list[Segment]
     log_start: Offset
     log_end: Offset
     epochs: EpochHistory
-    point: RecoveryPointFile | None  # None: nothing of the log is here
+    point: RecoveryPointFile | None  # None: no file of the log is here, or none is readable
     report: RecoveryReport
 
 
 def unreadable(folder: LogFolder, promised: Promised | None, reason: str) -> RecoveredLog:
-    """Return what stands for a log that cannot be opened: nothing of it is served, or touched."""
+    """Return the result for a log that cannot be opened: no file is served or changed."""
     proof = RotProof.UNREADABLE
     return nothing_left(folder, promised or HELD, proof, f"the log cannot be opened: {reason}")
 
@@ -38,7 +38,7 @@ def unreadable(folder: LogFolder, promised: Promised | None, reason: str) -> Rec
 def nothing_left(
     folder: LogFolder, promised: Promised, proof: RotProof, reason: str
 ) -> RecoveredLog:
-    """Return a log of which nothing is left, or nothing can be had."""
+    """Return the result for a log whose files are all gone or unreadable."""
     lost = DamagedRange(
         path=folder.path,
         position=0,
@@ -52,7 +52,7 @@ def nothing_left(
 
 
 def missing_segment(folder: LogFolder, start: Offset, end: Offset) -> DamagedRange:
-    """Return the range of a segment whose file is not there."""
+    """Return the damaged range of a segment whose file is missing."""
     return DamagedRange(
         path=folder.segment_file(start, "log"),
         position=0,
@@ -63,15 +63,15 @@ def missing_segment(folder: LogFolder, start: Offset, end: Offset) -> DamagedRan
 
 
 def below_promise(path: str, promised: Promised, end: Offset) -> DamagedRange | None:
-    """Return what is missing of a log that ends at ``end``, below what was promised, if so."""
+    """Return the missing range of a log that ends at ``end``, below its promise; else None."""
     if end >= promised.end:
         return None
     return DamagedRange(
         path=path,
         position=0,
         offsets=OffsetRange(end, promised.end),
-        reason=f"the log ends at {end}, and records up to {promised.end} were promised: files "
-        "were lost, or an older copy was put back",
+        reason=f"the log ends at {end}, but this broker had promised records up to {promised.end}: "
+        "files were lost, or an older copy was put back",
         proof=RotProof.PROMISED,
     )
 
@@ -79,7 +79,7 @@ def below_promise(path: str, promised: Promised, end: Offset) -> DamagedRange | 
 def another_log(
     path: str, promised: Promised, epochs: EpochHistory, found: OffsetRange
 ) -> DamagedRange | None:
-    """Return the range of a log that is long enough, but not the one that was promised, if so."""
+    """Return the range of a log whose last promised record has a too old epoch; else None."""
     if promised.end <= found.start:
         return None
     epoch = epochs.epoch_of(Offset(promised.end - 1))
@@ -89,8 +89,8 @@ def another_log(
         path=path,
         position=0,
         offsets=found,
-        reason=f"offset {promised.end - 1} is of leader epoch {epoch}, and the record that was "
-        f"promised is of {promised.last_epoch}: another log was put here",
+        reason=f"offset {promised.end - 1} has leader epoch {epoch}, but the promised record has "
+        f"leader epoch {promised.last_epoch}: another log was put here",
         proof=RotProof.PROMISED,
     )
 
@@ -98,9 +98,9 @@ def another_log(
 def another_batch(
     path: str, promised: Promised, mark: int | None, found: OffsetRange
 ) -> DamagedRange | None:
-    """Return the range of a log whose batch at the promised end is not the promised one, if so.
+    """Return the range of a log whose batch at the promised end is another batch; else None.
 
-    ``mark`` is that of the batch that is there; None: there is none to be compared.
+    ``mark`` is the mark of the log's batch; None: there is no batch to compare.
     """
     if not promised.mark or mark is None or mark == promised.mark:
         return None
@@ -108,7 +108,7 @@ def another_batch(
         path=path,
         position=0,
         offsets=found,
-        reason=f"the records before offset {promised.end} are not those that were promised: the "
+        reason=f"the records before offset {promised.end} differ from the promised records: the "
         "log of another copy of this data folder was put here",
         proof=RotProof.PROMISED,
     )

@@ -1,7 +1,7 @@
-"""The batch that a promise ends with, and its mark: what tells it from any other at its place.
+"""The last batch below a promised end, and its mark: a hash that identifies the batch.
 
-Lengths and epochs are the same in two copies of a data folder that went on apart. Their records
-are not, so a promise says of its last batch which one it was.
+If a data folder is copied and both copies go on, their logs may have equal lengths and epochs, but
+they have different records. So a promise also holds the mark of its last batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.storage.promises.lost_log import another_batch, another_log
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.damage import DamagedRange
 
-NO_MARK: Final = 0  # nobody knows which batch it is
+NO_MARK: Final = 0  # the batch is not known
 _FACTS: Final = struct.Struct("<Iqqq")
 
 
@@ -36,8 +36,8 @@ def mark_before(
 ) -> int | None:
     """Return the mark of the batch of a healthy log that ends at ``end``; blocks.
 
-    None: the log holds no record there, or the disk does not give it. NO_MARK: a batch goes on
-    over ``end``.
+    None: the log has no record before ``end``, or it cannot be read. NO_MARK: a batch contains
+    ``end``.
     """
     if not state.log_start < end <= state.log_end:
         return None
@@ -45,7 +45,7 @@ def mark_before(
     reader = LogReader(folder, handles, state, index_interval_bytes=index_interval_bytes)
     try:
         last = reader.read(Offset(end - 1), end, bytes_max=1)[-1].header
-    except (HeadwaterError, OSError):  # whoever reads it meets the same, and names it
+    except (HeadwaterError, OSError):  # a reader of the batch meets the same error and reports it
         return None
     finally:
         handles.close()
@@ -59,7 +59,7 @@ def not_promised(
     promised: Promised,
     index_interval_bytes: int,
 ) -> DamagedRange | None:
-    """Return the range of a healthy log that is long enough, but not the promised one, if so."""
+    """Return the range of a healthy log that is long enough, but has other records; else None."""
     found = OffsetRange(state.log_start, state.log_end)
     other = another_log(folder.path, promised, epochs, found)
     if other is None and promised.mark:

@@ -1,16 +1,18 @@
-"""What this node last promised of every replica, in a second place: ``<data_dir>/promises``.
+"""How far this node vouched for each replica's log, in a second place: ``<data_dir>/promises``.
 
-Nothing in a log's own folder says how far the log once was: the folder may be gone, emptied, cut or
-an older copy. So each replica has a slot here, which says that it is held and how far its records
-were promised. A log that is absent, or shorter, is damaged; without a slot it is new.
+A log's own folder cannot prove how long the log once was: the folder may be gone, emptied, cut or
+an older copy. So each replica has a slot in this file. The slot says that this node holds the
+replica, and up to which offset its records were promised. A log that is absent, or shorter than its
+promise, is damaged. A log without a slot is new.
 
-A promise is a store into the page cache *before* the word is given: microseconds, and exact after a
-kill. It is durable later (:meth:`Promises.sync`), for after a power cut the logs themselves hold
-what was synced, and a promise that lags is only weaker. It never exceeds what the log has synced,
-so it never cries wolf. Lowering one is durable before the log is cut, for the same reason.
+A promise is written to the page cache *before* a record is acknowledged. This takes microseconds,
+and the promise is exact after a kill of the process. It becomes durable later
+(:meth:`Promises.sync`): after a power cut the logs still hold all synced records, so a promise that
+is too low only detects less. A promise is never above the synced end of its log, so it never raises
+a false alarm. For the same reason a promise is lowered durably before its log is cut.
 
-The slot that is written is never the copy that the last sync made durable. Each slot has one owner
-who writes it; :meth:`Promises.sync` may run beside, on any thread.
+A slot has two copies; a write never goes to the copy that the last sync made durable. Each slot has
+one owner who writes it. :meth:`Promises.sync` may run at the same time, on any thread.
 """
 
 from __future__ import annotations
@@ -41,68 +43,70 @@ _NO_KEY: Final = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """How far a replica was promised: ``[start, end)`` is here, and who wrote the last record."""
+    """The promise for a replica: the log holds ``[start, end)``; epoch of the last record."""
 
     start: Offset
     end: Offset
     last_epoch: LeaderEpoch
     mark: int = 0  # of the batch that ends at ``end``, see promised_batch.py; 0: not known
-    renewing: bool = False  # the log is being replaced: that it is absent is no loss
+    renewing: bool = False  # the log is being replaced: an absent log is no loss then
 
 
-HELD: Final = Promised(Offset(0), Offset(0), LeaderEpoch(0))  # by the metadata's word alone
+# The metadata says that the replica is held, but no promise was found.
+HELD: Final = Promised(Offset(0), Offset(0), LeaderEpoch(0))
 
 
 class _Slot:
-    """One slot, and which of its copies may be written next."""
+    """One slot, and which of its two copies may be written next."""
 
     __slots__ = ("copy", "durable", "index", "queued", "values")
 
     def __init__(self, index: int, values: SlotValues, copy: int, durable: int) -> None:
         self.index = index
         self.values = values
-        self.copy = copy  # that holds ``values``
+        self.copy = copy  # the copy that holds ``values``
         self.durable = durable  # the newest sequence that is known to be on the disk
-        self.queued = False  # for the next sync
+        self.queued = False  # whether the next sync covers this slot
 
 
 class Promises:
-    """All slots of one node. Slots are looked up and made by any thread."""
+    """All slots of one node. Any thread may look up and make slots."""
 
     def __init__(self, files: Files, owner: str = NO_OWNER) -> None:
-        """Load what is there; the file is made when the first slot is. See :attr:`complaint`.
+        """Load the file if it exists; it is created with the first slot. See :attr:`complaint`.
 
-        A file that is not legible, or another folder's, is moved aside and begun anew: the logs
-        say again how far they reach, and the metadata which replicas are held.
+        A file that is not readable or belongs to another data folder is moved aside, and a new file
+        is begun. Then each log is believed once about its own end, and the metadata about which
+        replicas are held.
 
         Raises:
-            OSError: the disk refuses.
+            OSError: the disk failed.
         """
         self._files = files
         self._owner = owner
         self._file: File | None = None
-        self._slots: list[_Slot | None] = []  # None: neither copy is legible, and it is let alone
+        self._slots: list[_Slot | None] = []  # None: no copy is readable; never used again
         self._free: list[_Slot] = []
         self._replicas: dict[PartitionId, _Slot] = {}
         self._counters: dict[bytes, _Slot] = {}
         self._written: deque[_Slot] = deque()
-        self._lock = threading.Lock()  # of the maps and the growth
+        self._lock = threading.Lock()  # guards the maps and the growth of the file
         self._sync_lock = threading.Lock()
         self._failure: str | None = None
-        self.complaint: str | None = None  # what opening found wrong, for a log line
-        self.found = files.exists(PROMISES_NAME)  # else this folder has none yet, or lost them
+        self.complaint: str | None = None  # damage that opening found, for a log line
+        self.found = files.exists(PROMISES_NAME)  # False: the file was never made, or was lost
         if self.found:
             self._load()
         elif files.exists("streams"):
             self.complaint = (
-                f"{PROMISES_NAME} is missing beside logs: they were written by an older version, "
-                "or it was lost; how far they reach is believed once"
+                f"the file {PROMISES_NAME} is missing although there are logs: an older version "
+                "wrote them, or the file was lost; the ends of the logs are taken as they are, once"
             )
 
     # ------------------------------------------------------------------ replicas and counters
 
     def replica(self, partition_id: PartitionId) -> ReplicaPromise:
-        """Return what a log's owner promises by; makes nothing."""
+        """Return the promise of one replica, for the owner of its log; makes no slot."""
         return ReplicaPromise(self, partition_id)
 
     def replicas(self) -> list[PartitionId]:
@@ -111,10 +115,10 @@ class Promises:
             return sorted(self._replicas)
 
     def note(self, name: str, first: int, second: int = 0) -> None:
-        """Note a counter's values, e.g. how far a journal is, before anybody is told. Cheap.
+        """Note a counter's values, e.g. the end of a journal, before it is acknowledged. Cheap.
 
         Raises:
-            OSError: the first time, there is no room for it.
+            OSError: the disk has no room for a new slot (only the first time).
             LogFailedError: the file has failed.
         """
         key = _counter_key(name)
@@ -132,14 +136,14 @@ class Promises:
 
     @property
     def dirty(self) -> bool:
-        """Whether something is not known to be durable."""
+        """Whether a written slot is not yet known to be durable."""
         return bool(self._written)
 
     def sync(self) -> None:
-        """Make what was written before this call durable. Blocks.
+        """Make durable all slots that were written before this call. Blocks.
 
         Raises:
-            LogFailedError: the disk did not confirm; nobody can promise anything any more.
+            LogFailedError: the disk did not confirm; no promise can be made any more.
         """
         with self._sync_lock:
             self._refuse_if_failed()
@@ -148,7 +152,7 @@ class Promises:
             covered: list[tuple[_Slot, int]] = []
             for _ in range(len(self._written)):
                 slot = self._written.popleft()
-                slot.queued = False  # before the look: who writes later queues it again
+                slot.queued = False  # before its sequence is read: a later write queues it again
                 covered.append((slot, slot.values.sequence))
             try:
                 self._file.datasync()
@@ -159,10 +163,10 @@ class Promises:
                 slot.durable = max(slot.durable, sequence)
 
     def _require_still_here(self, slot: _Slot, sequence: int) -> None:
-        """Refuse to go on when the file of this name is another one than the file that is open.
+        """Fail if the file with this name is no longer the file that is open.
 
-        Somebody has exchanged or removed the data folder below a running broker, which would go on
-        acknowledging into files that no restart finds.
+        Then somebody has exchanged or removed the data folder of this running broker. The broker
+        must not go on: it would acknowledge records in files that no restart finds.
         """
         newest = -1
         try:
@@ -170,7 +174,7 @@ class Promises:
         except FileNotFoundError:
             pass
         except OSError:
-            return  # no descriptor, say: it is looked at again
+            return  # for example no descriptor is free: the next sync checks again
         else:
             try:
                 for copy in range(2):
@@ -186,9 +190,9 @@ class Promises:
                 file.close()
         if newest < sequence:
             self._failure = (
-                f"{PROMISES_NAME} was exchanged or removed while the broker runs, and perhaps all "
-                "of the data folder: what is written now may be in files that no restart finds; "
-                "put the folder back and start the broker again"
+                f"the file {PROMISES_NAME}, and perhaps the whole data folder, was exchanged or "
+                "removed while the broker runs. No restart would find records that are written "
+                "now: put the folder back and start the broker again"
             )
             self._refuse_if_failed()
 
@@ -211,7 +215,7 @@ class Promises:
         return self._replicas.get(partition_id)
 
     def make_slot(self, partition_id: PartitionId) -> _Slot:
-        """Return a replica's slot, made if it has none; says nothing before it is written."""
+        """Return a replica's slot; make it if there is none. A new slot has no values yet."""
         number, key = pack_partition_id(partition_id)
         with self._lock:
             slot = self._replicas.get(partition_id)
@@ -221,7 +225,7 @@ class Promises:
             return slot
 
     def free_slot(self, partition_id: PartitionId) -> None:
-        """Let go of a replica's slot; durable with the next sync."""
+        """Free a replica's slot; durable with the next sync."""
         with self._lock:
             slot = self._replicas.pop(partition_id, None)
             if slot is not None:
@@ -235,7 +239,7 @@ class Promises:
         """Write a slot's values into the copy that is not the durable one. Not durable yet."""
         self._refuse_if_failed()
         file = self._file
-        assert file is not None, "a slot is made with its file"
+        assert file is not None, "a slot without the file"
         before = slot.values.sequence
         copy = slot.copy ^ 1 if slot.durable == before else slot.copy
         values = SlotValues(
@@ -267,7 +271,7 @@ class Promises:
             data = file.read_at(0, min(file.size(), _SIZE_MAX))
             owner = bytes_of.decode_header(data)
             if owner != self._owner:
-                raise MetadataCorruptError(f"it is the one of the data folder {owner}")
+                raise MetadataCorruptError(f"it belongs to the data folder {owner}")
         except (MetadataCorruptError, OSError) as error:
             file.close()
             self._put_aside(str(error))
@@ -282,7 +286,7 @@ class Promises:
             if slot is None:
                 continue
             if slot.values.sequence:
-                slot.queued = True  # perhaps only the page cache has it
+                slot.queued = True  # perhaps it is only in the page cache
                 self._written.append(slot)
             if slot.values.kind == bytes_of.KIND_REPLICA:
                 key = unpack_partition_id(slot.values.number, slot.values.key)
@@ -291,9 +295,9 @@ class Promises:
                 self._counters[slot.values.key] = slot
             else:
                 self._free.append(slot)
-        self._free.reverse()  # the first ones first
+        self._free.reverse()  # pop() then takes the first slots first
         if damaged:
-            self.complaint = f"{damaged} slots of {PROMISES_NAME} have a damaged copy"
+            self.complaint = f"{damaged} slots of the file {PROMISES_NAME} have a damaged copy"
 
     def _put_aside(self, reason: str) -> None:
         aside = next(
@@ -305,8 +309,8 @@ class Promises:
         self._files.sync_folder("")
         self.found = False
         self.complaint = (
-            f"{PROMISES_NAME} cannot be used and was moved to {aside}: {reason}; how far the logs "
-            "reach is believed once"
+            f"the file {PROMISES_NAME} cannot be used and was moved to {aside}: {reason}; the ends "
+            "of the logs are taken as they are, once"
         )
 
     def _taken(self, kind: int, key: bytes, number: int) -> _Slot:
@@ -322,7 +326,7 @@ class Promises:
         return slot
 
     def _grow(self) -> None:
-        """Make room for more slots, with real blocks: no promise may need room. Durable."""
+        """Make room for more slots, durably, with real blocks: a promise must need no space."""
         count = len(self._slots)
         zeros = bytes(bytes_of.PAIR_SIZE)
         if self._file is None:
@@ -341,7 +345,7 @@ class Promises:
 
 
 class ReplicaPromise:
-    """What one replica promises. Owner: who writes the log."""
+    """The promise of one replica. Owner: the thread that writes the log."""
 
     def __init__(self, promises: Promises, partition_id: PartitionId) -> None:
         self._promises = promises
@@ -351,7 +355,7 @@ class ReplicaPromise:
 
     @property
     def promised(self) -> Promised | None:
-        """What was promised last; None: this replica was never held here."""
+        """The last promise; None: this node never held this replica."""
         if self._slot is None:
             return None
         values = self._slot.values
@@ -364,10 +368,10 @@ class ReplicaPromise:
         )
 
     def begin(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, mark: int = 0) -> None:
-        """Say that the replica is held; it counts once :meth:`Promises.sync` has returned.
+        """Note that this node holds the replica; durable when :meth:`Promises.sync` has returned.
 
         Raises:
-            OSError: there is no room for one more slot.
+            OSError: the disk has no room for one more slot.
             LogFailedError: the file has failed.
         """
         if self._slot is None:
@@ -375,12 +379,12 @@ class ReplicaPromise:
         self.promise(start, end, last_epoch, mark)
 
     def promise(self, start: Offset, end: Offset, last_epoch: LeaderEpoch, mark: int = 0) -> None:
-        """Raise the promise, before anybody is told. Cheap; the next sync makes it durable.
+        """Raise the promise, before a record is acknowledged. Cheap; durable with the next sync.
 
-        Without a ``mark`` the one that was noted for the same end stays.
+        Without a ``mark`` an earlier mark for the same end stays.
 
         Raises:
-            LogFailedError: the file has failed: nothing more may be told.
+            LogFailedError: the file has failed: no more records may be acknowledged.
         """
         slot = self._slot
         assert slot is not None, "a replica is held before it promises"
@@ -394,14 +398,14 @@ class ReplicaPromise:
         self._write(start, end, last_epoch, flags)
 
     def lower(self, end: Offset, last_epoch: LeaderEpoch) -> None:
-        """Take back what is above ``end``, durably: the log is about to be cut. Blocks."""
+        """Lower the promise to ``end``, durably, because the log is about to be cut. Blocks."""
         slot = self._slot
         if slot is not None and slot.values.second > end:
             self._write(Offset(min(slot.values.first, end)), end, last_epoch)
             self._promises.sync()
 
     def renew(self) -> None:
-        """Take everything back, durably: the log is about to be replaced, or is moved away.
+        """Note durably that the log is about to be replaced or moved away. Blocks.
 
         Raises:
             OSError, LogFailedError: see :meth:`begin`.
@@ -412,7 +416,7 @@ class ReplicaPromise:
         self._promises.sync()
 
     def remove(self) -> None:
-        """The replica is not held any more, durably. Blocks."""
+        """Note durably that this node no longer holds the replica. Blocks."""
         self._slot = None
         self._promises.free_slot(self._partition_id)
         self._promises.sync()
@@ -426,7 +430,7 @@ class ReplicaPromise:
 
 
 def _loaded(data: bytes, index: int) -> tuple[_Slot | None, bool]:
-    """Return a slot as its newer copy says, and whether both copies are whole."""
+    """Return a slot with the values of its newer copy, and whether both copies are whole."""
     found: list[tuple[int, SlotValues]] = []
     damaged = 0
     for copy in range(2):

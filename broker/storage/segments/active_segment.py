@@ -1,7 +1,7 @@
-"""The writing end of the active segment: one gathered write per group, disk reserved ahead.
+"""Writing to the active segment: one write call per group, disk space is reserved ahead.
 
-Reserving ahead makes a small fdatasync about twice as quick, for the file's size and block map do
-not change with it, and turns a full disk into a refusal before anything is written.
+Reserved space has two advantages. A small fdatasync is about twice as quick, because the file's
+size and block map do not change. A full disk is found before any byte is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from broker.storage.segments.segment import Segment
 
 
 class ActiveSegment:
-    """Appends to one segment. Owner thread only; raises OSError as the disk does."""
+    """Appends to one segment. Owner thread only; passes the disk's OSError on."""
 
     def __init__(
         self, folder: LogFolder, handles: HandlePool, segment: Segment, *, preallocate_bytes: int
@@ -37,8 +37,8 @@ class ActiveSegment:
         self._file = handles.pin(self._path)
         self._allocated = self._file.size()
         self.segment = segment
-        self.dirty = False  # whether something was written since the last datasync
-        self.synced_bytes = segment.size_bytes  # what was there when it last was
+        self.dirty = False  # whether bytes were written since the last datasync
+        self.synced_bytes = segment.size_bytes  # size of the segment at the last datasync
 
     def write(
         self,
@@ -72,9 +72,9 @@ class ActiveSegment:
         return offsets
 
     def write_stored(self, batches: Sequence[StoredBatch], *, now_us: int) -> None:
-        """Write batches as another log holds them; they continue this one.
+        """Write batches of the leader's log as they are; they must continue this log.
 
-        Readers ask that other log as long as its broker leads.
+        The page cache need not keep them: readers ask the leader.
         """
         buffers: list[Any] = []
         for batch in batches:
@@ -86,25 +86,25 @@ class ActiveSegment:
             position += batch.header.size
 
     def datasync(self) -> None:
-        """Make everything written durable."""
+        """Make all written bytes durable."""
         size = self.segment.size_bytes
         self._file.datasync()
         self.synced_bytes = size
         self.dirty = False
 
     def trim(self) -> None:
-        """Give the disk reserved behind the last batch back; durable with the next datasync."""
+        """Release the space reserved behind the last batch; durable with the next datasync."""
         if self._allocated > self.segment.size_bytes:
             self._file.truncate(self.segment.size_bytes)
             self._allocated = self.segment.size_bytes
             self.dirty = True
 
     def close(self) -> None:
-        """Leave the file to the readers; does not sync."""
+        """Stop writing; readers may still use the file. Does not sync."""
         self._handles.unpin(self._path)
 
     def _put(self, buffers: list[Any], size: int, now_us: int, *, read_soon: bool = True) -> int:
-        """Write ``buffers`` behind the last batch; return where the first batch begins."""
+        """Write ``buffers`` behind the last batch; return the position of the first new batch."""
         segment = self.segment
         start = segment.size_bytes
         position = max(start, SEGMENT_HEADER_SIZE)
@@ -137,13 +137,13 @@ class ActiveSegment:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._file.truncate(self._allocated)  # a reservation may have been made in part
+            self._file.truncate(self._allocated)  # undo a reservation that was made in part
             ahead = end
             self._reserve_exactly(end)
         self._allocated = ahead
 
     def _reserve_exactly(self, end: int) -> None:
-        """Use the last room of a disk that is almost full."""
+        """Reserve only the needed bytes, on a disk that is almost full."""
         try:
             self._file.allocate(end)
         except OSError as error:
@@ -152,12 +152,12 @@ class ActiveSegment:
             raise
 
     def _cut_back(self, start: int) -> None:
-        """Undo a write that did not fit, so that its bytes never lie below a later batch."""
+        """Undo a write that did not fit, so that its bytes are never below a later batch."""
         try:
             self._file.truncate(start)
             self._allocated = start
             self._file.datasync()
-        except OSError as cause:  # not a full disk any more: the file's content is unknown
+        except OSError as cause:  # worse than a full disk: the file's content is unknown now
             raise OSError(errno.EIO, f"a write could not be undone: {cause}") from cause
 
 

@@ -1,7 +1,7 @@
 """The sparse index of one segment in memory: offset or time → position of a batch at or before it.
 
-Written by one thread, read by any: entries are only ever appended, the offset column last, so a
-reader that takes its length sees whole entries.
+One thread writes, any thread reads. Entries are only appended, and the offset column grows last. So
+a reader that takes the length of the offset column sees whole entries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker.model.offsets import Offset
 
 
 class SegmentIndex:
-    """Holds the first batch of every ``interval_bytes``; 24 bytes an entry."""
+    """Holds the first batch of every ``interval_bytes``; an entry takes 24 bytes."""
 
     __slots__ = ("_interval_bytes", "_offsets", "_positions", "_stamps_before")
 
@@ -31,18 +31,18 @@ class SegmentIndex:
     def note(
         self, offset: Offset, position: int, timestamp_us_before: int, *, force: bool = False
     ) -> None:
-        """Take the batch as an entry if the last one is far enough behind, or when forced."""
+        """Add an entry for the batch if the last entry is ``interval_bytes`` away, or if forced."""
         positions = self._positions
         if force or not positions or position - positions[-1] >= self._interval_bytes:
             self._add(offset, position, timestamp_us_before)
 
     def place_of(self, offset: Offset) -> tuple[Offset, int] | None:
-        """Return offset and position of the last entry at or below ``offset``, if there is one."""
+        """Return offset and position of the last entry at or below ``offset``; None if none is."""
         found = bisect_right(self._offsets, offset) - 1
         return (Offset(self._offsets[found]), self._positions[found]) if found >= 0 else None
 
     def place_before(self, timestamp_us: int) -> tuple[Offset, int] | None:
-        """Return the last entry before which no batch reaches ``timestamp_us``, if there is one."""
+        """Return the last entry with only older records before it than ``timestamp_us``, if any."""
         found = bisect_left(self._stamps_before, timestamp_us, 0, len(self._offsets)) - 1
         return (Offset(self._offsets[found]), self._positions[found]) if found >= 0 else None
 

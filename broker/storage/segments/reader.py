@@ -19,12 +19,12 @@ _HEADERS_PIECE_BYTES: Final = 64 * 1024
 
 
 class DamageMetError(BatchCorruptError):
-    """What a reader met. Facts: position, start, end (offsets). The log adds the file's name."""
+    """Damage that a reader met. Facts: position, start, end (offsets). The log adds the path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a batch begins: its first offset and its position in the segment's file."""
+    """The beginning of a batch: its first offset and its position in the segment's file."""
 
     offset: Offset
     position: int
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """The part ``[base, end)`` of a segment, ``size`` bytes, that a reader may look at."""
+    """The part ``[base, end)`` of a segment, ``size`` bytes, that a reader may read."""
 
     file: File
     base: Offset
@@ -41,7 +41,7 @@ class SegmentView:
 
     @property
     def first(self) -> Place:
-        """Where the first batch begins."""
+        """The beginning of the first batch."""
         return Place(self.base, SEGMENT_HEADER_SIZE)
 
 
@@ -51,11 +51,11 @@ def read_batches(
     """Return whole checked batches that overlap ``wanted``, and the place behind the last one.
 
     Args:
-        view: what may be read.
+        view: the part of the segment that may be read.
         place: a batch at or before ``wanted.start``.
         wanted: the offsets.
-        bytes_max: stop before a batch that would exceed it.
-        first_always: the first wanted batch comes whatever its size.
+        bytes_max: stop before a batch that would exceed this size.
+        first_always: return the first wanted batch even if it exceeds ``bytes_max``.
 
     Raises:
         DamageMetError: the first wanted batch is damaged. Later damage only ends the list.
@@ -83,10 +83,10 @@ def read_batches(
 
 
 def first_reaching(view: SegmentView, place: Place, timestamp_us: int) -> Offset:
-    """Return the first batch from ``place`` whose timestamps reach ``timestamp_us``, else the end.
+    """Return the first batch from ``place`` with a record at or after ``timestamp_us``, or the end.
 
     Raises:
-        DamageMetError: a header on the way is damaged.
+        DamageMetError: a header before that batch is damaged.
         OSError: the file cannot be read.
     """
     window = Window(view.file, view.size, _HEADERS_PIECE_BYTES)
@@ -99,7 +99,10 @@ def first_reaching(view: SegmentView, place: Place, timestamp_us: int) -> Offset
 def _headers(
     view: SegmentView, window: Window, place: Place, wanted: OffsetRange
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) from ``place`` while below ``wanted.end``, past earlier damage."""
+    """Yield (position, header) of batches from ``place`` up to ``wanted.end``.
+
+    Damage of batches below ``wanted.start`` is passed over.
+    """
     offset, position = place.offset, place.position
     while offset < wanted.end:
         try:

@@ -1,8 +1,8 @@
-"""Walk the bytes of a segment file batch by batch, past damage, and say what lies there.
+"""Walk the bytes of a segment file batch by batch, past damage, and report what was found.
 
-The scan only finds facts: valid batches, and damaged stretches with the one thing that recovery
-needs to know of each, whether a disk sector of the damaged write is missing (all zero, or behind
-the end of the file). What it means is decided in broker/storage/log/recovery.py.
+The scan only reports facts: valid batches, and damaged stretches. For each stretch it tells whether
+a disk sector of the damaged write is missing (all zero, or behind the end of the file).
+broker/storage/log/recovery.py decides what the damage means.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from broker.ports.system import File
 
 SECTOR_SIZE: Final = 512
 WINDOW_SIZE: Final = 4 * 1024 * 1024
-_ALIGNMENT: Final = 8  # header and bodies are multiples of it, so every batch begins on one
+_ALIGNMENT: Final = 8  # sizes of header and body are multiples, so batches begin at multiples
 _ZEROS: Final = bytes(WINDOW_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidBatch:
-    """A batch whose header, body and place in the log are right."""
+    """A batch with a valid header and body, at its right place in the log."""
 
     position: int
     header: BatchHeader
@@ -38,7 +38,7 @@ class DamagedStretch:
     position: int
     end_position: int
     offset: Offset  # of the first record that is damaged
-    end_offset: Offset  # of the next valid batch; else as far as is known
+    end_offset: Offset  # base of the next valid batch, or the highest end that is known
     sector_missing: bool
     reason: str
 
@@ -66,7 +66,7 @@ class Window:
         return memoryview(self._data)[begin : begin + size]
 
     def zero_from(self, position: int) -> bool:
-        """Tell whether there is nothing but zeros from ``position`` to the end of the file."""
+        """Tell whether all bytes from ``position`` to the end of the file are zero."""
         while position < self.size:
             piece = self.at(position, min(WINDOW_SIZE, self.size - position))
             if not piece or not is_zero(piece):
@@ -76,12 +76,12 @@ class Window:
 
 
 def is_zero(data: memoryview) -> bool:
-    """Tell whether at most one window of bytes is all zero."""
+    """Tell whether all bytes are zero; ``data`` is at most one window long."""
     return data.tobytes() == _ZEROS[: len(data)]
 
 
 def scan(window: Window, *, position: int, offset: Offset) -> Iterator[ValidBatch | DamagedStretch]:
-    """Yield what lies from ``position``, where ``offset`` is expected, to the end of the data."""
+    """Yield batches and damage from ``position``, where ``offset`` is expected, to the end."""
     epoch = 0
     while True:
         head = window.at(position, HEADER_SIZE)
@@ -114,8 +114,8 @@ def _batch_at(
         )
     if header.base_offset != offset or header.leader_epoch < epoch:
         reason = (
-            f"a batch of offset {header.base_offset} and epoch {header.leader_epoch} lies where "
-            f"offset {offset} of epoch {epoch} or later belongs"
+            f"found a batch with offset {header.base_offset} and epoch {header.leader_epoch} where "
+            f"offset {offset} with epoch {epoch} or later is expected"
         )
         return _stretch(
             window,
@@ -168,7 +168,7 @@ def _stretch(
 
 
 def has_missing_sector(window: Window, start: int, end: int) -> bool:
-    """Tell whether some sector's part of ``[start, end)`` is all zero or not in the file at all."""
+    """Tell whether a sector within ``[start, end)`` is all zero or behind the end of the file."""
     while start < end:
         stop = min(end, (start // SECTOR_SIZE + 1) * SECTOR_SIZE)
         part = window.at(start, stop - start)
@@ -181,8 +181,8 @@ def has_missing_sector(window: Window, start: int, end: int) -> bool:
 def next_batch(window: Window, position: int, lowest: Offset) -> ValidBatch | None:
     """Find the next valid batch at or after ``position`` whose offset is at least ``lowest``.
 
-    A record may hold bytes that look like a batch, but those of an older copy of the log have
-    lower offsets than the place where they lie.
+    A record may contain bytes that look like a batch, for example of an older copy of the log. Such
+    bytes have lower offsets than ``lowest``.
     """
     position += -position % _ALIGNMENT
     while window.size - position >= HEADER_SIZE:

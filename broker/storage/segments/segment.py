@@ -1,7 +1,7 @@
-"""One segment of a partition's log as memory knows it, and reading batches out of its file.
+"""The facts of one segment in memory, and its index file.
 
-One thread writes; readers on any thread take ``end_offset`` first and ``size_bytes`` after it, and
-the writer sets them in the other order, so that a reader's bytes always cover its offsets.
+One thread writes, any thread reads. A reader takes ``end_offset`` first and ``size_bytes`` second;
+the writer sets them in the other order. So the bytes that a reader may read cover its offsets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.storage.segments.index import SegmentIndex
 
 
 class Segment:
-    """Facts of one segment. ``index`` of a sealed one is loaded when it is first read."""
+    """Facts of one segment. The ``index`` of a sealed segment is loaded at the first read."""
 
     __slots__ = (
         "base_offset",
@@ -33,7 +33,7 @@ class Segment:
     def __init__(self, base_offset: Offset, index: SegmentIndex | None) -> None:
         self.base_offset = base_offset
         self.end_offset = base_offset
-        self.size_bytes = 0  # header and batches; zeros reserved behind them do not count
+        self.size_bytes = 0  # header and batches, without the reserved zeros behind them
         self.max_timestamp_us = 0
         self.created_us = 0  # when the first batch was written; 0 while there is none
         self.sealed = False
@@ -46,7 +46,7 @@ class Segment:
         return self.end_offset == self.base_offset
 
     def note_batch(self, header: BatchHeader, position: int, *, force: bool = False) -> None:
-        """Take a scanned batch into the facts; ``force`` gives it an index entry."""
+        """Add a scanned batch to the facts; with ``force`` it gets an index entry."""
         self.note(
             OffsetRange(header.base_offset, header.end_offset),
             position,
@@ -66,8 +66,8 @@ class Segment:
         max_timestamp_us: int,
         force: bool = False,
     ) -> None:
-        """Take a batch that lies at ``position`` into the facts; readers see it from now on."""
-        assert self.index is not None, "the segment that is written has its index"
+        """Add the batch at ``position`` to the facts; readers see it from now on."""
+        assert self.index is not None, "a segment that is written has its index loaded"
         self.index.note(offsets.start, position, self.max_timestamp_us, force=force)
         if not self.epochs or self.epochs[-1].leader_epoch != leader_epoch:
             self.epochs = (*self.epochs, EpochStart(leader_epoch, offsets.start))
@@ -76,14 +76,14 @@ class Segment:
         self.end_offset = offsets.end
 
     def info(self) -> SegmentInfo:
-        """Return the facts as the ports want them."""
+        """Return the facts as the type of the ports."""
         end, size = self.end_offset, self.size_bytes
         return SegmentInfo(self.base_offset, end, size, self.max_timestamp_us, self.sealed)
 
 
 def write_index(folder: LogFolder, segment: Segment) -> None:
-    """Replace the segment's index file. Everything that it covers must be durable before."""
-    assert segment.index is not None, "only a segment whose index is loaded is written"
+    """Replace the segment's index file. All batches that it covers must be durable before."""
+    assert segment.index is not None, "the index of this segment is not loaded"
     data = encode_index(
         partition_id=folder.partition_id,
         base_offset=segment.base_offset,
@@ -99,7 +99,7 @@ def write_index(folder: LogFolder, segment: Segment) -> None:
 
 
 def read_index(folder: LogFolder, base_offset: Offset) -> IndexFile:
-    """Read a segment's index file whole; raises IndexCorruptError when there is no good one."""
+    """Read a segment's index file; raises IndexCorruptError if it is missing or damaged."""
     path = folder.segment_file(base_offset, "index")
     try:
         index = decode_index(folder.read(path))
@@ -112,7 +112,7 @@ def read_index(folder: LogFolder, base_offset: Offset) -> IndexFile:
     summary = index.summary
     if summary.partition_id != folder.partition_id or summary.base_offset != base_offset:
         raise IndexCorruptError(
-            f"the index {path} belongs to offset {summary.base_offset} of {summary.partition_id}",
+            f"the index {path} belongs to segment {summary.base_offset} of {summary.partition_id}",
             path=path,
         )
     return index

@@ -1,4 +1,4 @@
-"""A segment's file for recovery: a read that fails is told from a write or a sync that does."""
+"""A segment's file for recovery: a failed read raises another error than a failed write or sync."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from broker.storage.log.folder import PROCESS_LIMITS
 
 
 class UnreadableError(Exception):
-    """The disk did not give what was asked of a segment."""
+    """The disk could not read a segment."""
 
 
 class SegmentFile:
-    """A segment's file; a read that fails is told from a write or sync that does."""
+    """A segment's file; a failed read raises UnreadableError, a failed write or sync OSError."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -36,8 +36,8 @@ def opened(files: Files, path: str) -> File:
     """Open a segment.
 
     Raises:
-        UnreadableError: the disk does not give it.
-        OSError: the process has no descriptor or memory for it now.
+        UnreadableError: the disk cannot read the file.
+        OSError: the process has no free descriptor or memory now.
     """
     try:
         return SegmentFile(files.open(path))

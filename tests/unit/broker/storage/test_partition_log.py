@@ -220,7 +220,7 @@ def test_a_sealed_segment_of_another_log_is_not_read_as_ours(disk: SimDisk, how:
     theirs = disk.peek(f"streams/other/0/{sealed}")
     disk.overwrite(f"{FOLDER}/{sealed}", 0, theirs)
     log = open_log(files)
-    with pytest.raises(SegmentCorruptError, match="is the segment 0 of"):
+    with pytest.raises(SegmentCorruptError, match="holds the segment 0 of"):
         _ = log.read(Offset(0), Offset(1), bytes_max=1) if how == "read" else log.offset_at(0)
 
 
