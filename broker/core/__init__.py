@@ -1,1 +1,1 @@
-"""Sans-I/O machines: decisions of the log, taken in plain synchronous code."""
+"""Cores without I/O: state machines that take events and return effects, in synchronous code."""

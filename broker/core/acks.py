@@ -1,4 +1,4 @@
-"""Which publishers may be answered now; the shell asks right before it answers."""
+"""Which publishers may be answered now. The shell asks immediately before it answers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 
 _T = TypeVar("_T")
-_Heap: TypeAlias = list[tuple[Offset, int, _T]]  # by end, then in the order of their coming
+_Heap: TypeAlias = list[tuple[Offset, int, _T]]  # by end, then in the order of arrival
 
 
 class AckQueue(Generic[_T]):
-    """Tokens of publishers that wait for an ack, with the log end that theirs needs.
+    """Tokens of publishers that wait for an ack; each waits for a log end.
 
-    LEADER waits for the leader's own disk, ALL for the high watermark; NONE never waits and is
-    never answered. A retry of a stored batch waits like the first time: it may not be committed.
+    With ack policy LEADER it waits for the leader's synced end, with ALL for the high watermark.
+    With NONE a publisher never waits and is never answered. A retry of a stored batch waits too,
+    because the batch may not be committed yet.
     """
 
     def __init__(self) -> None:
         """Start empty."""
         self._leader: _Heap[_T] = []
         self._all: _Heap[_T] = []
-        self._added = 0  # keeps the order of those that need the same end
+        self._added = 0  # keeps the order of tokens that wait for the same end
 
     def __len__(self) -> int:
         return len(self._leader) + len(self._all)
 
     def add(self, policy: AckPolicy, end: Offset, token: _T) -> None:
-        """Let ``token`` wait until its policy holds for everything below ``end``."""
+        """Let ``token`` wait until its policy holds for all records below ``end``."""
         if policy is not AckPolicy.NONE:
             self._added += 1
             heap = self._leader if policy is AckPolicy.LEADER else self._all
@@ -44,7 +45,7 @@ class AckQueue(Generic[_T]):
         return done
 
     def abandon(self) -> list[_T]:
-        """Take out and return everybody: their outcome is unknown."""
+        """Take out and return all tokens: the outcome of their records is unknown."""
         tokens = [token for heap in (self._leader, self._all) for _, _, token in sorted(heap)]
         self._leader.clear()
         self._all.clear()

@@ -1,4 +1,4 @@
-"""One partition's part of a cut, made of what its table and its leader say. Pure."""
+"""One partition's part of a cut, from the state of its table and of its leader. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ def partition_cut(
     recorded: Offset,
     lineage_id: str | None,
 ) -> PartitionCut:
-    """Return the cut of one partition; ``recorded`` was its cold end before the table was read.
+    """Return the cut of one partition; ``recorded`` is its cold end in the metadata.
+
+    ``recorded`` must be read before the table.
 
     Raises:
-        TableRolledBackError: the table lost a commit that was recorded.
-        GapError: records between the tiers are on neither side.
+        TableRolledBackError: the table lost a commit whose cold end was recorded.
+        GapError: records between the tiers are in neither tier.
         TableMismatchError: the table is ahead of the log that feeds it.
     """
     cold = table.ranges.get(number)
@@ -32,16 +34,17 @@ def partition_cut(
     facts = {"stream": stream.name, "partition": number}
     if cold_end < recorded:
         raise TableRolledBackError(
-            f"the table of {stream.name!r} ends partition {number} at {cold_end}, but "
-            f"{recorded} had been committed: a commit was removed from {table.table_uri}",
+            f"in the table of stream {stream.name!r} partition {number} ends at {cold_end}, but a "
+            f"cold end of {recorded} had been committed: a commit was removed from "
+            f"{table.table_uri}",
             expected=recorded,
             found=cold_end,
             **facts,
         )
     if cold_end < position.log_start:
         raise GapError(
-            f"records [{cold_end}, {position.log_start}) of {stream.name!r} partition {number} "
-            "are neither in the table nor on local disk",
+            f"the records [{cold_end}, {position.log_start}) of stream {stream.name!r} partition "
+            f"{number} are neither in the table nor on local disk",
             start=cold_end,
             end=position.log_start,
             **facts,
@@ -49,8 +52,9 @@ def partition_cut(
     hot_end = position.high_watermark
     if hot_end < cold_end:
         raise TableMismatchError(
-            f"the table of {stream.name!r} partition {number} ends at {cold_end}, above the "
-            f"log's end {hot_end}: another writer feeds it, or the local log was replaced",
+            f"the table of stream {stream.name!r} partition {number} ends at {cold_end}, above the "
+            f"high watermark {hot_end}: another writer appends to the table, or the local log was "
+            "replaced",
             expected=hot_end,
             found=cold_end,
             **facts,

@@ -1,7 +1,7 @@
-"""Recognising retries: producer sequences (exact) and message ids (within a window).
+"""Recognising retries: by producer sequences (exact) and by message ids (within a window).
 
-Both tables are derived from the log: a restart rebuilds them from the newest producer state and
-the batches after it, so what was acknowledged as stored stays recognised as stored.
+Both tables are derived from the log. A restart rebuilds them from the newest producer state and the
+batches after it. So a batch that was acknowledged is still recognised after the restart.
 Source: Kafka's idempotent producer (KIP-98: five batches in flight); JetStream's Nats-Msg-Id.
 """
 
@@ -18,7 +18,7 @@ from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 
-_BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry any
+_BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry each
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024  # of one table, in memory
 _PRODUCER_BYTES: Final = 512  # the entry, its objects and its two empty arrays
 _BATCH_BYTES: Final = 16  # two numbers
@@ -26,7 +26,7 @@ _STATE_VERSION: Final = 1
 
 
 class _Batches:
-    """The newest batches of one producer, oldest first; their sequences follow each other."""
+    """The newest batches of one producer, oldest first; their sequences have no gap."""
 
     __slots__ = ("counts", "next_sequence", "offsets")
 
@@ -36,9 +36,9 @@ class _Batches:
         self.counts = array("q")
 
     def add(self, base_sequence: int, records_count: int, base_offset: int) -> int:
-        """Add the newest; return by how many batches this grew."""
+        """Add the newest batch; return by how many batches the list grew."""
         before = len(self.offsets)
-        if base_sequence != self.next_sequence:  # it began anew: nothing older is a retry of it
+        if base_sequence != self.next_sequence:  # the producer began anew: forget older batches
             self.offsets, self.counts = array("q"), array("q")
         elif before == _BATCHES_KEPT:
             del self.offsets[0], self.counts[0]
@@ -48,21 +48,22 @@ class _Batches:
         return len(self.offsets) - before
 
     def newest_first(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (base sequence, records, base offset)."""
+        """Yield (base sequence, number of records, base offset)."""
         sequence = self.next_sequence
         for index in range(len(self.offsets) - 1, -1, -1):
             sequence -= self.counts[index]
             yield sequence, self.counts[index], self.offsets[index]
 
     def oldest_first(self) -> list[tuple[int, int, int]]:
-        """Return (base sequence, records, base offset)."""
+        """Return (base sequence, number of records, base offset)."""
         return list(self.newest_first())[::-1]
 
 
 class ProducerTable:
-    """The last batches of each producer.
+    """The newest batches of each producer.
 
-    Bounded by one budget of bytes: beyond it the longest silent producers are forgotten, whole.
+    The table is bounded in bytes. Above the bound, the producers that were silent for the longest
+    time are forgotten with all their batches.
     """
 
     def __init__(self, *, bytes_max: int = PRODUCER_BYTES_MAX) -> None:
@@ -72,20 +73,20 @@ class ProducerTable:
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """How many producers are remembered."""
+        """Number of producers in the table."""
         return len(self._batches)
 
     def expected(self, producer: ProducerId) -> int:
-        """Return the sequence that is next.
+        """Return the producer's next sequence.
 
-        A producer that is not known (any more) may only begin: in the middle, an earlier batch is
-        missing, or this one was stored before it was forgotten.
+        For a producer that is not in the table this is 0. With any other sequence either an earlier
+        batch is missing, or this batch was stored before the producer was forgotten.
         """
         batches = self._batches.get(producer)
         return 0 if batches is None else batches.next_sequence
 
     def stored(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
-        """Return the base offset of this batch if it is among those remembered."""
+        """Return the base offset of this batch if the table has it."""
         batches = self._batches.get(producer)
         if batches is None or base_sequence >= batches.next_sequence:
             return None
@@ -96,10 +97,10 @@ class ProducerTable:
         return None
 
     def find(self, producer: ProducerId, base_sequence: int, records_count: int) -> Offset | None:
-        """Return the base offset of a batch stored before, or None if it is the next one.
+        """Return the base offset of a batch that was stored before; None if it is the next batch.
 
         Raises:
-            SequenceGapError: it is neither; storing it would lose or double records.
+            SequenceGapError: neither is true; storing the batch would lose or double records.
         """
         expected = self.expected(producer)
         if base_sequence == expected:
@@ -116,7 +117,7 @@ class ProducerTable:
         batches = self._batches.get(producer)
         if batches is None:
             batches = _Batches()
-            batches.next_sequence = base_sequence  # a log may begin in the middle of it
+            batches.next_sequence = base_sequence  # a log may begin in the middle of a sequence
             self._batches[producer] = batches
             self.size_bytes += _PRODUCER_BYTES
         else:
@@ -133,7 +134,7 @@ class ProducerTable:
         return json.dumps({"v": _STATE_VERSION, "producers": rows}).encode()
 
     def below(self, end: Offset, *, batches_max: int) -> ProducerTable:
-        """Return what is known of records below ``end``: each producer's newest batches there."""
+        """Return the table of each producer's newest batches below ``end``."""
         found = ProducerTable()
         for producer, batches in self._batches.items():
             known = [one for one in batches.oldest_first() if one[2] < end]
@@ -165,10 +166,10 @@ class ProducerTable:
 def sequence_gap(
     producer: ProducerId, base_sequence: int, records_count: int, expected: int
 ) -> SequenceGapError:
-    """Return the error of a batch that is neither stored nor next."""
+    """Return the error for a batch that is neither stored nor next."""
     return SequenceGapError(
-        f"producer {producer} sent sequence {base_sequence} ({records_count} records) where "
-        f"{expected} is next and no stored batch matches",
+        f"producer {producer} sent sequence {base_sequence} ({records_count} records), but its "
+        f"next sequence is {expected} and no stored batch matches: an earlier batch is missing",
         producer_id=producer,
         expected=expected,
         got=base_sequence,
@@ -176,10 +177,10 @@ def sequence_gap(
 
 
 class ProducerPlan:
-    """What a group adds to a producer table once it is written, and not before.
+    """The changes of a group to a producer table, applied when the group is written.
 
-    So a write that fails leaves the table as it was, the oldest batches that it remembers included,
-    and one that nobody finishes, since the thread that wrote it crashed, leaves nothing in it.
+    So a failed write leaves the table unchanged; it also keeps its oldest batches. If the writing
+    thread crashes, the table has nothing of the unfinished group.
     """
 
     def __init__(self, table: ProducerTable) -> None:
@@ -206,48 +207,48 @@ class ProducerPlan:
     def add(
         self, producer: ProducerId, base_sequence: int, records_count: int, base_offset: Offset
     ) -> None:
-        """Plan a batch that :meth:`find` said is next."""
+        """Plan a batch for which :meth:`find` returned None."""
         self._planned[producer, base_sequence] = (records_count, base_offset)
         self._next[producer] = base_sequence + records_count
 
     def apply(self) -> None:
-        """Put everything into the table: it is in the log."""
+        """Put all planned batches into the table: the group is in the log."""
         for (producer, base_sequence), (records_count, base_offset) in self._planned.items():
             self._table.add(producer, base_sequence, records_count, base_offset)
 
 
 class MessageIdWindow:
-    """Message ids of the last ``window_us``, and where their records stand."""
+    """Message ids of the last ``window_us``, and the offsets of their records."""
 
     def __init__(self, *, window_us: int, ids_max: int) -> None:
         """Remember at most ``ids_max`` ids; ``window_us`` 0 turns the window off."""
         self._window_us = window_us
         self._ids_max = ids_max
         self._seen: OrderedDict[str, tuple[Offset, int]] = OrderedDict()
-        self.forgotten_early = 0  # ids that left for want of room before their time
+        self.forgotten_early = 0  # ids that were dropped within the window, because of ``ids_max``
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def find(self, message_id: str, now_us: int) -> Offset | None:
-        """Return the offset of the record that carried this id within the window, if any."""
+        """Return the offset of the record with this id within the window, or None."""
         seen = self._seen.get(message_id)
         if seen is None or seen[1] <= now_us - self._window_us:
             return None
         return seen[0]
 
     def add(self, message_id: str, offset: Offset, now_us: int) -> None:
-        """Remember an id that was stored at ``offset``."""
+        """Remember an id whose record was stored at ``offset``."""
         if self._window_us:
             self._seen[message_id] = (offset, now_us)
             self._seen.move_to_end(message_id)
 
     def oldest_offset(self) -> Offset | None:
-        """Return the lowest offset that an id still stands for; None when there is no id."""
+        """Return the lowest offset of the remembered ids; None if there is no id."""
         return next(iter(self._seen.values()))[0] if self._seen else None
 
     def expire(self, now_us: int) -> None:
-        """Forget ids older than the window, and the oldest beyond the bound."""
+        """Forget ids that are older than the window, and the oldest ids above ``ids_max``."""
         horizon_us = now_us - self._window_us
         while self._seen:
             message_id, (_, stamp_us) = next(iter(self._seen.items()))
@@ -259,14 +260,14 @@ class MessageIdWindow:
 
 
 class IdLookup(Protocol):
-    """Where message ids are looked up."""
+    """A table in which message ids are looked up."""
 
     def find(self, message_id: str, now_us: int) -> Offset | None:
-        """Return the offset of the record that carried this id, if any."""
+        """Return the offset of the record with this id, or None."""
 
 
 class IdPlan:
-    """The message ids that a group adds to a window once it is written, and not before."""
+    """The message ids of a group, added to the window when the group is written."""
 
     def __init__(self, window: MessageIdWindow) -> None:
         """Plan on top of ``window``."""
@@ -283,16 +284,17 @@ class IdPlan:
         self._planned[message_id] = offset
 
     def apply(self, now_us: int) -> None:
-        """Put everything into the window: it is in the log."""
+        """Put all planned ids into the window: the group is in the log."""
         for message_id, offset in self._planned.items():
             self._window.add(message_id, offset, now_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Rows of a batch whose message id was stored before, or stands earlier in the batch.
+    """Rows of a batch whose message id was stored before, or occurs earlier in the batch.
 
-    ``stored`` maps a row to its first offset; ``inside`` maps a row to the earlier row.
+    ``stored`` maps a row to the offset of the stored record. ``inside`` maps a row to the earlier
+    row.
     """
 
     stored: dict[int, Offset]

@@ -1,14 +1,15 @@
-"""The controller's judgement: who is alive, which partitions need a leader, who it should be.
+"""Elections: which brokers are alive, which partitions need a leader, which replica should lead.
 
-Everything here is volatile and may be wrong; it only proposes commands, and `apply` decides. So a
-second controller, or one that acts on an old state, changes nothing that it should not.
+The state of this core is volatile and may be wrong. The core only proposes commands; `apply`
+decides. So a second controller, or a controller with an old state, does no harm.
 
-A leader is lost when its session is, when its process is replaced by another, or when a majority of
-those who could succeed it report it within a window. Then all living members of ISR and eligible
-are asked how far their logs reach; the one with the smallest lag is named, has to confirm before a
-timer, else the next is. One that has restarted is named only when enough answers show that it lacks
-nothing (`is_compared`). Without a candidate the partition goes offline until one is back, or until
-enough are there to compare. Sources: Fluvio's replica election, Liftbridge's reports.
+A leader is lost when its session expires, when its process is replaced by another, or when a
+majority of its possible successors report it within a window. Then all living members of ISR and
+eligible are asked for their log ends. The member with the smallest lag is named candidate. If it
+does not confirm before a timer ends, the next member is named. A member that has restarted is named
+only if enough answers show that it has every committed record (`is_compared`). Without a candidate
+the partition goes offline, until a candidate is back or enough members are there to compare.
+Sources: Fluvio's replica election, Liftbridge's reports.
 """
 
 from __future__ import annotations
@@ -38,36 +39,36 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionTiming:
-    """How patient a controller is. A broker's lease has to end before its session does."""
+    """The timers of elections. A broker's lease must end before its session does."""
 
-    session_ms: int = 1_500  # without a heartbeat the broker is fenced
-    report_window_ms: int = 3_000  # reports further apart do not add up
-    ask_ms: int = 100  # candidates answer how far they are, or are taken last
-    ask_again_ms: int = 250  # who has not answered, and is needed, is asked again
-    confirm_ms: int = 500  # a candidate promotes itself in this time
-    retry_ms: int = 250  # a proposal without effect is made again
-    offline_ms: int = 1_000  # an offline partition is tried again
-    stall_ms: int = 500  # a tick later than this means that the controller itself was stopped
+    session_ms: int = 1_500  # a broker without a heartbeat for this long is fenced
+    report_window_ms: int = 3_000  # only reports within this window count together
+    ask_ms: int = 100  # a replica that does not tell its log end in this time is named last
+    ask_again_ms: int = 250  # a needed replica that has not answered is asked again after this
+    confirm_ms: int = 500  # a candidate must confirm within this time
+    retry_ms: int = 250  # a proposal without effect is made again after this
+    offline_ms: int = 1_000  # an offline partition is tried again after this
+    stall_ms: int = 500  # a longer gap between ticks means that this controller was suspended
 
     def lease_ms(self) -> int:
-        """How long a broker may act after it *sent* a heartbeat that was answered.
+        """How long a broker may act as leader after it *sent* a heartbeat that was answered.
 
-        Two thirds of the session: the clocks' rates may differ by a quarter, and it still ends
-        before anybody else is made leader.
+        Two thirds of the session. So even if the clocks' rates differ by a quarter, the lease ends
+        before another broker becomes leader.
         """
         return self.session_ms * 2 // 3
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeCommand:
-    """Propose a command to the metadata log; its fate shows in the state."""
+    """Propose a command to the metadata log; the next states show whether it was applied."""
 
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
 class AskLogEnd:
-    """Ask a replica how far its log reaches; report :meth:`ElectionCore.log_end_told`."""
+    """Ask a replica for its log end; report the answer to :meth:`ElectionCore.log_end_told`."""
 
     to: BrokerId
     partition_id: PartitionId
@@ -79,10 +80,10 @@ ElectionEffect = ProposeCommand | AskLogEnd
 
 @dataclass(slots=True)
 class _Race:
-    """One partition without a leader, as of one partition epoch."""
+    """One partition without a leader, in one partition epoch."""
 
     partition_epoch: int
-    first_epoch: LeaderEpoch  # the first without a leader: who has seen it follows nobody
+    first_epoch: LeaderEpoch  # the first without a leader: a replica that knows it follows none
     status: str
     since_ms: int
     asked_ms: int
@@ -90,20 +91,21 @@ class _Race:
     proposed_ms: int | None = None
 
     def take(self, known_epoch: LeaderEpoch, answer: LogAnswer) -> None:
-        """Keep the newest answer of a replica; a log that follows nobody only grows."""
+        """Keep the newest answer of a replica: its log does not shrink while there is no leader."""
         before = self.answers.get(answer.broker)
         if before is None or _order(before) < _order((known_epoch, answer)):
             self.answers[answer.broker] = (known_epoch, answer)
 
     def end_of(self, broker: BrokerId) -> tuple[LeaderEpoch, Offset]:
-        """Return how far a replica's log reaches, as far as it is known."""
+        """Return the last epoch and the end of a replica's log, or _NEVER if not known."""
         found = self.answers.get(broker)
         return _NEVER if found is None else (found[1].last_epoch, found[1].log_end)
 
     def settled(self) -> tuple[LogAnswer, ...]:
-        """Return the answers of replicas that had let go of the leader before.
+        """Return the answers of replicas that no longer followed the former leader.
 
-        Others may still acknowledge to it, and it may commit what they had not yet when they told.
+        Another replica may still fetch from that leader, and the leader may then commit records
+        which that replica did not have when it answered.
         """
         return tuple(
             answer
@@ -122,29 +124,29 @@ def _order(told: tuple[LeaderEpoch, LogAnswer]) -> tuple[int, ...]:
 
 
 class ElectionCore:
-    """Runs on every controller; acts on the one that holds office."""
+    """Runs on every controller, but proposes only on the active controller."""
 
     def __init__(self, timing: ElectionTiming | None = None) -> None:
-        """Start out of office."""
+        """Start as a controller that is not active."""
         self._timing = timing or ElectionTiming()
         self._state = MetadataState()
         self._in_office = False
         self._tick_ms = 0
         self._sessions: dict[BrokerId, tuple[BrokerEpoch, int]] = {}
         self._reports: dict[tuple[PartitionId, LeaderEpoch], dict[BrokerId, int]] = {}
-        # Partitions without a leader, longest first; those that nobody alive could lead apart.
+        # Partitions without a leader, the longest leaderless first. Offline ones are kept apart.
         self._troubled: dict[PartitionId, None] = {}
         self._offline: dict[PartitionId, None] = {}
         self._races: dict[PartitionId, _Race] = {}
-        self._fencing_ms: dict[BrokerId, int] = {}  # when (un)fencing was last proposed
+        self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
         self._handing_ms: dict[BrokerId, int] = {}
 
     # ------------------------------------------------------------------ what is heard
 
     def took_office(self, now_ms: int) -> list[ElectionEffect]:
-        """Begin to act, on a state that includes everything committed before (a barrier).
+        """Become the active controller, with a state that has all earlier commands (a barrier).
 
-        All sessions start anew: this controller has heard nobody yet, which is not their fault.
+        All sessions start anew, because this controller has got no heartbeats so far.
         """
         self._in_office = True
         self._tick_ms = now_ms
@@ -154,11 +156,11 @@ class ElectionCore:
         return []
 
     def lost_office(self) -> None:
-        """Stop acting."""
+        """Stop proposing: this controller is no longer the active one."""
         self._in_office = False
 
     def state_changed(self, state: MetadataState, now_ms: int) -> list[ElectionEffect]:
-        """Take a newer state in; what is in trouble is looked after at once."""
+        """Take a newer state; partitions without a leader get their next step at once."""
         for change in partition_changes(self._state, state):
             one = change.after
             partition_id = change.partition_id
@@ -180,7 +182,10 @@ class ElectionCore:
         return list(self._settle(now_ms)) if self._in_office else []
 
     def heartbeat(self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int) -> bool:
-        """Note that a broker lives; False when its epoch was replaced and it gets no lease."""
+        """Note that a broker is alive; return whether it gets a lease.
+
+        It gets none if its broker epoch is not the newest, or if it is fenced.
+        """
         registered = self._state.brokers.get(broker)
         if not self._in_office or registered is None or registered.epoch != broker_epoch:
             return False
@@ -203,13 +208,13 @@ class ElectionCore:
             return []
         if leader_epoch != one.leader_epoch or broker_epoch != registered.epoch:
             return []
-        # The eligible count, too: a leader that hears nobody shrinks its ISR to itself, below the
-        # minimum, before it is reported, and could otherwise stay for ever.
+        # Eligible replicas count too. A leader that is cut off from its followers shrinks its ISR
+        # to itself before it is reported. It could otherwise lead for ever, below the minimum ISR.
         members = {*one.isr, *one.eligible}
         if reporter not in members or reporter == one.leader or registered.fenced:
             return []
         if len(self._troubled) >= _RACES_MAX:
-            return []  # others have no leader at all; it will be reported again
+            return []  # other partitions have no leader at all; the replica will report again
         reports = self._reports.setdefault((partition_id, leader_epoch), {})
         reports[reporter] = now_ms
         recent = [
@@ -240,16 +245,16 @@ class ElectionCore:
         leader_epoch: LeaderEpoch,
         now_ms: int,
     ) -> list[ElectionEffect]:
-        """Take a replica's answer; ``leader_epoch`` is the newest that it has heard of."""
+        """Take a replica's log end; ``leader_epoch`` is the newest that the replica knows."""
         race = self._races.get(partition_id)
         registered = self._state.brokers.get(answer.broker)
         if race is None or registered is None or registered.epoch != answer.broker_epoch:
-            return []  # a former process may have told of records that its disk has lost
+            return []  # from a former process, whose records the disk may have lost since
         race.take(leader_epoch, answer)
         return list(self._look_after(partition_id, now_ms))
 
     def tick(self, now_ms: int) -> list[ElectionEffect]:
-        """Time has passed. After a stall of this process, nobody is blamed for the silence."""
+        """Handle the passing of time. After a stall of this process all sessions start anew."""
         if now_ms - self._tick_ms > self._timing.stall_ms:
             self._restart_sessions(now_ms)
         self._tick_ms = now_ms
@@ -258,10 +263,10 @@ class ElectionCore:
     # ------------------------------------------------------------------ acting
 
     def _settle(self, now_ms: int) -> Iterator[ElectionEffect]:
-        """Judge who lives, and go on with the elections that are due.
+        """Fence silent brokers, and take the next step of at most ``_RACES_MAX`` elections.
 
-        So many at a time: a thousand at once would each take longer than their timers allow, and
-        be begun again and again without an end.
+        If all elections ran at once, each of a thousand would take longer than its timers allow,
+        and would begin again without an end.
         """
         yield from self._judge_sessions(now_ms)
         for partition_id in list(itertools.islice(self._troubled, _RACES_MAX)):
@@ -275,12 +280,12 @@ class ElectionCore:
             effects = list(self._look_after(partition_id, now_ms))
             if effects and partition_id in self._offline:
                 del self._offline[partition_id]
-                self._offline[partition_id] = None  # the others first, the next time
+                self._offline[partition_id] = None  # move it to the end: others are tried next
             room -= len(effects)
             yield from effects
 
     def _restart_sessions(self, now_ms: int) -> None:
-        """Give everybody a whole session again; a fenced broker has to be heard first."""
+        """Give each broker a whole new session; a fenced broker must send a heartbeat first."""
         for broker, registered in self._state.brokers.items():
             heard_ms = now_ms - self._timing.session_ms if registered.fenced else now_ms
             self._sessions[broker] = (registered.epoch, heard_ms)
@@ -333,7 +338,7 @@ class ElectionCore:
         self, partition_id: PartitionId, one: PartitionState, before: _Race | None, now_ms: int
     ) -> _Race:
         race = _Race(one.partition_epoch, one.leader_epoch, one.status, now_ms, now_ms)
-        if before is not None:  # what was told a moment ago, without a leader, still holds
+        if before is not None:  # answers since the leader was lost are still valid
             race.first_epoch = before.first_epoch
             race.answers = {
                 who: told
@@ -373,12 +378,12 @@ class ElectionCore:
             return None
         fit = [who for who in left if is_compared(self._state, one, who, answers)]
         if not fit:
-            # Others may be on their way: after a power loss they come back one by one.
+            # More brokers may come back soon: after a power loss they start one by one.
             waits = left and waited_ms < timing.confirm_ms
             return None if waits else TakeOffline(**names)  # type: ignore[arg-type]
         best = max(fit, key=lambda who: (*race.end_of(who), -fit.index(who)))
         if best not in race.answers and one.restarted and waited_ms < timing.confirm_ms:
-            return None  # its process may be gone as well, and the next one not yet registered
+            return None  # its process may be gone, and its next process not yet registered
         return NameCandidate(
             **names,  # type: ignore[arg-type]
             candidate=best,
@@ -387,6 +392,6 @@ class ElectionCore:
         )
 
     def _all_told(self, one: PartitionState, race: _Race, left: list[BrokerId]) -> bool:
-        """Tell whether waiting is of no use: everybody has told what it can."""
+        """Tell whether waiting is of no use: every possible candidate has answered."""
         settled = {answer.broker for answer in race.settled()}
         return all(who in (settled if who in one.restarted else race.answers) for who in left)

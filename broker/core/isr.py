@@ -1,4 +1,4 @@
-"""The rules that decide what is committed, who is in sync, and who may become it."""
+"""The rules that decide which records are committed, and which replicas are or become in sync."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ def high_watermark(synced_ends: Mapping[BrokerId, Offset], isr: AbstractSet[Brok
     Invariant: every record below the result is on stable storage of every in-sync replica.
     Source: Kafka replication design; KIP-101 for what this bound must *not* decide.
     """
-    assert isr, "a partition with an empty ISR has no leader to ask"
+    assert isr, "a partition with an empty ISR has no leader"
     assert isr <= synced_ends.keys(), "every in-sync replica must have reported once"
     return min(synced_ends[replica] for replica in isr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagLimits:
-    """How far a replica may be behind and stay in sync. Sources: Liftbridge, Kafka; Fluvio."""
+    """How far an in-sync replica may be behind. Sources: Liftbridge, Kafka; Fluvio."""
 
-    time_ms_max: int = 10_000  # since it last had everything; Liftbridge has 15 s, Kafka 30 s
-    records_max: int | None = None  # behind the leader's end, at any moment
+    time_ms_max: int = 10_000  # since it was last caught up; Liftbridge has 15 s, Kafka 30 s
+    records_max: int | None = None  # records behind the leader's log end, at any moment
 
     def __post_init__(self) -> None:
-        assert self.time_ms_max > 0, "a replica may be behind for a while"
-        assert self.records_max is None or self.records_max > 0, "records arrive one by one"
+        assert self.time_ms_max > 0, "time_ms_max must be positive"
+        assert self.records_max is None or self.records_max > 0, "records_max must be positive"
 
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """A follower as the leader last heard of it, in this leader epoch."""
+    """A follower, from its fetches in this leader epoch."""
 
     broker_epoch: BrokerEpoch
-    synced_end: Offset | None = None  # None: not heard in this epoch, so nothing is known
+    synced_end: Offset | None = None  # None: no fetch in this epoch yet
     heard_ms: int = 0
-    caught_up_ms: int = 0  # when it last had everything there was
-    end_at_fetch: Offset | None = None  # the leader's log end when it was last heard
-    told_end: Offset = Offset(0)  # noqa: RUF009 - the highest that this process has told
-    owed_end: Offset = Offset(0)  # noqa: RUF009 - what a former one had told, until it is there
+    caught_up_ms: int = 0  # when it last had all records of the leader
+    end_at_fetch: Offset | None = None  # the leader's log end at the follower's last fetch
+    # The highest synced end of the follower's present process.
+    told_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+    # The synced end that a former process reached, until the present process reaches it; else 0.
+    owed_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
 
     def succeeded_by(self, broker_epoch: BrokerEpoch) -> FollowerProgress:
-        """Return the progress of the replica's next process, of which nothing is known yet."""
+        """Return the progress of the replica's next process, which has not fetched yet."""
         return FollowerProgress(
             broker_epoch,
             caught_up_ms=self.caught_up_ms,
@@ -55,7 +57,7 @@ class FollowerProgress:
         )
 
     def heard(self, synced_end: Offset, log_end: Offset, now_ms: int) -> None:
-        """Take a fetch in. It was caught up if it has what there was at its fetch before."""
+        """Take a fetch. The follower was caught up if it has all records of its last fetch."""
         if synced_end >= log_end:
             self.caught_up_ms = now_ms
         elif self.end_at_fetch is not None and synced_end >= self.end_at_fetch:
@@ -66,7 +68,7 @@ class FollowerProgress:
             self.owed_end = Offset(0)
 
     def is_lagging(self, limits: LagLimits, log_end: Offset, now_ms: int) -> bool:
-        """Tell whether the follower has to leave the ISR."""
+        """Tell whether the follower must leave the ISR."""
         return now_ms - self.caught_up_ms > limits.time_ms_max or self._far(limits, log_end)
 
     def may_join(
@@ -78,23 +80,24 @@ class FollowerProgress:
         log_end: Offset,
         now_ms: int,
     ) -> bool:
-        """Tell whether the follower may enter the ISR, and would not be put out again at once.
+        """Tell whether the follower may join the ISR, and would not be removed again at once.
 
-        Reaching the high watermark is not enough: just after an election it may lie below what the
-        former leader committed. Everything committed lies below the start of this epoch or below
-        the high watermark, so both have to be there (rule R4).
+        It must reach the high watermark and the start of this leader epoch (rule R4). The high
+        watermark alone is not enough: just after an election it may be below the end that the
+        former leader committed. All records that the former leader committed are below the start of
+        this epoch.
         """
         whole = self.has_everything(high_watermark=high_watermark, epoch_start=epoch_start)
         return whole and not self.is_lagging(limits, log_end, now_ms)
 
     def has_everything(self, *, high_watermark: Offset, epoch_start: Offset) -> bool:
-        """Tell whether the process that was last heard was seen to hold all that is committed."""
+        """Tell whether the follower's present process has shown all committed records."""
         return self.synced_end is not None and self.synced_end >= max(high_watermark, epoch_start)
 
     def has_forgotten(self, *, high_watermark: Offset, epoch_start: Offset) -> bool:
-        """Tell whether its disk lacks committed records that a former process had told of.
+        """Tell whether the follower lacks committed records that its former process had synced.
 
-        A disk that keeps its promises does not: what was told was synced, and of this epoch.
+        With an honest disk this cannot happen: that process told a synced end, in this epoch.
         """
         if self.synced_end is None or not self.owed_end:
             return False

@@ -1,9 +1,10 @@
-"""The leader of one partition: log ends in, commit decisions out. No clock, no file, no await.
+"""The leader of one partition: it takes log ends and decides what is committed. No I/O.
 
-Records are acknowledged when the high watermark passes them. It moves on synced ends alone, of
-every member of the ISR *and* of every ISR proposed and not yet settled (KIP-497's maximal ISR),
-reported in this leader epoch (rule R3), while the ISR has its minimum (KIP-966) and the leader's
-lease holds. One broker alone is the case of an ISR that is only itself.
+Records are committed when the high watermark passes them. The high watermark is the lowest synced
+end of all members of the ISR *and* of every proposed ISR that is not settled yet (KIP-497's maximal
+ISR). Only synced ends that were reported in this leader epoch count (rule R3). The high watermark
+moves only while the ISR has its minimum (KIP-966) and the leader's lease holds. For a broker alone,
+the ISR is this broker.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
     "ViewChanged",
 ]
 
-_PROPOSAL_MS: Final = 1_000  # then an ISR proposal without an answer is made again
+_PROPOSAL_MS: Final = 1_000  # an ISR proposal without an answer is made again after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class LogSynced:
 
 @dataclass(frozen=True, slots=True)
 class RequestCame:
-    """A follower asks, and with a fetch tells how far it is."""
+    """A follower sent a request; a fetch also has the follower's synced end."""
 
     request: FetchRequest | EpochEndRequest
     now_ms: int
@@ -75,7 +76,7 @@ class RequestCame:
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """The metadata says something new about the partition."""
+    """The metadata of the partition has changed."""
 
     view: PartitionView
     now_ms: int
@@ -83,7 +84,7 @@ class ViewChanged:
 
 @dataclass(frozen=True, slots=True)
 class IsrAnswered:
-    """The metadata log refused a proposal made at this partition epoch, or took it."""
+    """The metadata log accepted or refused an ISR proposal of this partition epoch."""
 
     partition_epoch: int
     accepted: bool
@@ -92,9 +93,11 @@ class IsrAnswered:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """The controller heard this broker; until ``until_ms``, on this broker's own monotonic clock,
-    nobody else is made leader because of its silence.
-    """  # noqa: D205 - one thought
+    """The controller answered this broker's heartbeat.
+
+    Until ``until_ms``, on this broker's own monotonic clock, no other broker becomes leader because
+    this broker is silent.
+    """
 
     until_ms: int
     now_ms: int
@@ -129,18 +132,18 @@ class PartitionLeader:
         lease_until_ms: int | None = None,
         now_ms: int = 0,
     ) -> None:
-        """Start leading at ``leader_epoch`` with a log that ends, durable, at ``synced_end``.
+        """Start leading at ``leader_epoch`` with a log that is synced to its end ``synced_end``.
 
-        Without ``view`` this broker is alone. ``known_high_watermark`` is what it knew as a
-        follower, which may lie below what the former leader showed. ``lease_until_ms`` None means
-        that no lease is needed.
+        Without ``view`` this broker is alone. ``known_high_watermark`` is the high watermark that
+        this replica knew as a follower; the former leader may have shown a higher one to readers.
+        With ``lease_until_ms`` None no lease is needed.
         """
         self._me = me
         self.leader_epoch = leader_epoch
         self.epoch_start = synced_end
         self._limits = limits or LagLimits()
         self._lease_until_ms = lease_until_ms
-        self._doubted_end: Offset | None = None  # the log end when a lease came after a lapse
+        self._doubted_end: Offset | None = None  # log end when the lease was renewed after a lapse
         self._now_ms = self._tick_ms = now_ms
         self._log_end = self._synced_end = synced_end
         history = epochs or EpochHistory()
@@ -150,11 +153,12 @@ class PartitionLeader:
         self._view = view
         self.isr = frozenset({me}) if view is None else view.isr
         self._min_isr = 1 if view is None else view.min_isr
-        self._proposed: frozenset[BrokerId] = frozenset()  # since the partition epoch changed
+        # All members of ISRs that were proposed in the present partition epoch.
+        self._proposed: frozenset[BrokerId] = frozenset()
         self._proposed_ms: int | None = None  # when the last proposal was made, if unanswered
         self._followers: dict[BrokerId, FollowerProgress] = {}
-        self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # with its deadline
-        self._waiting: set[BrokerId] = set()  # to be notified of new data
+        self._parked: dict[BrokerId, tuple[FetchRequest, int]] = {}  # a fetch and its deadline
+        self._waiting: set[BrokerId] = set()  # followers to notify of new records
         for follower in sorted(self.isr - {me}):
             self._followers[follower] = FollowerProgress(
                 self._epoch_of(follower), caught_up_ms=now_ms
@@ -164,13 +168,13 @@ class PartitionLeader:
         else:
             self.high_watermark = min(known_high_watermark or Offset(0), synced_end)
 
-    # ------------------------------------------------------------------ what the shell asks
+    # ------------------------------------------------------------------ questions of the shell
 
     def is_fenced(self, now_ms: int) -> bool:
-        """Tell whether the lease has run out: then nothing is committed and nothing acked.
+        """Tell whether the lease has expired: then no record is committed or acknowledged.
 
-        Ask with a clock read after the fsync and right before an ack is sent: the process may have
-        been stopped for seconds between any two instructions (A13).
+        Read the clock after the fsync and immediately before an ack is sent: the process may be
+        suspended for seconds between any two instructions (A13).
         """
         return self._lease_until_ms is not None and now_ms >= self._lease_until_ms
 
@@ -181,11 +185,12 @@ class PartitionLeader:
 
     @property
     def leader_ack_end(self) -> Offset:
-        """How far ack policy LEADER may be answered: the leader's own synced end.
+        """End of the records that may be acked under LEADER: the leader's own synced end.
 
-        While the lease had lapsed somebody else may have been elected, and the new lease may come
-        before the view that says so. So then only what is committed is answered, until a record
-        written after the lapse is: its followers have followed this leader since.
+        While the lease had lapsed another leader may have been elected, and the new lease may come
+        before the view of that election. So after a lapse only committed records are acked, until a
+        record that was written after the lapse is committed: that shows that the followers still
+        follow this leader.
         """
         doubted = self._doubted_end
         if doubted is not None and self.high_watermark <= doubted:
@@ -194,28 +199,30 @@ class PartitionLeader:
 
     @property
     def newest_committed(self) -> Offset | None:
-        """The high watermark, or None while it may lie below what an earlier leader showed.
+        """The high watermark, or None while an earlier leader may have shown a higher one.
 
-        Source: KIP-207. A reader that asks for the newest offset is told to come again.
+        Source: KIP-207. Meanwhile a reader that asks for the newest offset must ask again.
         """
         return self.high_watermark if self.high_watermark >= self.epoch_start else None
 
     def progress(self) -> Mapping[BrokerId, FollowerProgress]:
-        """Return how far each follower is, for operators."""
+        """Return the progress of each follower, for operators."""
         return self._followers
 
     @property
     def due_ms(self) -> int | None:
-        """When the first parked fetch has to be answered; None while none is parked."""
+        """When the first parked fetch must be answered; None while no fetch is parked."""
         return min((deadline_ms for _, deadline_ms in self._parked.values()), default=None)
 
     def refusal(self, policy: AckPolicy, now_ms: int) -> HeadwaterError | None:
-        """Return why a publish of this policy cannot be taken now, if so; nothing is stored."""
+        """Return why a publish with this ack policy must be refused now, or None."""
         if self.is_fenced(now_ms):
-            return NotLeaderError("this broker has lost its session and may have been replaced")
+            return NotLeaderError(
+                "this broker's lease has expired, so another broker may lead by now"
+            )
         if policy is AckPolicy.ALL and len(self.isr) < self._min_isr:
             return NotEnoughReplicasError(
-                f"{len(self.isr)} replicas are in sync; an ack of ALL needs {self._min_isr}",
+                f"{len(self.isr)} replicas are in sync; ack policy ALL needs {self._min_isr}",
                 isr=sorted(self.isr),
                 min_isr=self._min_isr,
             )
@@ -224,7 +231,7 @@ class PartitionLeader:
     # ------------------------------------------------------------------ events
 
     def step(self, event: LeaderEvent) -> list[LeaderEffect]:
-        """Consume one event; return what the shell must do next, in this order."""
+        """Take one event; return the effects, which the shell performs in this order."""
         match event:
             case LogSynced(synced_end, now_ms):
                 assert synced_end >= self._synced_end, "a synced log never shrinks"
@@ -243,7 +250,7 @@ class PartitionLeader:
                 self._now_ms = max(self._now_ms, now_ms)
                 current = self._view is not None and partition_epoch == self._view.partition_epoch
                 if current and not accepted:
-                    self._proposed_ms = None  # what was proposed still counts: see _proposed
+                    self._proposed_ms = None  # the proposed members still count: see _proposed
                 return []
             case LeaseGranted(until_ms, now_ms):
                 self._now_ms = max(self._now_ms, now_ms)
@@ -265,15 +272,15 @@ class PartitionLeader:
         for follower in (self.isr | self._proposed) - {self._me}:
             progress = self._followers.get(follower)
             if progress is None or progress.synced_end is None:
-                return  # it has not said a word in this epoch
+                return  # this follower has not fetched in this epoch
             ends[follower] = progress.synced_end
         committed = high_watermark(ends, ends.keys())
         if committed > self.high_watermark:
-            self.high_watermark = committed  # only ever forward
+            self.high_watermark = committed  # it never goes back
             yield AdvanceHighWatermark(committed)
 
     def _appended(self, log_end: Offset) -> Iterator[LeaderEffect]:
-        """Answer parked fetches, and notify those that were told that there is nothing."""
+        """Answer parked fetches, and notify followers whose last fetch got no records."""
         if log_end <= self._log_end:
             return
         self._log_end = log_end
@@ -298,8 +305,8 @@ class PartitionLeader:
         follower = request.follower
         progress = self._followers.get(follower)
         if progress is None or progress.broker_epoch < request.broker_epoch:
-            # Another process: whatever the one before had synced, this one starts from scratch.
-            # What that one had told is owed: a disk that ends below it has forgotten.
+            # A new process of the follower: its progress starts from zero. It owes the synced end
+            # of its former process: if its log ends below that, the disk has lost records.
             if progress is None:
                 progress = FollowerProgress(request.broker_epoch, caught_up_ms=self._now_ms)
             else:
@@ -308,7 +315,7 @@ class PartitionLeader:
         progress.heard(request.synced_end, self._log_end, self._now_ms)
         yield from self._advance()
         if self._proved_epoch(follower):
-            progress.owed_end = Offset(0)  # it may be told once more, late, how little it had
+            progress.owed_end = Offset(0)  # a late message with a lower end must not count as loss
         yield from self._propose_member(follower, progress)
         self._waiting.discard(follower)
         self._parked.pop(follower, None)
@@ -320,7 +327,7 @@ class PartitionLeader:
         yield SendRecords(follower, request, self.high_watermark)
 
     def _refusal_of(self, request: FetchRequest | EpochEndRequest) -> Refusal | None:
-        """Fence by epochs, both ways: the follower may know less than the leader, or more."""
+        """Compare epochs: the follower's may be older or newer than the leader's."""
         if request.leader_epoch < self.leader_epoch:
             return "fenced_epoch"
         if request.leader_epoch > self.leader_epoch:
@@ -330,7 +337,7 @@ class PartitionLeader:
         return "fenced_broker" if request.broker_epoch < newest else None
 
     def _divergence_of(self, request: FetchRequest) -> Refusal | None:
-        """Refuse to extend a log that is not a prefix of this one, however it came about."""
+        """Refuse to extend a log that is not a prefix of this log."""
         at = request.fetch_from
         if at > self._log_end or request.synced_end > at:
             return "diverged"
@@ -366,8 +373,8 @@ class PartitionLeader:
     # ------------------------------------------------------------------ the ISR
 
     def _take_view(self, view: PartitionView) -> Iterator[LeaderEffect]:
-        """Take over what the metadata decided; only ever forward."""
-        assert view.leader_epoch == self.leader_epoch, "another epoch needs another leader"
+        """Take a newer view of the metadata; an older view is ignored."""
+        assert view.leader_epoch == self.leader_epoch, "another epoch needs a new PartitionLeader"
         assert self._view is not None, "a broker alone has no view"
         if view.partition_epoch > self._view.partition_epoch:
             self._proposed = frozenset()
@@ -385,7 +392,10 @@ class PartitionLeader:
     def _propose_member(
         self, follower: BrokerId, progress: FollowerProgress
     ) -> Iterator[LeaderEffect]:
-        """Propose what a follower's fetch has shown: it has forgotten, is proved, or may join."""
+        """Propose the ISR that follows from a fetch.
+
+        The follower may have lost records, may have shown that it has all, or may join.
+        """
         view = self._view
         if view is None or self._proposed_ms is not None:
             return
@@ -407,9 +417,11 @@ class PartitionLeader:
             yield self._propose(self.isr | {follower})
 
     def _propose(self, isr: frozenset[BrokerId]) -> ProposeIsr:
-        """Propose an ISR. Everybody ever proposed at this partition epoch counts until it ends:
-        an attempt without an answer may still be taken.
-        """  # noqa: D205 - one thought
+        """Propose an ISR.
+
+        All members that were proposed in this partition epoch count for the high watermark until
+        the epoch ends: a proposal without an answer may still be accepted.
+        """
         assert self._view is not None, "a broker alone proposes nothing"
         forgotten = self._forgotten()
         isr -= forgotten
@@ -425,9 +437,9 @@ class PartitionLeader:
         )
 
     def _proved_epoch(self, follower: BrokerId) -> BrokerEpoch:
-        """Return the broker epoch of the process that was seen to hold everything committed, or 0.
+        """Return the broker epoch of a follower's process that has all committed records, or 0.
 
-        That is what a replica needs to join, and what clears the mark of one that has restarted.
+        A replica needs such a process to join the ISR. Its epoch also ends the state "restarted".
         """
         progress = self._followers.get(follower)
         if progress is None or not progress.has_everything(
@@ -439,7 +451,8 @@ class PartitionLeader:
     def _forgotten(self) -> frozenset[BrokerId]:
         """Return the members whose disks have lost committed records that this leader had counted.
 
-        They leave, and are not eligible either; once they have everything they may join again.
+        They leave the ISR and do not become eligible. They may join again when they have all
+        committed records.
         """
         view = self._view
         if view is None:
@@ -463,17 +476,17 @@ class PartitionLeader:
         if self._view is None:
             return
         if gap_ms > self._limits.time_ms_max // 2:
-            # This broker was stopped, not its followers: they get their time again.
+            # This broker was suspended, not its followers: do not count this time against them.
             for progress in self._followers.values():
                 progress.caught_up_ms += gap_ms
         if self._proposed_ms is not None and now_ms - self._proposed_ms < _PROPOSAL_MS:
             return
-        self._proposed_ms = None  # lost, or its answer was: whichever is taken first wins
+        self._proposed_ms = None  # the proposal or its answer was lost: propose again
         lagging = {
             follower
             for follower in self.isr - {self._me}
             if self._followers[follower].is_lagging(self._limits, self._log_end, now_ms)
         }
-        doubtful = self._proposed - self.isr  # proposed once, never settled: end this epoch
+        doubtful = self._proposed - self.isr  # proposed but not settled: a proposal ends the epoch
         if lagging or doubtful or self._forgotten():
             yield self._propose(self.isr - lagging)

@@ -1,4 +1,4 @@
-"""Which local segments may be freed: only what the table holds, nothing a lease needs."""
+"""Which local segments may be freed: only segments in the table that no lease needs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from broker.ports.partition import SegmentInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRetention:
-    """How much of what is already in the table stays on local disk as well."""
+    """How many of the records that are in the table also stay on local disk."""
 
     keep_bytes: int
     keep_us: int | None  # None: size alone decides
 
     @classmethod
     def of(cls, config: StreamConfig) -> LocalRetention:
-        """Return what a stream's configuration says."""
+        """Return the retention of a stream's configuration."""
         keep_ms = config.local_retention_ms
         return cls(
             keep_bytes=config.local_retention_bytes,
@@ -37,8 +37,9 @@ def plan_local_frees(
 ) -> list[SegmentInfo]:
     """Choose sealed segments to free, oldest first and without gaps; touches no file.
 
-    ``floor`` is the smaller of the recorded cold end and every lease's hold: a segment that ends
-    above it stays, whatever the retention says. The shell may crash after any prefix of the plan.
+    ``floor`` is the lowest of the recorded cold end and the offsets that leases hold. A segment
+    that ends above ``floor`` stays, even if retention would free it. A crash after any part of the
+    plan is safe.
     """
     excess_bytes = sum(segment.size_bytes for segment in segments) - retention.keep_bytes
 

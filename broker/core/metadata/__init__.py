@@ -1,1 +1,1 @@
-"""The metadata state machine: deterministic, total, compare-and-set."""
+"""The metadata state machine: deterministic, never raises, changes by compare-and-set."""

@@ -1,7 +1,7 @@
-"""Apply one committed command. Every node computes the same answer; nothing here raises.
+"""Apply one committed command. Every node computes the same answer; ``apply`` never raises.
 
-An exception would stop the metadata log on all brokers at once, so a refusal is a value: the error
-that the proposer's side raises.
+An exception would stop the metadata log on all brokers at once. So a refusal is a value: it holds
+the error that is raised on the broker that proposed the command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
 def apply(state: MetadataState, command: Command) -> Applied:
-    """Return the next state and the reply. Total and deterministic."""
+    """Return the next state and the reply, for every command. Deterministic."""
     if isinstance(command, _STREAM_KINDS):
         return apply_stream(state, cast("StreamCommand", command))
     if isinstance(command, _PARTITION_KINDS):

@@ -65,11 +65,12 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
         return state, Rejected(refused)
     before = state.brokers.get(command.broker)
     if before is not None and command.session and before.session == command.session:
-        return state, {"broker_epoch": before.epoch}  # the same process asks once more
+        return state, {"broker_epoch": before.epoch}  # the same process repeats its registration
     if before is not None and command.session and command.session in before.former_sessions:
-        # Not a stranger: a message of a former life that was long under way.
+        # A late message of a former process of this broker.
         late = StaleBrokerEpochError(
-            f"session {command.session} of broker {command.broker} is over",
+            f"session {command.session} of broker {command.broker} has ended: a newer process of "
+            "this broker has registered",
             broker=command.broker,
             got=command.session,
             current=before.epoch,
@@ -92,7 +93,7 @@ def _register(state: MetadataState, command: RegisterBroker) -> Applied:
         if alone:
             return _continued(one, command.broker)
         keeps = continued and (command.clean or uuid not in intervals)
-        if not continued:  # another disk: what it lacks, it never had
+        if not continued:  # another disk: a log that it lacks is new, not lost
             one = _unmarked(one, command.broker)
         return _restarted(one, command.broker, keeps_data=keeps)
 
@@ -112,7 +113,8 @@ def _refused_registration(command: RegisterBroker, level: int) -> HeadwaterError
     if not command.features_min <= level <= command.features_max:
         return FeatureLevelError(
             f"the cluster is at feature level {level}; broker {command.broker} understands "
-            f"{command.features_min} to {command.features_max}",
+            f"the levels {command.features_min} to {command.features_max}: run a release that "
+            "understands the cluster's level",
             level=level,
             features_min=command.features_min,
             features_max=command.features_max,
@@ -122,8 +124,8 @@ def _refused_registration(command: RegisterBroker, level: int) -> HeadwaterError
     many = len(command.addresses) > _ADDRESSES_MAX or len(command.known_sessions) > _SESSIONS_MAX
     if many or max(map(len, texts)) > _TEXT_MAX:
         return InvalidRequestError(
-            f"a registration holds {_ADDRESSES_MAX} addresses, {_SESSIONS_MAX} sessions and texts "
-            f"of {_TEXT_MAX} characters at most"
+            f"a registration may hold at most {_ADDRESSES_MAX} addresses, {_SESSIONS_MAX} sessions "
+            f"and texts of {_TEXT_MAX} characters"
         )
     return None
 
@@ -136,10 +138,10 @@ def _restarted(one: PartitionState, broker: BrokerId, *, keeps_data: bool) -> Pa
 
 
 def _continued(one: PartitionState, broker: BrokerId) -> PartitionState:
-    """Return a partition after the only broker came back: nobody else could lead.
+    """Return a partition after the only broker of the cluster came back: it still leads.
 
-    It goes on in a new epoch: what it had written and not synced may be gone, and the same epoch
-    must never hold two contents (A25).
+    It leads in a new epoch. Records that it had written and not synced may be gone, and one epoch
+    must never have two different records at an offset (A25).
     """
     if one.leader == broker:
         return rules.bumped(replace(one, leader_epoch=LeaderEpoch(one.leader_epoch + 1)))
@@ -177,7 +179,7 @@ def _unmarked(one: PartitionState, broker: BrokerId) -> PartitionState:
 def _mapped(
     rows: tuple[PartitionState, ...], step: Callable[[PartitionState], PartitionState]
 ) -> tuple[PartitionState, ...]:
-    """Return the rows after a step; the same object when none changed."""
+    """Return the rows after a step; the same object if no row changed."""
     changed = tuple(map(step, rows))
     same = all(new is old for new, old in zip(changed, rows, strict=True))
     return rows if same else changed
@@ -213,8 +215,8 @@ def _remove(state: MetadataState, command: RemoveBroker, present: BrokerState) -
     if not present.fenced or holds:
         return state, Rejected(
             InvalidRequestError(
-                f"broker {command.broker} holds {holds} replicas and is "
-                f"{'fenced' if present.fenced else 'alive'}: move its replicas, then stop it",
+                f"broker {command.broker} cannot be removed: it holds {holds} replicas and is "
+                f"{'fenced' if present.fenced else 'alive'}. Move its replicas, then stop it",
                 broker=command.broker,
                 replicas_count=holds,
             )
@@ -237,8 +239,9 @@ def _set_feature_level(state: MetadataState, command: SetFeatureLevel) -> Applie
     if command.expected != state.feature_level or command.level < state.feature_level or refusing:
         return state, Rejected(
             FeatureLevelError(
-                f"the feature level is {state.feature_level} and moves only up, when every "
-                f"broker understands the new one; not understood by {refusing}",
+                f"the feature level is {state.feature_level}; it cannot become {command.level}. It "
+                "moves only up, and only if every broker understands the new level; brokers that "
+                f"do not: {refusing}",
                 level=state.feature_level,
                 refusing=refusing,
             )

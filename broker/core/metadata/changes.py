@@ -1,7 +1,7 @@
-"""What changed between two states: the events of the metadata log.
+"""The changes between two states: the events of the metadata log.
 
-They come from comparing states, not from commands, so a node that jumped ahead by a snapshot hears
-exactly what one that applied every command hears.
+The events come from comparing states, not from commands. So a node that got a snapshot sees the
+same events as a node that applied every command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 
 @dataclass(frozen=True, slots=True)
 class PartitionChanged:
-    """A partition appeared (no ``before``), changed, or is gone (no ``after``)."""
+    """A partition is new (``before`` is None), changed, or is gone (``after`` is None)."""
 
     partition_id: PartitionId
     before: PartitionState | None
@@ -23,7 +23,7 @@ class PartitionChanged:
 
 
 def partition_changes(before: MetadataState, after: MetadataState) -> Iterator[PartitionChanged]:
-    """Yield every partition that differs, in a fixed order; costs little where nothing does."""
+    """Yield every partition that differs, in a fixed order; quick if few partitions differ."""
     if before.partitions is after.partitions:
         return
     for uuid in sorted(before.partitions.keys() | after.partitions.keys()):

@@ -1,8 +1,8 @@
 """The commands of the metadata log, one frozen class each, and their bytes.
 
-A command carries what its sender expects; ``apply`` compares and rejects. The bytes are JSON with
-the class's name, so a command keeps its meaning when others are added. A field that a class gained
-later has a default: journals written before it stay readable.
+A command carries the epochs that its sender expects; ``apply`` compares them and may reject. The
+bytes are JSON with the name of the class, so a command keeps its meaning when commands are added. A
+field that was added later has a default, so that older journals stay readable.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class CreateStream:
     leader: BrokerId
     assignment: tuple[tuple[BrokerId, ...], ...] = ()
     min_isr: int = 1
-    weight_max: int | None = None  # of all metadata, with this stream; None: no limit was known
+    weight_max: int | None = None  # of all metadata with this stream; None: from an older build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteStream:
-    """Delete this incarnation of a stream."""
+    """Delete a stream, if it still has this uuid."""
 
     name: str
     expected_uuid: StreamUuid
@@ -80,9 +80,10 @@ class DeleteStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColdEnd:
-    """``[.., cold_end)`` of a partition is safe in the table. Only ever forward.
+    """Record that all offsets of a partition below ``cold_end`` are in the table. It only grows.
 
-    With ``leader_epoch``, only that epoch's leader may say so: a replaced uploader is fenced.
+    With ``leader_epoch`` the command is rejected unless this is the current leader epoch: so an
+    uploader that was replaced is fenced.
     """
 
     stream_uuid: StreamUuid
@@ -93,7 +94,7 @@ class RecordColdEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeLease:
-    """Hold a stream from its recorded cold ends on; expired leases are dropped on the way."""
+    """Hold a stream from its recorded cold ends on. The command also drops expired leases."""
 
     lease_id: LeaseId
     stream_uuid: StreamUuid
@@ -114,7 +115,7 @@ class RenewLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropLease:
-    """End a lease; unknown is fine."""
+    """End a lease; does nothing if the lease is unknown."""
 
     lease_id: LeaseId
 
@@ -131,14 +132,14 @@ def encode(command: Command) -> bytes:
 
 
 def encode_new(command: Command) -> bytes:
-    """Return the bytes of a command that is about to be proposed: what adds names the limit."""
+    """Return the bytes of a command to propose; a command that adds metadata gets the limit."""
     if isinstance(command, CreateStream | TakeLease):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 
 
 def decode(data: bytes) -> Command:
-    """Parse a command; raises MetadataCorruptError for anything that is not one."""
+    """Parse a command; raises MetadataCorruptError for anything else."""
     if len(data) > COMMAND_BYTES_MAX:
         raise MetadataCorruptError(f"a metadata command of {len(data)} bytes is too large")
     try:

@@ -1,7 +1,8 @@
-"""What the metadata says of a log that lies on a broker's disk.
+"""Whether a log on a broker's disk belongs to a partition, according to the metadata.
 
-That the metadata does not mention a stream proves nothing: an older copy of it knows none of the
-streams made since, and their records were acknowledged. Only a deletion that it remembers does.
+If the metadata does not know a stream, its logs must stay: an older copy of the metadata knows none
+of the streams that were created since, and their records were acknowledged. A log may be removed
+only if the metadata remembers that its stream was deleted.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from broker.model.ids import BrokerId, PartitionId
 
 
 class Belongs(Enum):
-    """Whose a log is."""
+    """To what a log belongs."""
 
     HERE = "here"
     ELSEWHERE = "elsewhere"  # the partition has its replicas on other brokers
-    DELETED = "deleted"  # with its stream
-    UNKNOWN = "unknown"  # nobody knows of it: it is never removed
+    DELETED = "deleted"  # its stream was deleted
+    UNKNOWN = "unknown"  # the metadata does not know its stream: the log is never removed
 
 
 def where_belongs(state: MetadataState, partition_id: PartitionId, me: BrokerId) -> Belongs:
-    """Return where a log belongs that is on the disk of ``me``."""
+    """Return to what a log on the disk of ``me`` belongs."""
     one = state.partition(partition_id)
     if one is not None:
         return Belongs.HERE if me in one.replicas else Belongs.ELSEWHERE

@@ -1,4 +1,4 @@
-"""What applying a command yields: the next state, and a reply or a refusal."""
+"""The result of applying a command: the next state, and a reply or a refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.errors import HeadwaterError
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The command changes nothing; the proposer gets this error."""
+    """The command changed nothing; its proposer gets this error."""
 
     error: HeadwaterError
 

@@ -1,4 +1,4 @@
-"""Apply the commands about one partition: compare what the sender expects, then take the step."""
+"""Apply commands about one partition: compare the sender's epochs, then take the step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Step = PartitionState | HeadwaterError
 def find(
     state: MetadataState, stream_uuid: StreamUuid, partition: int
 ) -> PartitionState | HeadwaterError:
-    """Return the partition, or why there is none."""
+    """Return the partition, or the error if there is none."""
     rows = state.partitions.get(stream_uuid)
     if rows is None:
         return UnknownStreamError(
@@ -50,7 +50,7 @@ def find(
         )
     if not 0 <= partition < len(rows):
         return UnknownPartitionError(
-            f"stream {stream_uuid} has {len(rows)} partitions, not {partition}",
+            f"stream {stream_uuid} has no partition {partition}; it has {len(rows)} partitions",
             partition=partition,
             partitions_count=len(rows),
         )
@@ -114,20 +114,24 @@ def _change_isr(state: MetadataState, present: PartitionState, command: ChangeIs
     if stale is not None:
         return stale
     if present.leader != command.broker:
-        return NotLeaderError(f"{command.broker} does not lead; {present.leader} does")
+        return NotLeaderError(
+            f"broker {command.broker} does not lead the partition; {present.leader} does"
+        )
     stale = _stale_partition(present, command)
     if stale is not None:
         return stale
     if command.broker not in command.isr or not set(command.isr) <= set(present.replicas):
-        return InvalidRequestError("an ISR is the leader and other replicas of the partition")
+        return InvalidRequestError(
+            "an ISR must have the leader, and only replicas of the partition"
+        )
     if set(command.forgotten) & set(command.isr):
-        return InvalidRequestError("a replica that has forgotten records is not in the ISR")
+        return InvalidRequestError("a replica that has lost records cannot be in the ISR")
     for member, epoch in sorted(command.isr.items()):
         if member in present.isr:
-            continue  # it stays; one that has restarted is marked until its new process is named
+            continue  # a member stays; `restarted` has it until its new process has been compared
         if not rules.may_lead(state, member):
             return IneligibleReplicaError(
-                f"{member} is fenced or stopping and may not join the ISR", broker=member
+                f"broker {member} is fenced or stopping, so it may not join the ISR", broker=member
             )
         stale = stale_broker(state, member, epoch)
         if stale is not None:
@@ -144,7 +148,7 @@ def _start_election(present: PartitionState, command: StartElection) -> Step:
     if present.status not in ("online", "offline"):
         return InvalidRequestError(f"the partition is {present.status} already")
     if command.suspect is not None and command.suspect == present.leader:
-        # Its log may be the longest; this election is about somebody else.
+        # Its log may be the longest, but this election must choose another replica.
         opened = rules.without(present, command.suspect, keeps_data=True)
         return replace(opened, tried=(command.suspect,))
     return rules.election_opened(present)
@@ -157,20 +161,20 @@ def _name_candidate(state: MetadataState, present: PartitionState, command: Name
     if stale is not None:
         return stale
     if present.status == "offline":
-        return InvalidRequestError("an offline partition needs an election first")
+        return InvalidRequestError("the partition is offline: an election must begin first")
     if command.candidate == present.leader:
-        return InvalidRequestError(f"{command.candidate} leads already")
+        return InvalidRequestError(f"broker {command.candidate} leads the partition already")
     tried = (*present.tried, present.candidate)
     if command.candidate not in rules.candidates(state, present) or command.candidate in tried:
         return IneligibleReplicaError(
-            f"{command.candidate} may not lead: ISR {present.isr}, eligible {present.eligible}, "
-            f"tried {present.tried}",
+            f"broker {command.candidate} may not lead: ISR {present.isr}, eligible "
+            f"{present.eligible}, tried {present.tried}",
             broker=command.candidate,
         )
     if not rules.is_compared(state, present, command.candidate, command.answers):
         return IneligibleReplicaError(
-            f"{command.candidate} has restarted, and its log was not shown to have everything: "
-            f"{len(command.answers)} answers, restarted {present.restarted}",
+            f"broker {command.candidate} has restarted, and its log was not shown to have every "
+            f"committed record: {len(command.answers)} answers, restarted {present.restarted}",
             broker=command.candidate,
         )
     return rules.candidate_named(present, command.candidate)
@@ -183,16 +187,18 @@ def _confirm_leader(state: MetadataState, present: PartitionState, command: Conf
     if command.leader_epoch != present.leader_epoch:
         return _stale_leader(present, command.leader_epoch)
     if present.candidate != command.broker:
-        return NotLeaderError(f"{command.broker} is not the candidate; {present.candidate} is")
+        return NotLeaderError(
+            f"broker {command.broker} is not the candidate; the candidate is {present.candidate}"
+        )
     if command.lineage_id and not is_lineage_id(command.lineage_id):
         return InvalidRequestError(f"not a lineage id: {command.lineage_id!r}")
     if not 0 <= command.log_end <= OFFSET_MAX:
-        return InvalidRequestError(f"a log does not end at {command.log_end}")
+        return InvalidRequestError(f"{command.log_end} is not a log end")
     return rules.leader_confirmed(present, lineage_id=command.lineage_id, log_end=command.log_end)
 
 
 def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applied:
-    """Note whose history a lone broker's partitions are; all of them, or none."""
+    """Note the leaderships of a lone broker's partitions: all of them, or none."""
     stale = stale_broker(state, command.broker, command.broker_epoch)
     if stale is not None:
         return state, Rejected(stale)
@@ -203,7 +209,9 @@ def begin_leaderships(state: MetadataState, command: BeginLeaderships) -> Applie
             return state, Rejected(present)
         if present.leader != command.broker:
             return state, Rejected(
-                NotLeaderError(f"{command.broker} does not lead; {present.leader} does")
+                NotLeaderError(
+                    f"broker {command.broker} does not lead the partition; {present.leader} does"
+                )
             )
         if present.leader_epoch != one.leadership.leader_epoch:
             return state, Rejected(_stale_leader(present, one.leadership.leader_epoch))
@@ -220,18 +228,22 @@ def _elect_unclean(state: MetadataState, present: PartitionState, command: Elect
         return _stale_epoch(present, command.partition_epoch)
     if not command.accept_data_loss:
         return InvalidRequestError(
-            "an unclean election loses committed records; say that you accept the loss"
+            "an unclean election loses committed records: repeat the command with the option to "
+            "accept the loss"
         )
     living = rules.candidates(state, present)
     clean = tuple(one for one in living if one not in present.restarted)
-    # Who has restarted may turn out to have everything, while there is an election to show it.
+    # During an election a restarted replica may still be shown to have every committed record.
     possible = living if present.status != "offline" else clean
     if present.status not in ("election", "offline") or possible:
         return InvalidRequestError(
-            f"the partition is {present.status} and {possible} can still lead"
+            f"an unclean election is not needed: the partition is {present.status} and "
+            f"{possible} can still lead without a loss"
         )
     if command.broker not in present.replicas:
-        return IneligibleReplicaError(f"{command.broker} holds no replica", broker=command.broker)
+        return IneligibleReplicaError(
+            f"broker {command.broker} holds no replica of the partition", broker=command.broker
+        )
     loss = Loss(
         leader_epoch=present.leader_epoch,
         leader=command.broker,
@@ -255,12 +267,12 @@ def _reassign(state: MetadataState, present: PartitionState, command: ReassignRe
 def refused_replicas(
     state: MetadataState, replicas: tuple[BrokerId, ...], min_isr: int
 ) -> HeadwaterError | None:
-    """Return why these brokers cannot be a partition's replicas, if so."""
+    """Return why these brokers cannot be a partition's replicas, or None."""
     unknown = sorted(set(replicas) - state.brokers.keys())
     if unknown or len(set(replicas)) != len(replicas) or not 1 <= min_isr <= len(replicas):
         return InvalidAssignmentError(
-            f"replicas {replicas} must be registered brokers, each once, and at least min ISR "
-            f"{min_isr} of them; not registered: {unknown}",
+            f"the replicas {replicas} are invalid: they must be registered brokers, each named "
+            f"once, and at least {min_isr} (min ISR) of them. Not registered: {unknown}",
             replicas=list(replicas),
             min_isr=min_isr,
         )
@@ -270,12 +282,12 @@ def refused_replicas(
 def stale_broker(
     state: MetadataState, broker: BrokerId, epoch: BrokerEpoch, *, fenced_too: bool = True
 ) -> HeadwaterError | None:
-    """Return the refusal of a broker that registered again since, or that is fenced."""
+    """Return the refusal of a broker that has a newer registration or is fenced, or None."""
     present = state.brokers.get(broker)
     current = 0 if present is None else present.epoch
     if present is None or current != epoch:
         return StaleBrokerEpochError(
-            f"broker {broker} acts with epoch {epoch}; its newest is {current}",
+            f"broker {broker} has sent broker epoch {epoch}; its newest epoch is {current}",
             broker=broker,
             got=epoch,
             current=current,
@@ -297,7 +309,7 @@ def _stale_partition(
 
 def _stale_leader(present: PartitionState, got: int) -> HeadwaterError:
     return StaleLeaderEpochError(
-        f"leader epoch {got} is not current; {present.leader_epoch} is",
+        f"leader epoch {got} is not current; the current one is {present.leader_epoch}",
         got=got,
         current=present.leader_epoch,
     )
@@ -305,7 +317,8 @@ def _stale_leader(present: PartitionState, got: int) -> HeadwaterError:
 
 def _stale_epoch(present: PartitionState, expected: int) -> HeadwaterError:
     return StalePartitionEpochError(
-        f"partition epoch {expected} was expected; it is {present.partition_epoch}",
+        f"the partition has changed: partition epoch {expected} was expected, the current one is "
+        f"{present.partition_epoch}",
         expected=expected,
         current=present.partition_epoch,
     )

@@ -1,7 +1,7 @@
-"""Commands about brokers and about who holds and leads a partition.
+"""Commands about brokers, and about the replicas and leaders of partitions.
 
-Each names the epochs that its sender acted on. ``apply`` compares: a sender that acts on an old
-view changes nothing and is told what is current.
+Each command names the epochs that its sender knows. ``apply`` compares them: the command of a
+sender with an old view changes nothing, and the refusal names the current epoch.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from broker.model.offsets import Offset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterBroker:
-    """A broker started: a new broker epoch, and a new leader epoch where it leads.
+    """A broker has started. It gets a new broker epoch; partitions that it led get a new epoch.
 
-    ``session`` is drawn at start and made durable in the data folder *before* this is sent, beside
-    the sessions that the folder already held, ``known_sessions``. If the last registered session is
-    among them, the folder is the one that was in use, or a copy of it from the same session: the
-    broker stays in every ISR, as one that has restarted and is yet to be compared. If not (wiped,
-    an older copy, a clone), it is out of every ISR at once. ``clean`` says that the last shutdown
-    synced everything; only streams with ``flush=interval`` need that. The same session again is the
-    same registration, and one that the folder of the present registration knew is over: its message
-    is late and is refused. Without a session, the broker is alone in its cluster and vouches for
-    itself.
+    A *session* is a random id of one process of a broker. The process draws ``session`` at start
+    and makes it durable in the data folder *before* it sends this command. ``known_sessions`` are
+    the sessions that the folder already held.
+
+    - If the last registered session is among ``known_sessions``, the folder is the one that was in
+      use, or a copy of it from that session. The broker stays in every ISR, as a replica that has
+      restarted and must be compared.
+    - If not (the folder was wiped, is an older copy or a clone), the broker leaves every ISR at
+      once.
+    - A command with the registered session repeats the same registration.
+    - A command with a session that was known at the present registration is late and is refused.
+    - Without a session the broker is alone in its cluster: no other broker can be compared with it.
+
+    ``clean`` says that the last shutdown synced every log. Only streams with ``flush=interval``
+    need it.
     """
 
     broker: BrokerId
@@ -44,7 +50,7 @@ class RegisterBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceBroker:
-    """The controller lost a broker's session: it leads nothing and is in no ISR any more."""
+    """A broker has been silent for too long: it stops leading and leaves every ISR."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
@@ -52,7 +58,7 @@ class FenceBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfenceBroker:
-    """The same process is heard again."""
+    """A fenced broker's process sends heartbeats again."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
@@ -60,7 +66,7 @@ class UnfenceBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopBroker:
-    """A broker begins its graceful shutdown: from now on it gains no leadership and no ISR."""
+    """A broker begins its graceful shutdown: it may no longer become leader or join an ISR."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
@@ -76,7 +82,7 @@ class RemoveBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetFeatureLevel:
-    """Move the feature level; every registered broker has to understand the new one."""
+    """Raise the feature level; every registered broker must understand the new level."""
 
     expected: int
     level: int
@@ -84,7 +90,7 @@ class SetFeatureLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateIds:
-    """Take ``count`` numbers that were never given out before; the reply names the first."""
+    """Take ``count`` numbers that were never given out before; the reply has the first number."""
 
     count: int
 
@@ -96,10 +102,11 @@ class AllocateIds:
 class ChangeIsr:
     """The leader proposes a new ISR (KIP-497).
 
-    ``isr`` maps each member to the broker epoch of the process that the leader has seen to hold
-    everything committed, else to 0: so a replica which restarted meanwhile cannot be added
-    (KIP-903), and one that is in it counts as compared only with its newest process. ``forgotten``
-    end below what the leader had counted from them: they leave, and are not eligible either.
+    ``isr`` maps each member to the broker epoch of its process, if that process has shown the
+    leader every committed record, else to 0. So a replica that restarted meanwhile cannot join
+    (KIP-903), and a member counts as compared only with its newest process. The logs of the
+    replicas in ``forgotten`` end below an end that the leader had counted: these replicas leave the
+    ISR and do not become eligible.
     """
 
     stream_uuid: StreamUuid
@@ -114,7 +121,7 @@ class ChangeIsr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithdrawReplica:
-    """A replica cannot vouch for its log (failed fsync, rot): out of ISR and eligible, now."""
+    """A replica cannot vouch for its log (failed fsync, rot): it leaves ISR and eligible now."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -124,30 +131,31 @@ class WithdrawReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartElection:
-    """The leader is lost, or an offline partition is worth another try: status Election."""
+    """The leader is lost, or an offline partition is tried again: the status becomes Election."""
 
     stream_uuid: StreamUuid
     partition: int
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
-    suspect: BrokerId | None = None  # the leader that a majority reported: leaves the ISR
+    suspect: BrokerId | None = None  # the leader that a majority reported; it leaves the ISR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAnswer:
-    """How far a replica's log reaches, as a process of it told while it followed nobody."""
+    """The log end of a replica, told by one of its processes while there was no leader."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
-    last_epoch: LeaderEpoch  # of its last record
-    log_end: Offset  # what it has synced
+    last_epoch: LeaderEpoch  # of the last record in the log
+    log_end: Offset  # synced end of the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameCandidate:
-    """Announce who is to lead next; from Online this is a hand-over to a better placed replica.
+    """Name the candidate for leadership. While the status is Online this is a planned hand-over.
 
-    ``answers`` are what it was decided on: a candidate that has restarted needs enough of them.
+    ``answers`` are the log ends on which the decision is based: a candidate that has restarted
+    needs enough of them.
     """
 
     stream_uuid: StreamUuid
@@ -161,9 +169,9 @@ class NameCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmLeader:
-    """The candidate has promoted its replica: Online, in the epoch that it was named with.
+    """The candidate is ready and becomes leader, in the leader epoch in which it was named.
 
-    ``lineage_id`` is drawn at random by the candidate; ``log_end`` is where its log ends.
+    The candidate draws ``lineage_id`` at random. ``log_end`` is the end of its log.
     """
 
     stream_uuid: StreamUuid
@@ -177,7 +185,7 @@ class ConfirmLeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunLeadership:
-    """One partition of :class:`BeginLeaderships`."""
+    """The leadership of one partition in :class:`BeginLeaderships`."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -186,7 +194,7 @@ class BegunLeadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginLeaderships:
-    """A broker alone has opened its logs and begins to lead: whose history this is from now on."""
+    """A lone broker has opened its logs and begins to lead: the new leaderships, with their ids."""
 
     broker: BrokerId
     broker_epoch: BrokerEpoch
@@ -195,7 +203,7 @@ class BeginLeaderships:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOffline:
-    """No candidate is left."""
+    """No candidate is left: the status becomes Offline."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -205,7 +213,7 @@ class TakeOffline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectUnclean:
-    """An operator gives records up: let a replica lead that may lack committed ones."""
+    """An operator gives up records: a replica that may lack committed records becomes leader."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -220,7 +228,7 @@ class ElectUnclean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignReplicas:
-    """Move a partition to other brokers; old ones leave when all new ones are in the ISR."""
+    """Move a partition to other brokers; old replicas leave when all new ones are in the ISR."""
 
     stream_uuid: StreamUuid
     partition: int
@@ -230,10 +238,11 @@ class ReassignReplicas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkOpened:
-    """A broker has a log of these partitions, durably; it takes no record before this is known.
+    """A broker has a durable log of each of these partitions.
 
-    A replica that is marked and has no log has lost it; one that is not is new. Marks of partitions
-    that are gone, or of replicas that moved, are passed over.
+    A broker takes no record for a partition before this command is applied. So if a marked replica
+    has no log, the log was lost; if an unmarked replica has no log, it is new. Partitions that are
+    gone and replicas that moved are ignored.
     """
 
     broker: BrokerId

@@ -1,10 +1,15 @@
-"""What may happen to one partition: pure steps from one PartitionState to the next.
+"""The steps of one partition: pure functions from one PartitionState to the next.
 
-Three facts carry all of it. A record is committed only when every member of the ISR, as the leader
-knows it and as it has proposed it, has synced it; so any member may lead next. Nothing is committed
-while the ISR is below its minimum, or nobody leads; so replicas that left it then, the *eligible*,
-lack nothing either. And what a disk holds after a restart is what a disk says of itself; so a
-member that has *restarted* leads, or counts as proved, only after a comparison (decision 0014).
+The rules follow from three facts.
+
+1. A record is committed only when every member of the present ISR, and of each ISR that the leader
+   has proposed, has synced it. So every member may become leader.
+2. No record is committed while the ISR is below its minimum or there is no leader. So replicas that
+   leave the ISR in that time, the *eligible* replicas, have every committed record too.
+3. After a restart only the disk itself tells what it holds, and it may be an older copy. So a
+   member that has *restarted* may lead, or counts as compared, only after a comparison with other
+   replicas (decision 0014).
+
 Sources: KIP-497, KIP-903, KIP-966; Fluvio's replica election.
 """
 
@@ -31,7 +36,7 @@ def first_partition(
     *,
     lineage_id: str,
 ) -> PartitionState | None:
-    """Return a new partition whose living replicas are all in sync; None when too few live."""
+    """Return a new partition whose living replicas are in sync; None if too few are alive."""
     isr = tuple(sorted(set(replicas) & alive))
     leader = next((one for one in replicas if one in alive), None)
     if leader is None or len(isr) < min_isr:
@@ -55,7 +60,7 @@ def first_lineage(lineage_id: str) -> Lineage:
 def with_leadership(partition: PartitionState, lineage_id: str, start: Offset) -> PartitionState:
     """Return the partition after its leader has begun to lead, in the present epoch.
 
-    The same epoch again is the same start of leadership: what came first stays.
+    A second call in the same epoch changes nothing: an epoch has one start of leadership.
     """
     if partition.lineage and partition.lineage[-1].leader_epoch >= partition.leader_epoch:
         return partition
@@ -68,16 +73,17 @@ def _leadership(leader_epoch: LeaderEpoch, lineage_id: str, start: Offset) -> Le
 
 
 def members(partition: PartitionState) -> tuple[BrokerId, ...]:
-    """Return who holds everything committed, unless its disk has forgotten: ISR and eligible."""
+    """Return ISR and eligible: the replicas with every committed record, if no disk lost any."""
     return (*partition.isr, *partition.eligible)
 
 
 def candidates(state: MetadataState, partition: PartitionState) -> tuple[BrokerId, ...]:
-    """Return who may lead now without losing anything committed, in order of preference.
+    """Return the replicas that may lead now without a loss, in order of preference.
 
-    The ISR comes first, then the eligible. When both are empty, for an operator gave them up, who
-    was named then: nobody has led, so nothing was committed, since. Who has restarted is among the
-    members, and has to pass :func:`is_compared` as well.
+    The ISR comes first, then the eligible replicas. Both are empty after an unclean election: then
+    only the candidate of that election may lead, because there was no leader since and so no record
+    was committed. Replicas that have restarted are included; they must also pass
+    :func:`is_compared`.
     """
     living = [
         one
@@ -100,13 +106,14 @@ def is_compared(
     candidate: BrokerId,
     answers: Sequence[LogAnswer],
 ) -> bool:
-    """Tell whether a candidate's log has everything committed, going by these answers.
+    """Tell whether these answers show that a candidate's log has every committed record.
 
-    One whose process was proved is trusted for itself. One that has restarted has to reach as far
-    as a member that was proved, or as so many members that one of them cannot have forgotten: the
-    fault model has at most min ISR - 1 disks damaged, and a member whose loss is known, so that it
-    is none any more, was one of them. Longer by (epoch of the last record, end) means that nothing
-    committed is missing: decision 0014 has the proof.
+    A candidate that did not restart needs no answers. A candidate that has restarted must have a
+    log that is not shorter than the log of one member that did not restart, or than the logs of
+    min ISR members (itself included). At least one of those members has every committed record: the
+    fault model allows at most min ISR - 1 damaged disks, and members whose damage is known, which
+    are no members any more, count among these. Logs are compared by (epoch of the last record,
+    log end). Decision 0014 has the proof.
     """
     if candidate not in partition.restarted:
         return True
@@ -132,12 +139,12 @@ def may_lead(state: MetadataState, broker: BrokerId) -> bool:
 
 
 def bumped(partition: PartitionState) -> PartitionState:
-    """Return the partition after a change that somebody may have to hear of."""
+    """Return the partition with the next partition epoch."""
     return replace(partition, partition_epoch=PartitionEpoch(partition.partition_epoch + 1))
 
 
 def election_opened(partition: PartitionState) -> PartitionState:
-    """Return the partition without a leader. The new epoch fences the old one."""
+    """Return the partition without a leader. The new leader epoch fences the former leader."""
     return bumped(
         replace(
             partition,
@@ -154,9 +161,10 @@ def election_opened(partition: PartitionState) -> PartitionState:
 def restarted(partition: PartitionState, broker: BrokerId) -> PartitionState:
     """Return the partition after one of its replicas came back as a new process.
 
-    Its folder says that it holds what it had synced, and a copy of the folder says the same: so
-    nothing is done on its word. It neither goes on leading (what it had written and not synced may
-    be gone, and the same epoch must never hold two contents, A25) nor stays a candidate.
+    Its data folder may be a copy, which cannot be told apart from the folder that was in use. So
+    the replica must be compared with others first. It does not continue to lead: records that it
+    had written and not synced may be gone, and one epoch must never have two different records at
+    an offset (A25). It does not stay a candidate either.
     """
     if broker not in members(partition):
         return partition
@@ -170,7 +178,7 @@ def restarted(partition: PartitionState, broker: BrokerId) -> PartitionState:
 
 
 def candidate_named(partition: PartitionState, candidate: BrokerId) -> PartitionState:
-    """Return the partition with a candidate, which has an epoch of its own from here on."""
+    """Return the partition with a candidate, in a new leader epoch."""
     failed = () if partition.candidate is None else (partition.candidate,)
     return bumped(
         replace(
@@ -192,7 +200,7 @@ def leader_confirmed(
     leader = partition.candidate
     assert leader is not None, "only a candidate is confirmed"
     isr = partition.isr
-    if leader not in isr:  # eligible: it waits for no member that may have forgotten
+    if leader not in isr:  # an eligible replica; restarted members of the ISR are removed
         isr = (leader, *(one for one in isr if one not in partition.restarted))
     led = replace(
         _proved(_with_isr(partition, isr), {leader}),
@@ -208,7 +216,7 @@ def leader_confirmed(
 
 
 def taken_offline(partition: PartitionState) -> PartitionState:
-    """Return the partition as nobody can lead it now."""
+    """Return the partition with status Offline: no replica can lead it now."""
     return bumped(replace(partition, status="offline", candidate=None))
 
 
@@ -221,7 +229,8 @@ def with_isr(
 ) -> PartitionState:
     """Return the partition with the ISR that its leader proposed.
 
-    ``proved`` were seen to hold everything committed, ``forgotten`` to hold less than they had.
+    The replicas in ``proved`` have shown the leader every committed record. The replicas in
+    ``forgotten`` have lost records.
     """
     changed = _with_isr(partition, isr)
     eligible = tuple(one for one in changed.eligible if one not in set(forgotten))
@@ -229,11 +238,11 @@ def with_isr(
 
 
 def without(partition: PartitionState, broker: BrokerId, *, keeps_data: bool) -> PartitionState:
-    """Return the partition after a replica was lost from ISR and eligible.
+    """Return the partition after a replica left the ISR, and eligible if its data is lost.
 
-    ``keeps_data``: what it had synced is still there, so it may be eligible: while nobody leads,
-    as while the ISR is below its minimum, nothing is committed without it. Equal to ``partition``
-    when the broker was in neither and leads nothing.
+    With ``keeps_data`` the replica still has its synced records. Then it becomes eligible if there
+    is no leader or the ISR is below its minimum, because no record is committed without it.
+    Returns ``partition`` itself if nothing changes.
     """
     changed = partition
     if broker in partition.isr:
@@ -263,8 +272,8 @@ def without(partition: PartitionState, broker: BrokerId, *, keeps_data: bool) ->
 def given_up(partition: PartitionState, loss: Loss) -> PartitionState:
     """Return the partition with the candidate of an unclean election.
 
-    It stays the only one until somebody leads or it loses its log: whoever led before was given up,
-    and may have forgotten records that this one has.
+    It is the only candidate until a replica leads or this replica loses its log. The former leader
+    was given up and is no candidate: it may have lost records that this replica has.
     """
     alone = replace(partition, isr=(), eligible=(), restarted=(), last_known_leader=loss.leader)
     named = candidate_named(alone, loss.leader)
@@ -272,7 +281,7 @@ def given_up(partition: PartitionState, loss: Loss) -> PartitionState:
 
 
 def reassigned_to(partition: PartitionState, target: tuple[BrokerId, ...]) -> PartitionState:
-    """Return the partition on its way to other replicas; the present ones stay meanwhile."""
+    """Return the partition while it moves to other replicas; the present ones stay meanwhile."""
     union = (*target, *(one for one in partition.replicas if one not in target))
     return bumped(_reassigned(replace(partition, replicas=union, target=target)))
 
@@ -280,15 +289,16 @@ def reassigned_to(partition: PartitionState, target: tuple[BrokerId, ...]) -> Pa
 def _with_isr(partition: PartitionState, isr: Iterable[BrokerId]) -> PartitionState:
     members = tuple(sorted(isr))
     eligible: set[BrokerId] = set()
-    if len(members) < partition.min_isr:  # nothing is committed from here on: who left has it all
+    if len(members) < partition.min_isr:  # no commits from here on: leaving replicas have all
         eligible = (set(partition.eligible) | set(partition.isr)) - set(members)
     return replace(partition, isr=members, eligible=tuple(sorted(eligible)))
 
 
 def _reassigned(partition: PartitionState) -> PartitionState:
-    """Drop the replicas that a reassignment leaves behind, once all new ones are in the ISR, and
-    none of these has restarted since it was compared.
-    """  # noqa: D205 - one thought
+    """Finish a reassignment when all new replicas are in the ISR and none of them has restarted.
+
+    The old replicas are dropped.
+    """
     target = partition.target
     proved = set(partition.isr) - set(partition.restarted)
     if not target or not set(target) <= proved or partition.status != "online":
@@ -302,7 +312,7 @@ def _reassigned(partition: PartitionState) -> PartitionState:
 
 
 def _proved(partition: PartitionState, proved: Iterable[BrokerId] = ()) -> PartitionState:
-    """Drop the marks of members that were compared, and of those that are none any more."""
+    """Remove from ``restarted`` the members that were compared, and replicas that left."""
     if not partition.restarted:
         return partition
     left = set(partition.restarted) & set(members(partition)) - set(proved)

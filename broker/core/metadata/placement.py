@@ -1,4 +1,4 @@
-"""Where replicas go, and which leaders should move: pure plans, proposed as ordinary commands."""
+"""On which brokers replicas are placed, and which leaders should move. Plans without effects."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from broker.model.ids import BrokerId, StreamUuid
 def place(
     state: MetadataState, *, partitions: int, replication_factor: int
 ) -> tuple[tuple[BrokerId, ...], ...]:
-    """Return replicas for each new partition: the brokers with the fewest, leaders spread first.
+    """Return replicas for each new partition, on the brokers with the fewest; leaders come first.
 
-    Brokers that do not live now fill up what the living are too few for, as KRaft's placement does:
-    they join the ISR once they are back, and until then min ISR alone decides what is accepted.
+    If too few brokers are alive, the others are used too, as in KRaft's placement: they join the
+    ISR when they come back. Until then the min ISR decides whether a publish is accepted.
 
     Raises:
-        NotEnoughReplicasError: fewer brokers are registered than replicas are wanted.
+        NotEnoughReplicasError: fewer brokers are registered than the replication factor.
     """
     absent = {one: not may_lead(state, one) for one in state.brokers}
     if replication_factor > len(absent):
         raise NotEnoughReplicasError(
-            f"{replication_factor} replicas need as many brokers; {len(absent)} are registered",
+            f"a replication factor of {replication_factor} needs as many brokers; {len(absent)} "
+            "are registered: add brokers or choose a smaller factor",
             isr=sorted(one for one in absent if not absent[one]),
             min_isr=replication_factor,
         )
@@ -59,7 +60,7 @@ def balance(state: MetadataState) -> list[NameCandidate]:
 
 
 def hand_overs(state: MetadataState, leaving: BrokerId) -> list[NameCandidate]:
-    """Return a hand-over for each partition that a stopping broker leads and another can."""
+    """Return a hand-over for each partition that a stopping broker leads and another may lead."""
     plan: list[NameCandidate] = []
     for uuid, number, one in _all(state):
         if one.leader == leaving:

@@ -1,11 +1,11 @@
-"""The whole state as bounded bytes, and its hash.
+"""The whole metadata state as bounded bytes, and its hash.
 
     | magic "HWMS" | format u16 | 0 u16 | index u64 | state hash 32 B | length u64 | head crc u32 |
     | JSON ... |
 
-Little-endian; the CRC-32C is of the head before it. The hash is BLAKE2b of the canonical JSON, so
-the bytes check themselves, and two nodes that applied the same log can compare 32 bytes. A node
-whose hash differs at the same index has diverged and has to stop.
+Little-endian; the CRC-32C covers the head before it. The hash is BLAKE2b of the canonical JSON. It
+has two uses: it checks the JSON, and two nodes that applied the same log can compare 32 bytes. A
+node with another hash at the same index has diverged and must stop.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def state_hash(state: MetadataState) -> bytes:
 
 
 def encode_snapshot(state: MetadataState, index: int) -> bytes:
-    """Return the state as of log entry ``index`` as bytes.
+    """Return the state at log entry ``index`` as bytes.
 
     Raises:
-        InvalidRequestError: the state is larger than any node would take back.
+        InvalidRequestError: the state is larger than a node accepts when it reads a snapshot.
     """
     body = state.to_json().encode()
     if len(body) > SNAPSHOT_BYTES_MAX:
@@ -48,11 +48,11 @@ def decode_snapshot(data: bytes) -> tuple[MetadataState, int]:
     """Return the state and its index.
 
     Raises:
-        MetadataCorruptError: these are not the bytes of a snapshot, whole and unchanged.
+        MetadataCorruptError: the bytes are not a whole, undamaged snapshot.
         FeatureLevelError: the state needs a newer build.
     """
     if not _BODY_AT <= len(data) <= _BODY_AT + SNAPSHOT_BYTES_MAX:
-        raise MetadataCorruptError(f"a metadata snapshot does not have {len(data)} bytes")
+        raise MetadataCorruptError(f"a metadata snapshot cannot have {len(data)} bytes")
     magic, version, reserved, index, digest, length = _HEAD.unpack_from(data)
     body = data[_BODY_AT:]
     if _CRC.unpack_from(data, _HEAD.size)[0] != crc32c(data[: _HEAD.size]):
@@ -67,15 +67,15 @@ def decode_snapshot(data: bytes) -> tuple[MetadataState, int]:
 
 
 def require_supported(state: MetadataState) -> None:
-    """Stop a node that is older than what its cluster has agreed on.
+    """Refuse a state whose feature level this build does not understand.
 
     Raises:
-        FeatureLevelError: the state's feature level is above what this build understands.
+        FeatureLevelError: the feature level is above ``FEATURE_LEVEL_MAX``.
     """
     if state.feature_level > FEATURE_LEVEL_MAX:
         raise FeatureLevelError(
-            f"the cluster is at feature level {state.feature_level}; this build understands "
-            f"{FEATURE_LEVEL_MAX}: install the newer release on this node",
+            f"the cluster is at feature level {state.feature_level}; this build understands levels "
+            f"up to {FEATURE_LEVEL_MAX}: install the newer release on this node",
             level=state.feature_level,
             features_max=FEATURE_LEVEL_MAX,
         )

@@ -1,14 +1,15 @@
-"""What the cluster knows: brokers, streams, partitions, leases. Immutable values.
+"""The metadata of the cluster: brokers, streams, partitions, leases. Immutable values.
 
     Online ──▶ Election ──▶ CandidateFound ──▶ Online      leader epoch grows at every arrow but
                   │  ▲            │                        the last: a candidate has it already
                   ▼  └────────────┘
                 Offline ──▶ Election                       partition epoch grows at every change
 
-A partition has a leader only while it is Online. `eligible` are replicas outside the ISR that
-still hold everything committed, for the ISR is below its minimum, or nobody leads, and nothing is
-committed then (KIP-966's ELR). `restarted` are those of both whose process is another one than the
-one that is known to hold everything: what its disk remembers has to be compared first.
+A partition has a leader only while it is Online. `eligible` are replicas outside the ISR that still
+have every committed record: they left the ISR while it was below its minimum or there was no
+leader, and no record is committed in that time (KIP-966's ELR). `restarted` are the members of ISR
+and eligible whose process is a new one: their disks may have lost records, so their logs must be
+compared with others first.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from broker.model.stream import Stream
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
-FEATURE_LEVEL_MAX: Final = 2  # what this build understands
+FEATURE_LEVEL_MAX: Final = 2  # the highest level that this build understands
 
-DELETED_KEPT_MAX: Final = 4096  # 160 kB; of older ones a broker that was down keeps the logs
+# 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
+DELETED_KEPT_MAX: Final = 4096
 
 FIRST_PARTITION_EPOCH: Final = PartitionEpoch(1)
 
@@ -42,13 +44,13 @@ PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """An unclean election: what an operator gave up, so that writes could go on."""
+    """An unclean election: an operator gave up records, so that writes could go on."""
 
     leader_epoch: LeaderEpoch
     leader: BrokerId
     log_end: Offset  # of the new leader
-    known_end: Offset  # the highest end that the controller had ever heard of
-    given_up: tuple[BrokerId, ...]  # replicas that held everything committed, and were away
+    known_end: Offset  # the highest log end that was known
+    given_up: tuple[BrokerId, ...]  # absent replicas that had every committed record
     operator: str
 
 
@@ -58,28 +60,28 @@ class PartitionState:
 
     leader: BrokerId | None
     leader_epoch: LeaderEpoch
-    cold_end: Offset  # in the table, read back and in the ledger
+    cold_end: Offset  # all records below it are in the table, read back and in the ledger
     partition_epoch: PartitionEpoch = FIRST_PARTITION_EPOCH
     status: PartitionStatus = "online"
     replicas: tuple[BrokerId, ...] = ()  # in order of preference as leader
     isr: tuple[BrokerId, ...] = ()  # sorted
     eligible: tuple[BrokerId, ...] = ()  # sorted; see above
-    restarted: tuple[BrokerId, ...] = ()  # sorted, of ISR and eligible; not yet compared
+    restarted: tuple[BrokerId, ...] = ()  # sorted; members of ISR and eligible, not yet compared
     min_isr: int = 1
     candidate: BrokerId | None = None
-    tried: tuple[BrokerId, ...] = ()  # not in this election: reported, or did not confirm
+    tried: tuple[BrokerId, ...] = ()  # no candidates in this election: reported, or not confirmed
     last_known_leader: BrokerId | None = None
     target: tuple[BrokerId, ...] = ()  # replicas after the reassignment in progress, if any
-    losses: tuple[Loss, ...] = ()  # the newest few
-    lineage: tuple[Leadership, ...] = ()  # starts of leadership, the newest last and few
-    opened: tuple[BrokerId, ...] = ()  # sorted; had a log of it, durably: without one it is lost
+    losses: tuple[Loss, ...] = ()  # a few, the newest last
+    lineage: tuple[Leadership, ...] = ()  # the newest starts of leadership, the newest last
+    opened: tuple[BrokerId, ...] = ()  # sorted; they had a durable log: if it is absent, it is lost
 
     def __post_init__(self) -> None:
-        assert (self.leader is not None) == (self.status == "online"), "online means led"
+        assert (self.leader is not None) == (self.status == "online"), "online means with a leader"
         assert (self.candidate is not None) == (self.status == "candidate_found")
         assert self.leader is None or self.leader in self.isr, "the leader is in sync with itself"
-        assert not set(self.isr) & set(self.eligible), "eligible is outside the ISR"
-        assert self.leader not in self.restarted, "a leader was compared, or needs no comparison"
+        assert not set(self.isr) & set(self.eligible), "eligible replicas are outside the ISR"
+        assert self.leader not in self.restarted, "a leader has been compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,39 +89,39 @@ class BrokerState:
     """One broker's newest registration."""
 
     epoch: BrokerEpoch
-    session: str = ""  # drawn at start and durable in the broker's folder before it registered
-    former_sessions: tuple[str, ...] = ()  # that the folder held then; their messages are late
+    session: str = ""  # random id of the process, durable in its folder before it registered
+    former_sessions: tuple[str, ...] = ()  # earlier ones in the folder; their messages are late
     addresses: Mapping[str, str] = field(default_factory=dict)  # by protocol
     features_min: int = FEATURE_LEVEL_ALONE
     features_max: int = FEATURE_LEVEL_ALONE
-    fenced: bool = False  # its session was lost: neither leads nor joins an ISR
-    stopping: bool = False  # a graceful shutdown: leads what it must, takes nothing new
+    fenced: bool = False  # it was silent for too long: it may not lead or join an ISR
+    stopping: bool = False  # graceful shutdown: it leads until hand-over, but gains no leadership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseState:
-    """A reader's hold: no segment that ends above ``floors[p]`` is freed before it expires."""
+    """A reader's lease: until it expires, no segment that ends above ``floors[p]`` is freed."""
 
     stream_uuid: StreamUuid
     owner: str
     expires_us: int
     floors: tuple[Offset, ...]  # by partition
-    taken_us: int = 0  # what was in the table then is held too; 0: not known, so everything
+    taken_us: int = 0  # objects in the table at this time are held too; 0: not known, so all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataState:
-    """Everything that commands change. Copied on change, shared otherwise."""
+    """The state that commands change. A change copies the changed parts and shares the others."""
 
     brokers: Mapping[BrokerId, BrokerState] = field(default_factory=dict)
     streams: Mapping[str, Stream] = field(default_factory=dict)  # by name
     partitions: Mapping[StreamUuid, tuple[PartitionState, ...]] = field(default_factory=dict)
     leases: Mapping[LeaseId, LeaseState] = field(default_factory=dict)
-    deleted: tuple[StreamUuid, ...] = ()  # the newest last: of no other stream a log may be removed
+    deleted: tuple[StreamUuid, ...] = ()  # the newest last; only their logs may be removed
     feature_level: int = FEATURE_LEVEL_ALONE
-    next_id: int = 1  # ids that no name and no clock can make equal; see AllocateIds
+    next_id: int = 1  # for unique ids, see AllocateIds
     broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch
-    weight: int = field(default=0, compare=False)  # of streams and leases; never written: see size
+    weight: int = field(default=0, compare=False)  # of streams and leases, not stored: see size.py
 
     @property
     def broker_epochs(self) -> dict[BrokerId, BrokerEpoch]:
@@ -127,7 +129,7 @@ class MetadataState:
         return {broker: one.epoch for broker, one in self.brokers.items()}
 
     def partition(self, partition_id: PartitionId) -> PartitionState | None:
-        """Return the state of a partition; None: its stream does not have it, or is gone."""
+        """Return the state of a partition; None if the stream is gone or has no such partition."""
         rows = self.partitions.get(partition_id.stream_uuid, ())
         return rows[partition_id.number] if partition_id.number < len(rows) else None
 
@@ -153,13 +155,13 @@ class MetadataState:
             elif version != STATE_VERSION:
                 raise MetadataCorruptError(f"metadata version {version!r} is not known")
             if "weight" in body:
-                raise MetadataCorruptError("a state's weight is counted, not told")
+                raise MetadataCorruptError("a stored state must not have a weight")
             state = build(cls, body)
         except (
             ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError,
             HeadwaterError,
         ) as cause:  # fmt: skip
-            raise MetadataCorruptError(f"metadata is not readable: {cause}") from cause
+            raise MetadataCorruptError(f"the metadata state is not readable: {cause}") from cause
         return dataclasses.replace(state, weight=weigh(state))
 
 
@@ -169,7 +171,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a version 1 state, which one broker alone wrote."""
+    """Return the fields of a version 1 state, which a broker alone wrote."""
     partitions = {
         uuid: [{**one, "replicas": [one["leader"]], "isr": [one["leader"]]} for one in rows]
         for uuid, rows in body["partitions"].items()

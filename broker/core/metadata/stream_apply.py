@@ -45,7 +45,7 @@ from broker.model.ids import LeaseId, StreamUuid
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset
 
-_SHARED_WITH_MAX: Final = 16  # leases that are looked at for equal floors
+_SHARED_WITH_MAX: Final = 16  # how many leases are compared for equal floors
 
 
 def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
@@ -82,7 +82,7 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
             )
         )
     if wanted.uuid in state.partitions:
-        return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is used twice"))
+        return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is already in use"))
     rows = _first_partitions(state, command)
     if isinstance(rows, HeadwaterError):
         return state, Rejected(rows)
@@ -126,7 +126,7 @@ def _first_partitions(
         )
     if len(command.assignment) != count:
         return InvalidAssignmentError(
-            f"{len(command.assignment)} rows of replicas for {count} partitions"
+            f"the assignment has {len(command.assignment)} rows of replicas for {count} partitions"
         )
     rows: list[PartitionState] = []
     living = frozenset(one for one in state.brokers if may_lead(state, one))
@@ -138,7 +138,7 @@ def _first_partitions(
         row = first_partition(replicas, living, command.min_isr, lineage_id=lineage_id)
         if row is None:
             return NotEnoughReplicasError(
-                f"of {replicas}, fewer than min ISR {command.min_isr} are alive",
+                f"fewer of the replicas {replicas} are alive than the min ISR {command.min_isr}",
                 isr=sorted(set(replicas) & living),
                 min_isr=command.min_isr,
             )
@@ -163,7 +163,7 @@ def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
     if present.uuid != command.expected_uuid:
         return state, Rejected(
             StreamRecreatedError(
-                f"stream {command.name!r} was created again meanwhile",
+                f"stream {command.name!r} was deleted and created again meanwhile",
                 expected=command.expected_uuid,
                 found=present.uuid,
             )
@@ -192,7 +192,8 @@ def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
     if command.leader_epoch not in (None, present.leader_epoch):
         return state, Rejected(
             StaleLeaderEpochError(
-                f"leader epoch {command.leader_epoch} is not current; {present.leader_epoch} is",
+                f"leader epoch {command.leader_epoch} is not current; the current one is "
+                f"{present.leader_epoch}",
                 got=command.leader_epoch,
                 current=present.leader_epoch,
             )
@@ -200,7 +201,7 @@ def _record_cold_end(state: MetadataState, command: RecordColdEnd) -> Applied:
     if command.cold_end < present.cold_end:
         return state, Rejected(
             StaleColdEndError(
-                f"cold end {command.cold_end} is behind the recorded {present.cold_end}",
+                f"cold end {command.cold_end} is below the recorded cold end {present.cold_end}",
                 expected=command.cold_end,
                 found=present.cold_end,
             )
@@ -233,7 +234,7 @@ def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
 def _shared(
     leases: dict[LeaseId, LeaseState], stream_uuid: StreamUuid, floors: tuple[Offset, ...]
 ) -> tuple[Offset, ...]:
-    """Return the floors of a newer lease if they are the same: many readers hold one place."""
+    """Return the equal floors of a newer lease if there is one, so that leases share memory."""
     for one in itertools.islice(reversed(leases.values()), _SHARED_WITH_MAX):
         if one.stream_uuid == stream_uuid and one.floors == floors:
             return one.floors
@@ -241,7 +242,7 @@ def _shared(
 
 
 def _weight_of_absent(state: MetadataState, leases: Mapping[LeaseId, LeaseState]) -> int:
-    """Return what those leases of the state weigh that are not among ``leases``."""
+    """Return the weight of the state's leases that are not among ``leases``."""
     if len(leases) == len(state.leases):
         return 0
     return sum(weight_of_lease(one) for key, one in state.leases.items() if key not in leases)
@@ -252,7 +253,8 @@ def _renew_lease(state: MetadataState, command: RenewLease) -> Applied:
     if present is None or present.expires_us <= command.now_us:
         return state, Rejected(
             UnknownLeaseError(
-                f"lease {command.lease_id} has expired or was dropped; what it held may be gone",
+                f"lease {command.lease_id} has expired or was dropped; data that it held may be "
+                "deleted",
                 lease_id=command.lease_id,
             )
         )

@@ -1,7 +1,8 @@
-"""Parsed JSON into typed values, driven by the annotations of our dataclasses. Refuses the rest.
+"""From parsed JSON to typed values, by the annotations of our dataclasses; other JSON is refused.
 
-Commands and snapshots come from a disk or from a peer. ``apply`` must never raise, so whatever
-reaches it has the types that its code was checked with: a text is a text, a count an int64.
+Commands and snapshots come from a disk or from another broker. ``apply`` must never raise. So every
+value that reaches ``apply`` has the type with which mypy checked the code, and every number fits
+into an int64.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def build(kind: type[_T], values: Any) -> _T:
-    """Return ``kind(**values)`` with every field checked; absent ones take their default.
+    """Return ``kind(**values)`` with every field checked; absent fields get their default.
 
     Raises:
         TypeError, ValueError: a field is unknown, missing, or of another type.

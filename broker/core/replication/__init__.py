@@ -1,1 +1,1 @@
-"""How a partition's replicas follow its leader: pure machines and the messages between them."""
+"""How a partition's replicas follow its leader: state machines without I/O."""

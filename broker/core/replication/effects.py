@@ -1,7 +1,7 @@
-"""What the replication machines ask their shell to do, and what they need to know of the log.
+"""The effects that the replication machines return to their shell, and the facts of a log.
 
-The order of a list of effects is part of the contract: a shell carries them out one by one, and
-what an effect says must be durable before it may not be assumed, it must be waited for.
+The order of a list of effects is part of the contract: a shell performs them one by one. If an
+effect says that something must be durable before, the shell must wait until it is durable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker.model.replica_messages import FetchRequest, LogPrefix, ReplicaMessag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """The local log as it is now. ``synced_end`` is what an fsync has confirmed."""
+    """The present state of the local log. An fsync has confirmed all below ``synced_end``."""
 
     log_start: Offset
     log_end: Offset
@@ -29,7 +29,7 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceHighWatermark:
-    """Everything below ``end`` is committed: show it to readers, then acknowledge it.
+    """All records below ``end`` are committed: show them to readers, then acknowledge them.
 
     Must be durable before: the log of every in-sync replica below ``end``.
     """
@@ -39,7 +39,7 @@ class AdvanceHighWatermark:
 
 @dataclass(frozen=True, slots=True)
 class SendToReplica:
-    """Send a message to another replica; losing it is fine, doubling it too."""
+    """Send a message to another replica. The message may be lost, or arrive twice."""
 
     to: BrokerId
     message: ReplicaMessage
@@ -47,7 +47,7 @@ class SendToReplica:
 
 @dataclass(frozen=True, slots=True)
 class SendRecords:
-    """Read the log from the request's offset, as much as the transport takes, and answer."""
+    """Answer with the log from the request's offset on, as much as the transport takes."""
 
     to: BrokerId
     request: FetchRequest
@@ -58,7 +58,7 @@ class SendRecords:
 class AppendStored:
     """Write a leader's batches at the log's end, sync, then report ``LogSynced``.
 
-    Write them in the runs that :func:`broker.core.replication.runs.append_runs` gives.
+    Write them in the runs of :func:`broker.core.replication.runs.append_runs`.
     """
 
     batches: Sequence[Any]
@@ -66,9 +66,11 @@ class AppendStored:
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
-    """Drop everything from ``end`` on, durably, with what is derived from it (retry tables too),
-    then report ``LogTruncated``. ``end`` may be the log's end: then only empty epochs go.
-    """  # noqa: D205 - one thought
+    """Drop all records from ``end`` on, durably, then report ``LogTruncated``.
+
+    Data that is derived from these records (the retry tables too) is dropped with them. ``end`` may
+    be the log's end: then only epochs without a record are dropped.
+    """
 
     end: Offset
 
@@ -77,8 +79,9 @@ class TruncateLog:
 class ResetLog:
     """Begin anew with an empty log at ``start``, durably; then report ``LogTruncated``.
 
-    All that this log holds is below the leader's log start: committed, and in the table. At 0 with
-    an empty prefix: nothing that it holds is the leader's, and the leader says where to begin.
+    Usually all records of this log are below the leader's log start, so they are committed and in
+    the table. With ``start`` 0 and an empty prefix, no record of this log is in the leader's log;
+    the leader's next answer says where to begin.
     """
 
     start: Offset
@@ -87,12 +90,13 @@ class ResetLog:
 
 @dataclass(frozen=True, slots=True)
 class BeginLogAt:
-    """Put an empty log at ``start`` in the place of the present one, durably, before anything else.
+    """Replace the present log by an empty log at ``start``, durably, before the next effect.
 
-    Only after an unclean election: the table holds everything below ``start``, this log ends below
-    it, and offsets that the table holds must not be given to other records. No epochs are known of
-    what is below: those of the present log are not the table's, and a follower that agreed with
-    them could keep records there that were never committed. What it knows of producers is kept.
+    This happens only after an unclean election. The table holds all records below ``start`` and
+    this log ends below ``start``, so without this effect the leader would give offsets of the table
+    to other records. The new log has no epochs for the records below ``start``: the epochs of the
+    present log may differ from the table's, and a follower that agreed with them could keep records
+    that were never committed. The state of producers is kept.
     """
 
     start: Offset
@@ -100,7 +104,7 @@ class BeginLogAt:
 
 @dataclass(frozen=True, slots=True)
 class RefuseLeadership:
-    """Take this replica out of the ISR: its log ends below ``cold_end``, so it lost records."""
+    """Remove this replica from the ISR: its log ends below ``cold_end``, so it lost records."""
 
     log_end: Offset
     cold_end: Offset
@@ -108,12 +112,12 @@ class RefuseLeadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeIsr:
-    """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered``, or nothing if unknown."""
+    """Propose ``ChangeIsr`` to the metadata log; report ``IsrAnswered`` if the outcome is known."""
 
-    isr: Mapping[BrokerId, BrokerEpoch]  # 0: its process was not seen to hold everything
+    isr: Mapping[BrokerId, BrokerEpoch]  # 0: its process has not shown all committed records
     leader_epoch: LeaderEpoch
     partition_epoch: PartitionEpoch
-    forgotten: tuple[BrokerId, ...] = ()  # end below what this leader had counted from them
+    forgotten: tuple[BrokerId, ...] = ()  # their logs end below an end that this leader counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class ProposeLeadership:
 
 @dataclass(frozen=True, slots=True)
 class ReportLeader:
-    """Tell the controller that the leader of this epoch does not answer."""
+    """Report to the controller that the leader of this epoch does not answer."""
 
     leader: BrokerId
     leader_epoch: LeaderEpoch
@@ -133,23 +137,23 @@ class ReportLeader:
 
 @dataclass(frozen=True, slots=True)
 class StartLeading:
-    """Take publishes in this epoch. Before: rebuild the retry tables from the log."""
+    """Take publishes in this epoch, after the retry tables are rebuilt from the log."""
 
     leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class StopLeading:
-    """Take no publishes; what waits for an ack has an unknown outcome: say NotLeader."""
+    """Take no publishes. Publishers that wait for an ack get NotLeaderError: outcome unknown."""
 
     leader_epoch: LeaderEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class ReportLostRecords:
-    """The new leader lacks ``[end, committed)``, which this replica knew to be committed.
+    """The new leader lacks the records ``[end, committed)``, which were committed.
 
-    Only after an unclean election. Readers above ``end`` have to be told (A10).
+    This happens only after an unclean election. Readers above ``end`` must be told (A10).
     """
 
     end: Offset

@@ -1,12 +1,13 @@
-"""A follower of one leader epoch: align the log once, then fetch. Events in, effects out.
+"""A follower in one leader epoch: it aligns its log once, then fetches. Events in, effects out.
 
     asking ──▶ truncating ──▶ asking (walk back) … ──▶ fetching ──▶ appending ──▶ fetching …
                                                           └──▶ idle ──▶ fetching
 
-A new leader epoch makes a new follower. It fetches nothing before its log is a prefix of the
-leader's: it asks where its newest epoch ends over there, cuts, and walks back epoch by epoch until
-both know the same one (rules R1, R2; KIP-101, 279, 320). The high watermark cuts nothing, ever.
-One request is under way at a time; an answer to any other is dropped.
+Each new leader epoch gets a new follower. A follower does not fetch before its log is a prefix of
+the leader's log. To align, it asks where its newest epoch ends in the leader's log, truncates its
+own log there, and goes back epoch by epoch until both logs have the same epoch (rules R1, R2;
+KIP-101, 279, 320). The high watermark never decides a truncation. One request is in flight at a
+time; an answer to an earlier request is dropped.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ Phase = Literal["asking", "truncating", "fetching", "appending", "idle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerTiming:
-    """When a follower asks again, and when it gives its leader up."""
+    """When a follower repeats a request, and when it reports its leader."""
 
-    request_ms: int = 500  # then a request without an answer is sent again
-    retry_ms: int = 50  # a refused one already then
-    idle_ms: int = 500  # a caught-up follower says that it is alive at least this often
-    wait_ms: int = 0  # park fetches at the leader this long; 0: be notified instead
-    leader_ms: int = 1_500  # without a word the leader is reported; and again each time
+    request_ms: int = 500  # a request without an answer is sent again after this
+    retry_ms: int = 50  # a refused request is sent again after this
+    idle_ms: int = 500  # a caught-up follower fetches at least this often, to show that it lives
+    wait_ms: int = 0  # the leader may keep a fetch this long; 0: it sends a notice instead
+    leader_ms: int = 1_500  # a leader that is silent for this long is reported, repeatedly
 
     def __post_init__(self) -> None:
-        assert 0 < self.request_ms <= self.leader_ms, "a request is repeated before it is a report"
-        assert self.wait_ms <= self.idle_ms < self.leader_ms, "an idle leader is not a silent one"
+        assert 0 < self.request_ms <= self.leader_ms, "request_ms must not exceed leader_ms"
+        assert self.wait_ms <= self.idle_ms < self.leader_ms, "needs wait <= idle < leader"
 
 
 _DEFAULT: Final = FollowerTiming()
@@ -82,10 +83,11 @@ class PartitionFollower:
     ) -> None:
         """Follow ``leader``; call :meth:`start` for the first effects.
 
-        After ``mute_leaders`` in a row of whom nothing was ever heard, this one gets longer for its
-        first word: taking over may take longer than a report does, and replicas that report each
-        other as fast as before would elect for ever. ``first_request_id`` must be above every id
-        that this process has used for the partition.
+        ``mute_leaders`` is the number of leaders in a row that never sent a message. The more there
+        were, the longer this leader may take for its first message. A new leader may need longer
+        than ``leader_ms`` to take over; without this rule replicas would report and elect each
+        other for ever. ``first_request_id`` must be above every request id that this process has
+        used for the partition.
         """
         self._me = me
         self._broker_epoch = broker_epoch
@@ -99,23 +101,23 @@ class PartitionFollower:
         self.next_request_id = first_request_id
         self._expected_id = 0
         self._sent_ms = self._heard_ms = self._reported_ms = now_ms
-        self.has_heard = False  # its leader said something, ever
+        self.has_heard = False  # whether this leader has sent any message
         self._ask_epoch = facts.epochs.latest
         self._fetch_after_truncation = False
-        self._leader_high_watermark = Offset(0)  # as of the batches being appended
+        self._leader_high_watermark = Offset(0)  # from the answer that is being appended
         self.walked_back = False  # the leader did not know the newest epoch of this log
-        self.dropped_count = 0  # answers of other epochs, requests or places
+        self.dropped_count = 0  # answers of another epoch, request or offset
 
     # ------------------------------------------------------------------ events
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Begin to align; an empty log is a prefix of every log."""
+        """Begin to align; an empty log needs no alignment, it is a prefix of every log."""
         if self._facts.log_end == 0 and self._facts.epochs.latest == 0:
             return self._fetch(now_ms)
         return self._ask(now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Repeat what got no answer, show life while idle, report a silent leader."""
+        """Repeat a request without an answer, fetch while idle, report a silent leader."""
         effects: list[Effect] = []
         timing = self._timing
         silent_ms = now_ms - max(self._heard_ms, self._reported_ms)
@@ -134,7 +136,7 @@ class PartitionFollower:
 
     @property
     def due_ms(self) -> int:
-        """Until when a tick does nothing, unless something else happens before."""
+        """When the next tick has work to do, unless another event comes before."""
         timing = self._timing
         due_ms = max(self._heard_ms, self._reported_ms) + self._patience_ms
         if self.phase == "idle":
@@ -146,7 +148,7 @@ class PartitionFollower:
     def message(self, message: Any, now_ms: int) -> list[Effect]:
         """Take an answer or a notice of the leader."""
         if message.leader_epoch != self.leader_epoch:
-            self.dropped_count += 1  # another leader's, or of this one's earlier life
+            self.dropped_count += 1  # from another leader, or from an earlier process of this one
             return []
         match message:
             case NewDataNotice():
@@ -161,24 +163,24 @@ class PartitionFollower:
                 return []
 
     def truncated(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Go on after a durable truncation."""
-        assert self.phase == "truncating", "nobody asked for a truncation"
+        """Continue after a durable truncation."""
+        assert self.phase == "truncating", "this follower asked for no truncation"
         self._facts = facts
         return self._fetch(now_ms) if self._fetch_after_truncation else self._ask(now_ms)
 
     def synced(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Go on after fetched batches are durable: the next fetch tells the leader."""
-        assert self.phase == "appending", "nothing was appended"
+        """Continue after the fetched batches are durable: the next fetch tells the leader."""
+        assert self.phase == "appending", "no batches were fetched"
         self._facts = facts
         return [*self._advance(self._leader_high_watermark), *self._fetch(now_ms)]
 
     def refreshed(self, facts: LogFacts) -> None:
-        """Look at the log again: an earlier follower's sync is done, or records were freed."""
+        """Take new facts of the log: an earlier follower's sync is done, or records were freed."""
         self._facts = facts
 
     def failed_append(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Go on after a disk was too full to take the batches: try again in a while."""
-        assert self.phase == "appending", "nothing was appended"
+        """Continue after a full disk refused the batches: fetch again after ``idle_ms``."""
+        assert self.phase == "appending", "no batches were fetched"
         self._facts = facts
         self.phase, self._sent_ms = "idle", now_ms
         return []
@@ -204,7 +206,7 @@ class PartitionFollower:
         return [SendToReplica(self.leader, request)]
 
     def _align(self, answer: EpochEndAnswer, now_ms: int) -> Iterator[Effect]:
-        """Cut what the leader's log cannot contain; source: KIP-279."""
+        """Truncate the records that the leader's log cannot contain; source: KIP-279."""
         if answer.refusal is not None:
             self._ask_again_soon(now_ms)
             return
@@ -212,7 +214,7 @@ class PartitionFollower:
         facts = self._facts
         own_epoch, own_end = facts.epochs.end_of(answer.known_epoch, facts.log_end)
         if own_epoch == answer.known_epoch:
-            # Both have this epoch, from one leader's hand: the shorter end is common to both.
+            # Both logs have this epoch, which one leader wrote: both agree up to the shorter end.
             cut, self._fetch_after_truncation = min(own_end, answer.end), True
         else:
             cut, self._fetch_after_truncation = own_end, False
@@ -221,7 +223,7 @@ class PartitionFollower:
         if cut >= facts.log_end and facts.epochs.latest <= answer.known_epoch:
             yield from self._fetch(now_ms)
             return
-        kept_end = max(cut, facts.log_start)  # what was freed below is in the table: committed
+        kept_end = max(cut, facts.log_start)  # freed records below are in the table: committed
         if kept_end < self.high_watermark:
             yield ReportLostRecords(kept_end, self.high_watermark)
             self.high_watermark = kept_end
@@ -229,8 +231,8 @@ class PartitionFollower:
         if cut >= facts.log_start:
             yield TruncateLog(cut)
             return
-        # Nothing that is here is the leader's, nor was all that was freed. Cut to nothing at its
-        # start it would continue what the leader does not know, and be refused for ever.
+        # No record of this log is in the leader's log, and not all freed records were. An empty log
+        # at the present log start would be refused for ever: the leader lacks records below it.
         self._fetch_after_truncation = True
         yield ResetLog(Offset(0), _NO_PREFIX)
 
@@ -255,7 +257,7 @@ class PartitionFollower:
 
     def _take(self, answer: FetchAnswer, now_ms: int) -> Iterator[Effect]:
         if answer.refusal == "diverged":
-            # Never after a whole alignment; if it happens, the log is aligned once more.
+            # This cannot happen after an alignment. If it does, align the log again.
             self._ask_epoch = self._facts.epochs.latest
             yield from self._ask(now_ms)
             return
@@ -292,7 +294,7 @@ class PartitionFollower:
         return True
 
     def _advance(self, leader_high_watermark: Offset) -> Iterator[Effect]:
-        """Learn how far the leader has committed, as far as it is durable here, too."""
+        """Raise the high watermark to the leader's, but not above this log's synced end."""
         known = min(leader_high_watermark, self._facts.synced_end)
         if known > self.high_watermark:
             self.high_watermark = known
@@ -307,9 +309,10 @@ class PartitionFollower:
         return self._expected_id
 
     def _ask_again_soon(self, now_ms: int) -> None:
-        """After a refusal, which usually means that one side has yet to hear of a new epoch.
+        """Ask again soon after a refusal: usually one side does not know the newest epoch yet.
 
-        It is no sign of life: a leader that refuses for ever is reported like a silent one.
+        A refusal does not count as a message of the leader: a leader that refuses for ever is
+        reported like a silent leader.
         """
         timing = self._timing
         self._sent_ms = now_ms - timing.request_ms - timing.wait_ms + timing.retry_ms

@@ -1,8 +1,8 @@
-"""One replica of a partition, whatever its role is now: the machine that a shell drives.
+"""One replica of a partition in any role: the state machine that a shell drives.
 
-It turns views of the metadata into roles, keeps exactly one of leader and follower alive, and
-stamps what they say with this process's broker epoch. Its shell owns the log: it executes the
-effects in order and reports back when the log has changed.
+The machine derives the replica's role from views of the metadata, and has at most one leader or
+follower at a time. Their messages carry this process's broker epoch. The shell owns the log: it
+performs the effects in order, and reports when the log has changed.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ from broker.model.replica_messages import (
     ReplicaMessage,
 )
 
-_NEW_PATIENCE = 2  # as after so many leaders that were never heard
-_CONFIRM_MS = 300  # then a candidate says again that it is ready
+_NEW_PATIENCE = 2  # a new partition's follower waits as after so many mute leaders
+_CONFIRM_MS = 300  # a candidate confirms again after this
 
 
 def first_request_id(broker_epoch: BrokerEpoch) -> int:
     """Return the first request id of a process.
 
-    No two processes of a broker share one: an answer to the one before, in the same leader epoch,
-    speaks of a log that the crash may have cut, and must not be taken for an answer to this one.
+    The processes of a broker have different request ids. A late answer to a former process, in the
+    same leader epoch, describes a log that the crash may have cut. So it must not be taken for an
+    answer to this process.
     """
     return (broker_epoch << 32) + 1
 
@@ -73,10 +74,10 @@ class PartitionReplica:
         timing: FollowerTiming | None = None,
         known_high_watermark: Offset | None = None,
     ) -> None:
-        """Stand by with an open, healthy log that is synced to its end.
+        """Start without a role, with an open, healthy log that is synced to its end.
 
-        ``known_high_watermark`` is known of these very records: that the table reaches further
-        says nothing about them before they are aligned.
+        ``known_high_watermark`` must be known for the records of this log. The cold end is not: the
+        table may hold other records, until this log is aligned.
         """
         self._me = me
         self._broker_epoch = broker_epoch
@@ -87,7 +88,7 @@ class PartitionReplica:
         self._known = known_high_watermark or Offset(0)
         self._request_id = first_request_id(broker_epoch)
         self._confirmed_ms: int | None = None
-        self._mute_leaders = 0  # in a row that this replica followed and never heard
+        self._mute_leaders = 0  # leaders in a row that never sent this replica a message
         self.view: PartitionView | None = None
         self.role: Role = "none"
         self.leader: PartitionLeader | None = None
@@ -95,24 +96,24 @@ class PartitionReplica:
 
     @property
     def high_watermark(self) -> Offset:
-        """The first offset that this replica does not know to be committed."""
+        """The first offset that is not committed, as far as this replica knows."""
         active = self.leader or self.follower
         return self._known if active is None else active.high_watermark
 
     # ------------------------------------------------------------------ metadata
 
     def view_changed(self, view: PartitionView | None, now_ms: int) -> list[Effect]:
-        """Take a newer view in; None when the partition is gone."""
+        """Take a newer view; None when the partition is gone."""
         if view is None:
             self.view = None
             return self._leave_role("none")
         if view.broker_epochs.get(self._me) != self._broker_epoch:
-            # Older than this process's registration: it may speak of a former life, whose epoch
-            # must not be led again (A25). Or newer than it: another process took its place.
+            # The view is older than this process's registration: it may describe a former process,
+            # whose epoch must not be led again (A25). Or it is newer: another process took over.
             return self._leave_role("none") if self.view is not None else []
         old = self.view
         if old is not None and view.partition_epoch < old.partition_epoch:
-            return []  # views may be handed over out of order; they are ordered by this epoch
+            return []  # views may come out of order; the partition epoch orders them
         self.view = view
         role = view.role_of(self._me)
         same = old is not None and old.leader_epoch == view.leader_epoch and role == self.role
@@ -138,7 +139,7 @@ class PartitionReplica:
     def _take_role(self, view: PartitionView, now_ms: int) -> list[Effect]:
         facts = self._facts()
         if self.role == "leader":
-            assert facts.synced_end == facts.log_end, "a leader begins with a synced log"
+            assert facts.synced_end == facts.log_end, "a leader must begin with a synced log"
             self.leader = PartitionLeader(
                 self._me,
                 view.leader_epoch,
@@ -159,7 +160,7 @@ class PartitionReplica:
         if self.role == "candidate":
             return self._confirm(view, now_ms)
         if self.role == "follower":
-            assert view.leader is not None, "a follower has somebody to follow"
+            assert view.leader is not None, "a follower needs a leader"
             self.follower = PartitionFollower(
                 me=self._me,
                 broker_epoch=self._broker_epoch,
@@ -176,15 +177,19 @@ class PartitionReplica:
         return []
 
     def _patience(self, view: PartitionView) -> int:
-        """A new partition's replicas open their logs at once, and a stream may have a thousand."""
+        """Return for how many mute leaders the follower's patience is set.
+
+        A new partition gets more patience: a stream may have a thousand partitions, whose replicas
+        all open their logs at the same time.
+        """
         return max(self._mute_leaders, _NEW_PATIENCE if view.leader_epoch == 1 else 0)
 
     def _confirm(self, view: PartitionView, now_ms: int) -> list[Effect]:
-        """Confirm that this replica is ready to lead; its log begins at the cold end at the latest.
+        """Confirm that this replica is ready to lead. Its log must not end below the cold end.
 
-        A leader whose log ends below the cold end would give offsets that the table holds to other
-        records. Where an operator gave records up, the log begins anew at the cold end. Otherwise
-        every candidate had synced everything committed, so this log has lost records.
+        A leader whose log ends below the cold end would give offsets of the table to other records.
+        After an unclean election, the log begins anew at the cold end. In any other election each
+        candidate had synced all committed records, so this log has lost records.
         """
         self._confirmed_ms = now_ms
         log_end = self._facts().log_end
@@ -211,11 +216,11 @@ class PartitionReplica:
     # ------------------------------------------------------------------ log, peers, time
 
     def appended(self, log_end: Offset) -> list[Effect]:
-        """The leader's own publishes are written, not yet synced."""
+        """Take note that the leader's own publishes are written, but not yet synced."""
         return self._lead(LogAppended(log_end))
 
     def synced(self, now_ms: int) -> list[Effect]:
-        """The log is durable to its end: after publishes, or after ``AppendStored``."""
+        """Take note that the log is durable to its end: after publishes or ``AppendStored``."""
         if self.follower is not None:
             if self.follower.phase != "appending":
                 self.follower.refreshed(self._facts())
@@ -224,13 +229,13 @@ class PartitionReplica:
         return self._lead(LogSynced(self._facts().synced_end, now_ms))
 
     def truncated(self, now_ms: int) -> list[Effect]:
-        """A ``TruncateLog`` is done, durably."""
+        """Take note that a ``TruncateLog`` is done, durably."""
         if self.follower is None or self.follower.phase != "truncating":
             return []
         return self.follower.truncated(self._facts(), now_ms)
 
     def failed_append(self, now_ms: int) -> list[Effect]:
-        """An ``AppendStored`` found the disk full; nothing, or only whole batches, was written."""
+        """Take note that a full disk refused an ``AppendStored``; whole batches may be written."""
         if self.follower is None or self.follower.phase != "appending":
             return []
         return self.follower.failed_append(self._facts(), now_ms)
@@ -244,12 +249,12 @@ class PartitionReplica:
         if self.follower is None:
             return []
         if self.follower.phase == "asking":
-            self.follower.refreshed(self._facts())  # the log start moves by itself
+            self.follower.refreshed(self._facts())  # retention may have moved the log start
         return self.follower.message(message, now_ms)
 
     @property
     def due_ms(self) -> int | None:
-        """When a tick has something to do that cannot wait for the next regular one, if ever."""
+        """When a tick has work that cannot wait for the next regular tick; None if never."""
         if self.follower is not None:
             return self.follower.due_ms
         if self._confirmed_ms is not None:
@@ -257,11 +262,11 @@ class PartitionReplica:
         return None if self.leader is None else self.leader.due_ms
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Time has passed."""
+        """Handle the passing of time: the timers of the present role."""
         if self.follower is not None:
             return self.follower.tick(now_ms)
         if self._confirmed_ms is not None and now_ms - self._confirmed_ms >= _CONFIRM_MS:
-            assert self.view is not None, "a candidate was named by a view"
+            assert self.view is not None, "a candidate has a view"
             return self._confirm(self.view, now_ms)
         return self._lead(TickElapsed(now_ms))
 
@@ -270,7 +275,7 @@ class PartitionReplica:
 
 
 def not_leader(request: FetchRequest | EpochEndRequest) -> ReplicaMessage:
-    """Refuse a request in the asker's epoch, so that it knows which one is meant."""
+    """Refuse a request. The refusal has the request's epoch, so that its sender accepts it."""
     if isinstance(request, EpochEndRequest):
         return EpochEndAnswer(
             leader_epoch=request.leader_epoch,

@@ -1,9 +1,9 @@
-"""How a follower writes what it fetched, so that its own torn tail is never taken for rot.
+"""In which groups a follower writes fetched batches, so that its torn tail never looks like rot.
 
-A batch's header says how far its *leader* was synced when it wrote the batch, and recovery takes a
-later batch as proof that earlier bytes were durable (docs/decisions/0002, proof b). On a follower
-that is true only if it, too, has synced so far before it writes the batch. Near the log's end this
-costs nothing: every fetch is synced anyway before the next.
+The header of a batch has the synced end of its *leader* when the leader wrote the batch. Recovery
+takes this as proof that earlier bytes were durable (docs/decisions/0002, proof b). On a follower
+this proof holds only if the follower has also synced up to that end before it writes the batch.
+Near the log's end this costs nothing: each fetch is synced before the next fetch anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _H = TypeVar("_H", bound=_Header)
 
 
 def append_runs(headers: Sequence[_H], synced_end: Offset) -> Iterator[Sequence[_H]]:
-    """Yield the batches in runs; the log has to be synced to its end between two of them."""
+    """Yield the batches in runs; the log must be synced to its end between two runs."""
     first = 0
     for at, header in enumerate(headers):
         if at > first and header.synced_end > synced_end:

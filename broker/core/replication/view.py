@@ -1,4 +1,4 @@
-"""What a broker knows of one partition from the metadata it has applied."""
+"""One partition, according to the metadata that a broker has applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Role = Literal["leader", "candidate", "follower", "waiting", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """One partition as of some index of the metadata log. Old ones are safe, only less useful."""
+    """One partition at some index of the metadata log. Acting on an old view is safe."""
 
     status: PartitionStatus
     leader: BrokerId | None
@@ -30,17 +30,17 @@ class PartitionView:
     broker_epochs: Mapping[BrokerId, BrokerEpoch]  # of the replicas
     joinable: frozenset[BrokerId]  # replicas that are neither fenced nor stopping
     eligible: frozenset[BrokerId] = frozenset()
-    restarted: frozenset[BrokerId] = frozenset()  # of both; to be seen to hold everything
+    restarted: frozenset[BrokerId] = frozenset()  # of ISR and eligible; not yet compared
     cold_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
     lineage: Lineage = ()
 
     @property
     def is_unclean(self) -> bool:
-        """Whether nobody is known to hold everything committed: an operator gave records up."""
+        """Whether no replica is known to have all committed records: an operator gave some up."""
         return not self.isr and not self.eligible
 
     def role_of(self, me: BrokerId) -> Role:
-        """Return what a broker has to do for the partition now."""
+        """Return the broker's role for the partition."""
         if me not in self.replicas:
             return "none"
         if self.leader == me:
