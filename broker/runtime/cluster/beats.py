@@ -1,7 +1,8 @@
-"""The pump that shows the controllers that this broker lives, and what it reports to them.
+"""The pump that sends this broker's heartbeats and reports to the active controller.
 
-Each heartbeat that is granted extends the lease: from when it was sent, on this broker's clock.
-Reports of silent leaders are repeated with the heartbeats until the metadata has moved on.
+Each granted heartbeat extends the lease. The lease counts from the time at which the heartbeat was
+sent, on this broker's clock. Reports of silent leaders are repeated with the heartbeats until the
+metadata has a newer leader epoch.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ _BEATS_A_SESSION: Final = 6
 
 
 class SeenMetadata(Protocol):
-    """What the pump looks at in the metadata log."""
+    """The part of the metadata log that the pump reads."""
 
     @property
     def state(self) -> MetadataState:
-        """What is applied here."""
+        """The metadata state that is applied on this broker."""
 
     @property
     def applied_index(self) -> int:
-        """Index of the newest entry applied here."""
+        """Index of the newest entry that is applied on this broker."""
 
     @property
     def leader(self) -> str | None:
-        """Who leads the metadata, as far as is known here: the broker of that name."""
+        """The active controller, as far as this broker knows: the id of a broker."""
 
 
 class MemberBeats:
-    """Any thread reports and takes leases; one at a time takes turns."""
+    """Any thread may report and take leases; one thread at a time runs turns."""
 
     def __init__(
         self,
@@ -47,17 +48,17 @@ class MemberBeats:
         timing: ElectionTiming,
         broker_epoch: Callable[[], BrokerEpoch],
     ) -> None:
-        """Nothing is sent before the first turn or report."""
+        """Prepare; the first turn or report sends."""
         self._metadata = metadata
         self._control = control
         self._timing = timing
         self._broker_epoch = broker_epoch
         self._new_reports = Inbox(waiting_max=0)
         self._reports: dict[PartitionId, LeaderEpoch] = {}
-        self.lease_until_ms = 0  # this broker may act until then, on its monotonic clock
+        self.lease_until_ms = 0  # this broker may lead until then, on its monotonic clock
 
     def turn(self, now_ms: int) -> int:
-        """Send a heartbeat, and every report again that still stands."""
+        """Send a heartbeat, and repeat every report that is still true."""
         self._send_heartbeat(now_ms)
         while (new := self._new_reports.take()) is not None:
             partition_id, leader_epoch = new[1]
@@ -68,9 +69,9 @@ class MemberBeats:
         return now_ms + self._timing.session_ms // _BEATS_A_SESSION
 
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
-        """Report a silent leader, and again until the metadata has another epoch. Any thread.
+        """Report a silent leader, and repeat until the metadata has another epoch. Any thread.
 
-        Whoever is in office now may be the one that is gone.
+        The report is repeated because the active controller itself may be down.
         """
         self._new_reports.put(partition_id, (partition_id, leader_epoch))
         self._send_report(partition_id, leader_epoch)
@@ -92,7 +93,7 @@ class MemberBeats:
             self._control.send(BrokerId(controller), heartbeat)
 
     def _send_report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> bool:
-        """Send a report that still stands; tell whether it does."""
+        """Send a report if it is still true; return whether it is."""
         current = self._metadata.state.partition(partition_id)
         if current is None or current.leader_epoch != leader_epoch or current.leader is None:
             return False

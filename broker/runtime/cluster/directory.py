@@ -1,4 +1,4 @@
-"""Who is where: brokers and partitions, read from a state of the metadata. Pure."""
+"""Addresses of brokers and brokers of partitions, from a state of the metadata. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def brokers_in(state: MetadataState) -> list[BrokerPlace]:
 
 
 def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
-    """Return where each partition of a stream is, by number; none if there is no such stream."""
+    """Return the brokers of each partition of a stream, by number; empty without such a stream."""
     return [
         PartitionPlace(
             partition=number,

@@ -1,7 +1,8 @@
-"""What a member does once and has an end: pumps whose answer is a callback.
+"""Tasks of a cluster member that have an end: pumps that give their result to a callback.
 
-Taking damaged replicas out of the sets, handing leaderships over, asking what is committed. Each
-asks again until it knows, or its time is up; callers' threads wait by ``wait_for_answer``.
+There are three: withdraw damaged replicas from the ISR, hand leaderships over before a stop, ask a
+leader for its high watermark. A task repeats its request until it has a result or its time is up.
+A thread that needs the result waits by ``wait_for_answer``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from broker.runtime.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 
-_PATIENCE_MS: Final = 10_000  # with the metadata
+_PATIENCE_MS: Final = 10_000  # how long a task waits for the metadata
 _WITHDRAW_AGAIN_MS: Final = 100
 _LOOK_MS: Final = 50
 _NEWEST_MS: Final = 3_000
@@ -32,9 +33,9 @@ _ASK_AGAIN_MS: Final = 20
 
 
 class GivingUp:
-    """Takes damaged replicas out of ISR and eligible, one after the other.
+    """Withdraws damaged replicas from ISR and eligible, one after the other.
 
-    The answer: those that others stand in for.
+    The result: the partitions of which another replica has all committed records.
     """
 
     def __init__(
@@ -46,18 +47,18 @@ class GivingUp:
         withdraw: Callable[[PartitionId], None],
         answered: Callable[[list[PartitionId]], None],
     ) -> None:
-        """Let ``withdraw`` propose; whoever hears what became of it wakes this pump."""
+        """Let ``withdraw`` propose; the caller wakes this pump when the state changes."""
         self._left = list(damaged)
         self._me = me
         self._metadata = metadata
         self._withdraw = withdraw
         self._answered = answered
         self._given_up: list[PartitionId] = []
-        self._deadline_ms = self._again_ms = 0  # of the first that is left
+        self._deadline_ms = self._again_ms = 0  # of the first partition in `_left`
         self._is_over = False
 
     def turn(self, now_ms: int) -> int:
-        """Look at the metadata; propose what it does not show yet."""
+        """Check the metadata; propose a withdrawal that it does not show yet."""
         while self._left:
             partition_id = self._left[0]
             stands_in = self._stands_in(partition_id, now_ms)
@@ -73,10 +74,10 @@ class GivingUp:
         return NEVER_MS
 
     def _stands_in(self, partition_id: PartitionId, now_ms: int) -> bool | None:
-        """Tell whether others have what this replica had; None: not decided yet."""
+        """Tell whether another replica has this replica's records; None: not decided yet."""
         one = self._metadata.state.partition(partition_id)
         if one is None:
-            return False  # the stream is deleted: nobody has anything
+            return False  # the stream is deleted, so no replica has its records
         if self._me not in (*one.isr, *one.eligible, one.leader):
             return bool(one.isr or one.eligible)
         self._deadline_ms = self._deadline_ms or now_ms + _PATIENCE_MS
@@ -90,9 +91,9 @@ class GivingUp:
 
 
 class HandingOver:
-    """Gives leaderships away before a stop, as far as others can take them.
+    """Hands leaderships over before a stop, if other replicas can lead.
 
-    The answer: whether nothing is left that somebody could take.
+    The result: whether no leadership is left that another replica could take.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class HandingOver:
         wake: Callable[[], None],
         answered: Callable[[bool], None],
     ) -> None:
-        """Nothing is proposed before the first turn."""
+        """Prepare; the first turn proposes the command."""
         self._me = me
         self._command = encode(StopBroker(broker=me, broker_epoch=broker_epoch))
         self._metadata = metadata
@@ -112,10 +113,10 @@ class HandingOver:
         self._answered = answered
         self._is_proposed = self._is_over = False
         self._heard: list[HeadwaterError | None] = []  # at most one
-        self._deadline_ms: int | None = None  # once it is known that this broker stops
+        self._deadline_ms: int | None = None  # set when the metadata knows that this broker stops
 
     def turn(self, now_ms: int) -> int:
-        """Propose, then wait until the controllers have moved what can be moved."""
+        """Propose the stop, then wait until the controller has moved the leaderships it can."""
         if not self._is_proposed:
             self._is_proposed = True
             self._metadata.propose_soon(self._command, self._hear, timeout_ms=_PATIENCE_MS)
@@ -128,7 +129,7 @@ class HandingOver:
         if self._deadline_ms is None or self._is_over:
             return NEVER_MS
         if not hand_overs(self._metadata.state, self._me):
-            return self._end(handed_over=True)  # also when all stop: nobody is left to take it
+            return self._end(handed_over=True)  # also if all brokers stop: none can take over
         if now_ms >= self._deadline_ms:
             return self._end(handed_over=False)
         return now_ms + _LOOK_MS
@@ -144,9 +145,9 @@ class HandingOver:
 
 
 class AskingNewest:
-    """Asks whoever leads a partition what is committed, until somebody can say it.
+    """Asks a partition's leader for its high watermark, until a leader answers.
 
-    The answer: what was told, with a high watermark, or why nobody tells it.
+    The result: the leader's answer with a high watermark, or the error.
     """
 
     def __init__(
@@ -159,22 +160,22 @@ class AskingNewest:
         wake: Callable[[], None],
         answered: Callable[[NewestTold | HeadwaterError], None],
     ) -> None:
-        """Let ``ask`` put the question to a leader; what it returns drops that question."""
+        """Let ``ask`` send the question to a leader; ``ask`` returns a function that cancels it."""
         self._partition_id = partition_id
         self._name = name
         self._metadata = metadata
         self._ask = ask
         self._wake = wake
         self._answered = answered
-        self._told: list[NewestTold] = []  # at most one: that of the question under way
-        self._drop: Callable[[], None] | None = None  # the question under way
-        self._leader: BrokerId | None = None  # who was asked
+        self._told: list[NewestTold] = []  # at most one: the answer to the present question
+        self._drop: Callable[[], None] | None = None  # cancels the present question
+        self._leader: BrokerId | None = None  # the broker that was asked
         self._deadline_ms: int | None = None
         self._again_ms = 0
         self._is_over = False
 
     def turn(self, now_ms: int) -> int:
-        """Take what was told, or ask (again)."""
+        """Take an answer, or ask (again)."""
         if self._is_over:
             return NEVER_MS
         if self._deadline_ms is None:
@@ -185,11 +186,14 @@ class AskingNewest:
                 return self._end(answer)
             self._end_question(now_ms)
         if now_ms >= self._deadline_ms:
-            reason = f"nobody can say now what is committed in {self._name}"
+            reason = (
+                f"no leader of {self._name} has told its high watermark within {_NEWEST_MS} ms: "
+                "try again later"
+            )
             return self._end(NotLeaderError(reason, partition=self._name))
         if now_ms < self._again_ms:
             return min(self._again_ms, self._deadline_ms)
-        if self._drop is not None:  # whoever was asked is mute
+        if self._drop is not None:  # the asked broker does not answer
             self._end_question(now_ms)
             return self._again_ms
         self._begin_question(now_ms)

@@ -1,4 +1,4 @@
-"""A state of the metadata as operators are told of it. Pure."""
+"""The state of the metadata in the form that operators see. Pure."""
 
 from __future__ import annotations
 

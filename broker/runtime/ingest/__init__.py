@@ -1,1 +1,1 @@
-"""Messages of NATS, and publishers' sessions."""
+"""Ingest from NATS, and the sessions of a data folder."""

@@ -1,9 +1,10 @@
 """Ingest from NATS: subscriptions of every partition, batches to the log, answers to publishers.
 
-Runs on one event loop. A batch leaves here as soon as it is parsed; its answers come back from the
-commit thread once it is durable, and many of them leave in one write. When a partition's queue is
-full the socket is not read for a while; a partition that stays full then loses messages, counted
-and logged and answered, so that it cannot hold up the others. Nobody who has an ack lost anything.
+Runs on one event loop. A batch is submitted to the log as soon as it is parsed. Its answers come
+from the commit thread when it is durable, and many answers are sent in one write. When a
+partition's queue is full, the socket is not read for a while. If the queue stays full, the
+partition loses messages, so that it cannot delay the other partitions. Lost messages are counted,
+logged and answered with an error. A message that was acknowledged is never lost.
 """
 
 from __future__ import annotations
@@ -33,30 +34,34 @@ from broker.ports.partition import PartitionHandle, RecordsOutcome
 from broker.ports.system import Clock
 from broker.runtime.ingest.nats_partition import Answers, IngestStats, PartitionIngest
 
-_SID_BASE: Final = 1 << 20  # far above what a client library numbers its own subscriptions
-_STALL_POLL_S: Final = 0.02  # others write to the log, too: room may appear without our doing
+_SID_BASE: Final = 1 << 20  # far above the subscription ids of a client library
+_STALL_POLL_S: Final = 0.02  # other writers use the queue too, so it may drain at any time
 _DRAIN_TIMEOUT_S: Final = 30.0
 
 _log = structlog.get_logger(__name__)
 
 
 class NatsLink(Protocol):
-    """The connection, as ingest uses it. broker/adapters/nats/transport.py is the real one."""
+    """The NATS connection for ingest; implemented by broker/adapters/nats/transport.py."""
 
     async def start(self) -> None:
         """Connect; raises UnavailableError, InvalidConfigError."""
 
     async def close(self) -> None:
-        """Write what is pending and close."""
+        """Write pending bytes and close."""
 
     async def subscribe(self, subjects: Mapping[int, str], queue_group: str | None) -> None:
-        """Subscribe under these ids, confirmed; raises UnavailableError, InvalidStreamError."""
+        """Subscribe under these ids and wait for the server's confirmation.
+
+        Raises:
+            UnavailableError, InvalidStreamError.
+        """
 
     async def unsubscribe(self, sids: Sequence[int]) -> None:
         """End subscriptions."""
 
     async def flush(self) -> bool:
-        """Exchange a round trip with the server."""
+        """Wait for one round trip to the server; False if the connection was lost."""
 
     def send(self, data: bytes, messages_count: int) -> bool:
         """Write protocol bytes; False when they were dropped."""
@@ -64,15 +69,15 @@ class NatsLink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestLimits:
-    """How much may wait, and for how long the socket may stay unread."""
+    """How many bytes may wait, and for how long the socket may stay unread."""
 
-    pending_bytes_max: int = 64 * 1024 * 1024  # handed to the log, not yet durable
+    pending_bytes_max: int = 64 * 1024 * 1024  # submitted to logs and not yet durable
     stall_ms_max: int = 4_000  # below nats-server's write deadline of 10 s
 
 
 @dataclass(slots=True)
 class _Submission:
-    """Rows handed to a partition's log, until their outcome is answered."""
+    """Rows that are submitted to a partition's log, until their outcome is answered."""
 
     partition: PartitionIngest
     records: Records
@@ -105,13 +110,13 @@ class NatsIngest:
         self._by_stream: dict[StreamUuid, list[PartitionIngest]] = {}
         self._pending_bytes = 0
         self._submissions_count = 0
-        self._backlog: deque[_Submission] = deque()  # parsed, not yet taken by a log
+        self._backlog: deque[_Submission] = deque()  # parsed, but not yet accepted by a log
         self._room: asyncio.Task[None] | None = None  # runs while there is a backlog
         self._completed: deque[_Submission] = deque()
         self._wakeup_due = False
         self._progress = asyncio.Event()
         self._stopping = False
-        self.gaps_total = 0  # connections lost: what was published meanwhile is not known
+        self.gaps_total = 0  # lost connections: messages that were published meanwhile are unknown
 
     # ------------------------------------------------------------------ life
 
@@ -125,7 +130,7 @@ class NatsIngest:
         await self._connection().start()
 
     async def stop(self, drain: bool) -> None:
-        """Stop listening and close; with ``drain``, first store and answer what has arrived."""
+        """Unsubscribe and close; with ``drain``, first store and answer the messages received."""
         link = self._connection()
         if drain:
             every = [one for partitions in self._by_stream.values() for one in partitions]
@@ -140,13 +145,13 @@ class NatsIngest:
         self._by_sid.clear()
 
     async def serve(self, stream: Stream, handles: Mapping[int, PartitionHandle]) -> None:
-        """Listen for these partitions of a stream, by number, and for no others.
+        """Subscribe for these partitions of a stream, by number, and for no other partitions.
 
-        Active on the server when this returns.
+        The subscriptions are active on the server when this returns.
 
         Raises:
             InvalidStreamError: the server does not allow one of the subjects.
-            UnavailableError: no connection. The stream is kept, and listens as soon as there is.
+            UnavailableError: no connection. The partitions are subscribed with the next connection.
         """
         present = self._by_stream.get(stream.uuid, [])
         kept = [one for one in present if handles.get(one.number) is one.handle]
@@ -156,7 +161,7 @@ class NatsIngest:
             if all(one.number != number for one in kept)
         ]
         gone = [one for one in present if one not in kept]
-        # Known before the server is asked: the first message may come with its answer.
+        # Before the server is asked: the first message may come with the server's confirmation.
         self._by_sid.update({one.sid: one for one in new})
         self._by_stream[stream.uuid] = [*kept, *new]
         if gone:
@@ -174,7 +179,7 @@ class NatsIngest:
                 raise
 
     def stats(self) -> list[IngestStats]:
-        """Return one snapshot per partition that is listened for. Any thread."""
+        """Return one snapshot per subscribed partition. Any thread."""
         return [one.stats() for partitions in list(self._by_stream.values()) for one in partitions]
 
     async def _unsubscribe(self, partitions: Sequence[PartitionIngest]) -> None:
@@ -196,7 +201,7 @@ class NatsIngest:
         for batch in batches:
             partition = self._by_sid.get(batch.sid)
             if partition is None:
-                continue  # the subscription was ended a moment ago
+                continue  # the subscription has just ended
             counters = partition.counters
             counters.received_messages += len(batch.payloads)
             counters.received_bytes += sum(map(len, batch.payloads))
@@ -223,7 +228,7 @@ class NatsIngest:
             partition.counters.slow_consumer += slow_consumer
 
     def _advance(self) -> bool:
-        """Hand the backlog over, oldest first; False when a log has no room for the next."""
+        """Submit the backlog, oldest first; False when a log has no room for the next one."""
         while self._backlog:
             submission = self._backlog[0]
             partition = submission.partition
@@ -236,7 +241,7 @@ class NatsIngest:
                 if partition.shedding:
                     partition.stop_shedding()
             elif isinstance(refusal, RecordTooLargeError) and submission.records.rows_count > 1:
-                # Together they do not fit: then one by one, in their order.
+                # The rows do not fit together: submit the halves, in their order.
                 partition.pending_bytes -= submission.size_bytes
                 for half in reversed(submission.records.halves()):
                     partition.pending_bytes += half.size_bytes
@@ -248,16 +253,16 @@ class NatsIngest:
         return True
 
     def _has_waited_enough(self, submission: _Submission) -> bool:
-        """Tell whether an overload is final for this batch; the first one starts its time."""
+        """Tell whether this batch is lost after an overload; the first overload starts a timer."""
         now_ms = self._clock.monotonic_ms()
         if submission.deadline_ms is None:
-            # A partition that has just dropped gets no time: it would hold up the others again.
+            # A partition that has just dropped gets no time: it would delay the others again.
             wait_ms = 0 if submission.partition.shedding else self._limits.stall_ms_max
             submission.deadline_ms = now_ms + wait_ms
         return self._stopping or now_ms >= submission.deadline_ms
 
     async def _wait_for_room(self) -> None:
-        """Work the backlog off. The socket is not read meanwhile, so it does not grow."""
+        """Submit the whole backlog. The socket is not read meanwhile, so it does not grow."""
         try:
             while not self._advance():
                 await self._wait_progress(_STALL_POLL_S)
@@ -265,13 +270,13 @@ class NatsIngest:
             self._room = None
 
     def _try_submit(self, submission: _Submission) -> HeadwaterError | None:
-        """Submit once; return why it was refused, None when it was taken."""
+        """Submit once; return the error if it was refused, None if it was accepted."""
         size = submission.size_bytes
         if self._stopping:
             return ShuttingDownError("the broker is closing")
         if self._pending_bytes and self._pending_bytes + size > self._limits.pending_bytes_max:
             return OverloadedError(
-                f"{self._pending_bytes} bytes read from NATS are not durable yet",
+                f"{self._pending_bytes} bytes from NATS are not durable yet: try again later",
                 pending_bytes=self._pending_bytes,
             )
         records = submission.records
@@ -280,7 +285,7 @@ class NatsIngest:
             submission.outcome = outcome
             self._complete(submission)
 
-        # Counted before it is handed over: the commit thread may be faster than the next line.
+        # Count before submitting: the commit thread may finish before the next line runs.
         self._count_pending(submission, 1)
         try:
             submission.partition.handle.submit_records(
@@ -315,18 +320,18 @@ class NatsIngest:
     # ------------------------------------------------------------------ answers out
 
     def _complete(self, submission: _Submission) -> None:
-        """Hand an outcome to the event loop. Commit thread; many share one wake-up."""
+        """Pass an outcome to the event loop; runs on a commit thread. Many share one wake-up."""
         self._completed.append(submission)
         if not self._wakeup_due:
             self._wakeup_due = True
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._answer_completed)
-            except RuntimeError:  # the loop has ended: nobody is left to answer
+            except RuntimeError:  # the event loop has ended, so no publisher can be answered
                 _log.warning("ingest_answer_too_late", stream=submission.partition.stream.name)
 
     def _answer_completed(self) -> None:
-        # Cleared first: an outcome that comes while we look at the queue schedules a new look.
+        # Clear first: an outcome that arrives during this loop schedules another run.
         self._wakeup_due = False
         now_us = self._clock.now_us()
         written: list[bytes] = []

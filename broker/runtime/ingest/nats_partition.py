@@ -1,4 +1,4 @@
-"""One partition's side of NATS ingest: its rules, its counters, and what its publishers hear."""
+"""NATS ingest of one partition: its rules, its counters, and the answers to its publishers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestStats:
-    """One partition's subscription at one moment. Names ending in ``_total`` only grow."""
+    """The counters of one partition's subscription. Numbers named ``..._total`` only grow."""
 
     stream: str
     partition: int
@@ -34,17 +34,17 @@ class IngestStats:
     received_bytes_total: int
     stored_messages_total: int
     duplicate_messages_total: int
-    dropped_messages_total: int  # lost to an overrun, before they were records
-    refused_messages_total: int  # could not be stored; answered where someone listens
-    pending_bytes: int  # read from the socket, not yet durable
-    gaps_total: int  # connections lost: what was published meanwhile is not known
-    slow_consumer_total: int  # those of them that we brought about by reading too slowly
+    dropped_messages_total: int  # lost because the queue was full
+    refused_messages_total: int  # could not be stored; answered if the publisher wants an answer
+    pending_bytes: int  # read from the socket, but not yet durable
+    gaps_total: int  # lost connections: messages that were published meanwhile are unknown
+    slow_consumer_total: int  # of these, ended by the server because this broker read too slowly
     errors_total: dict[str, int]  # refused and dropped messages by error class
 
 
 @dataclass(slots=True)
 class Answers:
-    """Messages to publishers, collected for one write."""
+    """Answers to publishers, collected for one write."""
 
     encode_ack: Callable[[Ack], bytes]
     received_us: int
@@ -52,7 +52,7 @@ class Answers:
     messages: list[tuple[bytes, bytes]] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """Return the protocol bytes of all of them."""
+        """Return the protocol bytes of all answers."""
         return encode_publishes(self.messages)
 
 
@@ -70,10 +70,10 @@ class _Counters:
 
 
 class PartitionIngest:
-    """What ingest knows of one partition. Owner: the event loop."""
+    """The ingest of one partition. Owner: the event loop."""
 
     def __init__(self, stream: Stream, number: int, handle: PartitionHandle, sid: int) -> None:
-        """Take over a partition that this broker leads; ``sid`` will be its subscription."""
+        """Take over a partition that this broker leads; ``sid`` is its subscription id."""
         self.stream = stream
         self.number = number
         self.handle = handle
@@ -105,7 +105,7 @@ class PartitionIngest:
         )
 
     def stored(self, records: Records, outcome: RecordsOutcome, answers: Answers) -> None:
-        """Count durable rows; answer those who wait for one."""
+        """Count durable rows; answer the publishers that wait."""
         duplicates = outcome.duplicates
         self.counters.stored_messages += records.rows_count - len(duplicates)
         self.counters.duplicate_messages += len(duplicates)
@@ -120,14 +120,14 @@ class PartitionIngest:
             self._ack(opened, offsets[row], answers, AckError.OK)
 
     def refuse_one(self, refused: RefusedMessage, answers: Answers) -> None:
-        """Count one message that cannot be a record; tell whoever can hear it."""
+        """Count one message that cannot be a record; answer its publisher if it waits."""
         replies = {} if refused.reply is None else {0: refused.reply}
         opened = {} if refused.opened is None else {0: refused.opened}
         self._refuse(refused.error, 1)
         self._tell(replies, opened, refused.error, answers)
 
     def refuse(self, records: Records, error: HeadwaterError, answers: Answers) -> None:
-        """Count rows that the log did not take; tell whoever can hear it."""
+        """Count rows that the log refused; answer the publishers that wait."""
         self._refuse(error, records.rows_count)
         self._tell(records.replies, records.opened, error, answers)
 
@@ -145,7 +145,7 @@ class PartitionIngest:
             )
 
     def drop(self, records: Records, error: HeadwaterError, answers: Answers) -> None:
-        """Count rows lost because the log would not take them in time; tell whoever can hear it."""
+        """Count rows that the log did not accept in time; answer the publishers that wait."""
         rows = records.rows_count
         if not self.shedding:
             self.shedding = True
@@ -162,7 +162,7 @@ class PartitionIngest:
         self._tell(records.replies, records.opened, error, answers)
 
     def stop_shedding(self) -> None:
-        """Note that the log takes batches again."""
+        """Note that the log accepts batches again."""
         self.shedding = False
         _log.error(
             "messages_dropped",
@@ -172,7 +172,7 @@ class PartitionIngest:
         )
 
     def _count_error(self, error: HeadwaterError, rows: int) -> bool:
-        """Count by class; tell whether it is worth a line: at 1, 2, 4, 8 ... of its class."""
+        """Count by error class; return whether to log: at 1, 2, 4, 8 ... errors of the class."""
         kind = type(error).__name__
         before = self.counters.errors.get(kind, 0)
         self.counters.errors[kind] = before + rows
@@ -193,7 +193,7 @@ class PartitionIngest:
             self._ack(one, Offset(0), answers, kind)
 
     def _ack(self, opened: Opened, offset: Offset, answers: Answers, error: AckError) -> None:
-        """Answer an AckInbox; when that may be is the partition's business."""
+        """Answer an AckInbox. The caller has waited until the ack policy allows it."""
         publish = opened.publish
         inbox = publish.ack_inbox.encode()
         if publish.ack_policy is AckPolicy.NONE or not inbox:

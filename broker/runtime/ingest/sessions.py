@@ -1,11 +1,12 @@
-"""The sessions that a data folder has been in: the proof that it is the one last in use.
+"""The sessions of a data folder: the proof that the folder is the one that was in use last.
 
-A process draws a session, writes it beside those that the folder already holds, syncs, and only
-then registers. docs/replication.md, "Proof of the folder".
+A session is a random id of one process of a broker. A process draws its session at start, adds it
+to the sessions that the folder already holds, syncs, and only then registers. See
+docs/replication.md, "Proof of the folder".
 
-A stop that closed every log, synced, leaves a file with its session. The next process takes the
-file away before it registers, so that it is believed once, and only of the newest session: what
-comes after it has no such file, whichever way it ends.
+A clean stop, which has closed and synced every log, leaves a file with its session. The next
+process removes the file before it registers. So the file counts once, and only if it is of the
+newest session: a later process that does not stop cleanly leaves no such file.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ ALONE: Final = ""  # the session of every process of a broker alone
 
 
 def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
-    """Return a new session and those that the folder held before; the new one is durable.
+    """Return a new session, which is durable, and the sessions that the folder held before.
 
     Raises:
-        MetadataCorruptError: the file is damaged. Without it the broker would be a stranger.
+        MetadataCorruptError: the file is damaged, so the broker cannot prove its folder.
     """
     known = _read(files) if files.exists(_FILE) else ()
     session = uuid.uuid4().hex
@@ -40,9 +41,9 @@ def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
 
 
 def note_alone(files: Files) -> None:
-    """Note durably that this folder is in use by a broker alone, unless that is its last note.
+    """Note durably that a lone broker uses this folder, unless this is the last note already.
 
-    When the broker becomes one of several, it proves its folder by this.
+    If the broker later becomes one of several, this note proves its folder.
 
     Raises:
         MetadataCorruptError: the file is damaged.
@@ -53,9 +54,9 @@ def note_alone(files: Files) -> None:
 
 
 def note_clean_stop(files: Files, session: str) -> None:
-    """Write down, durably, that every log was closed and synced in this session.
+    """Note durably that every log was closed and synced in this session.
 
-    A full disk leaves no note: then less is believed, and nothing wrong.
+    On a full disk there is no note: then the next start counts as a start after a crash.
     """
     body = {"session": session, "crc": _checksum((session,))}
     with ignoring_full_disk():
@@ -63,9 +64,9 @@ def note_clean_stop(files: Files, session: str) -> None:
 
 
 def take_clean_stop(files: Files) -> str | None:
-    """Return the session that was stopped cleanly, and take the note away, durably.
+    """Return the session that was stopped cleanly, and remove the note, durably.
 
-    A note that cannot be read is none: what it would say is then not believed.
+    A note that cannot be read counts as no note.
     """
     if not files.exists(_CLEAN_FILE):
         return None

@@ -1,1 +1,1 @@
-"""One partition: its owner's turns, its queue, its writes and what they wait for."""
+"""The shell of one partition: its turns, its queue, its writes and their answers."""

@@ -1,7 +1,8 @@
-"""A few threads that run partitions' commit turns, so that many partitions share few threads.
+"""A few threads that run the turns of all partitions, so that many partitions share few threads.
 
-A partition with work is queued once and runs on one thread at a time: it is an actor. Group commit
-follows by itself: whatever arrives during one turn's fdatasync is the next turn's group.
+A turn is one bounded piece of work of a partition. A partition with work is queued once, and its
+turns run on one thread at a time (an actor). Group commit follows from this: all writes that arrive
+during the fdatasync of one turn are the group of the next turn.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-STOP_S: Final = 30.0  # for what is queued; a turn lasts as long as an fsync
+STOP_S: Final = 30.0  # for all queued turns; a turn lasts as long as an fsync
 _STOP: Final = None
 
 
 class Turn(Protocol):
-    """Something that takes turns on the scheduler's threads."""
+    """An object whose turns the scheduler runs."""
 
     def run_turn(self) -> None:
         """Do one bounded piece of work; must not raise."""
 
 
 class TurnScheduler(Protocol):
-    """Whoever lets partitions take their turns: threads, or a simulated world."""
+    """Runs the turns of partitions: on threads, or in a simulation."""
 
-    on_crash: Callable[[BaseException], None]  # hears of a turn that raised, which is a bug
+    on_crash: Callable[[BaseException], None]  # called when a turn raised, which is a bug
 
     def schedule(self, turn: Turn) -> None:
-        """Queue one turn. Any thread; the caller sees to it that a turn is queued only once."""
+        """Queue one turn. Any thread; the caller ensures that the turn is not queued already."""
 
     def run_here(self, turn: Turn) -> None:
         """Run one turn now, on the caller's thread. Blocks.
 
-        The caller sees to it that the turn is not queued meanwhile.
+        The caller ensures that the turn is not queued meanwhile.
         """
 
 
 class CommitScheduler:
-    """Runs turns on ``threads_count`` daemon threads, first come first served."""
+    """Runs turns on ``threads_count`` daemon threads, in the order of queueing."""
 
     def __init__(self, threads_count: int, on_crash: Callable[[BaseException], None]) -> None:
-        """Prepare the threads; ``on_crash`` hears of a turn that raised, which is a bug."""
+        """Prepare the threads; ``on_crash`` is called when a turn raised, which is a bug."""
         self._ready: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
-        self.on_crash = on_crash  # hears of bugs on other threads of the broker, too
+        self.on_crash = on_crash  # also called for bugs on other threads of the broker
         self._threads = [
             threading.Thread(target=self._work, name=f"commit-{index}", daemon=True)
             for index in range(threads_count)
@@ -60,13 +61,13 @@ class CommitScheduler:
         self._ready.put(turn)
 
     def run_here(self, turn: Turn) -> None:
-        """See ``TurnScheduler.run_here``: it spares the caller two changes of thread."""
+        """See ``TurnScheduler.run_here``: it avoids two changes of thread."""
         self._run(turn)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Let queued turns finish, then end the threads; tell whether all have ended. Blocks.
+        """Run the queued turns, then end the threads; return whether all have ended. Blocks.
 
-        A thread that hangs in its turn is left to the end of the process.
+        A thread that hangs in its turn ends with the process.
         """
         for _ in self._threads:
             self._ready.put(_STOP)

@@ -1,8 +1,9 @@
-"""A partition's publishes, from the group that they are written in to their answers.
+"""The publishes of a partition, from the group in which they are written to their answers.
 
-One turn's writes are one group: planned, appended, offered to followers, synced. Only then do the
-retry tables know of it, so a turn that ends anywhere else has told them nothing. Who waits for the
-high watermark waits in the ``AckQueue``. Whether to write at all is the driver's to say.
+The writes of one turn are one group: it is planned, appended, offered to followers and synced. Only
+then the retry tables are updated, so a turn that fails earlier leaves them unchanged. Publishers
+that wait for the high watermark wait in the ``AckQueue``. The driver decides whether a write is
+accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from broker.runtime.partition.replica_shell import ReplicaShell
 
 
 class Commits:
-    """Writes groups and keeps who waits for them. Owner: the partition's turns."""
+    """Writes groups, and keeps the publishers that wait. Owner: the partition's turns."""
 
     def __init__(
         self,
@@ -40,9 +41,10 @@ class Commits:
         on_commit: OnCommit,
         is_held: Callable[[], bool],
     ) -> None:
-        """Begin; ``fail`` hears of a log that takes no more writes, before anybody else does.
+        """Start without waiting publishers.
 
-        While ``is_held`` says so, nobody is answered.
+        ``fail`` is called first when the log takes no more writes. While ``is_held`` returns true,
+        no publisher is answered.
         """
         self._is_held = is_held
         self._config = config
@@ -54,11 +56,11 @@ class Commits:
         self._acks: AckQueue[Answer] = AckQueue()
 
     def __len__(self) -> int:
-        """How many calls wait for their answer."""
+        """Number of calls that wait for their answer."""
         return len(self._acks)
 
     def encode(self, batch: pa.RecordBatch) -> PreparedBatch:
-        """Return the records as they are stored."""
+        """Return the records as a batch to store."""
         return prepare(batch, now_us=self._clock.now_us(), codec=self._config.compression)
 
     def write(
@@ -67,7 +69,7 @@ class Commits:
         shell: ReplicaShell,
         leader_epoch: LeaderEpoch,
     ) -> bool:
-        """Write a group and answer whom it can; tell whether the log has grown."""
+        """Write a group and answer those that may be answered; return whether the log grew."""
         started_s = time.perf_counter()
         group = CommitGroup(
             producers=self._local.retries.producers,
@@ -98,7 +100,7 @@ class Commits:
         log = self._local.log
         try:
             log.append(group.batches, leader_epoch=group.leader_epoch, now_us=group.now_us)
-            assert log.log_end == group.end, "the log placed a batch where it was not planned"
+            assert log.log_end == group.end, "the log has another end than the plan"
             shell.appended()
             if self._config.flush == "always":
                 shell.sync()
@@ -117,7 +119,7 @@ class Commits:
         return None
 
     def settle(self, leader: PartitionLeader | None) -> None:
-        """Answer whom the leader lets answer; its lease is looked at right before."""
+        """Answer the publishers that the leader allows; its lease is checked immediately before."""
         if leader is None or not len(self._acks):
             return
         if leader.is_fenced(self._clock.monotonic_ms()) or self._is_held():
@@ -128,6 +130,6 @@ class Commits:
             answer.tell(None)
 
     def abandon(self, error: HeadwaterError) -> None:
-        """Answer whoever waits: the outcome is not known here any more."""
+        """Answer all waiting publishers with ``error``: the outcome of their writes is unknown."""
         for answer in self._acks.abandon():
             answer.abandon(error)

@@ -1,4 +1,4 @@
-"""What a partition counts, and whom it tells of its commits."""
+"""The counters of a partition, and the callback for its commits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ OnCommit = Callable[[float, int], None]  # seconds and records of one group comm
 
 
 def ignore_commit(seconds: float, records_count: int) -> None:
-    """Do nothing; the daemon counts commits instead."""
+    """Do nothing: the default. The daemon passes a callback that counts."""
 
 
 @dataclass(slots=True)
 class PartitionCounters:
-    """What a partition has done since it was opened; plain numbers, read without a lock."""
+    """Counts since the partition was opened; plain numbers, read without a lock."""
 
     appended_records: int = 0
     appended_bytes: int = 0
@@ -22,4 +22,4 @@ class PartitionCounters:
     refused_writes: int = 0
     syncs: int = 0
     freed_segments: int = 0
-    dropped_messages: int = 0  # of other replicas, which send them again
+    dropped_messages: int = 0  # messages of other replicas, which are sent again

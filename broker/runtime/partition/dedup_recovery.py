@@ -1,4 +1,4 @@
-"""Rebuild the retry tables from the log at start: they are caches of what the log says."""
+"""Rebuild the retry tables from the log at start: the tables are caches of the log."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from broker.storage.log.partition_log import PartitionLog
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _READ_BYTES: Final = 16 * 1024 * 1024
-_CHUNK_BYTES: Final = 16 * 1024 * 1024  # of batches whose ids are taken together
-_PART_BYTES: Final = 4 * 1024  # what a decoded batch costs besides its bytes
+_CHUNK_BYTES: Final = 16 * 1024 * 1024  # bytes of batches whose ids are added together
+_PART_BYTES: Final = 4 * 1024  # memory of a decoded batch in addition to its bytes
 _HEADERS_BIT: Final = next(bit for bit, field in OPTIONAL_COLUMNS if field.name == "headers")
 
 _Part = tuple[BatchHeader, pa.RecordBatch]
 
 
 def rebuild_producers(log: PartitionLog) -> ProducerTable:
-    """Return the producer table as of the log's end: newest state, then the batches after it."""
+    """Return the producer table at the log's end: the newest state, then the batches after it."""
     table, start = ProducerTable(), log.log_start
     stored = log.read_producer_state()
     if stored is not None:
         state, end = stored
-        with contextlib.suppress(MetadataCorruptError):  # a cache: else walk the whole log
+        with contextlib.suppress(MetadataCorruptError):  # a cache: if damaged, read the whole log
             table, start = ProducerTable.from_state(state), max(start, end)
     for batch in _batches(log, start):
         header = batch.header
@@ -50,7 +50,7 @@ def rebuild_producers(log: PartitionLog) -> ProducerTable:
 def rebuild_window(
     log: PartitionLog, window: MessageIdWindow, now_us: int, config: StreamConfig
 ) -> None:
-    """Fill the window from the records that can still be in it."""
+    """Fill the window from the records that may still be within it."""
     if not config.dedup_window_ms:
         return
     horizon = log.offset_at(now_us - config.dedup_window_ms * 1000)
@@ -76,7 +76,7 @@ def _batches(log: PartitionLog, start: Offset) -> Iterator[StoredBatch]:
 
 
 def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
-    """Add the ids of many batches at once: a quiet stream has a batch for every record."""
+    """Add the ids of many batches at once: with little traffic each batch has one record."""
     headers = pa.concat_arrays([body.column("headers") for _, body in parts])
     offsets = np.concatenate([_offsets(header, body) for header, body in parts])
     stamps = np.concatenate([np.asarray(body.column(TIMESTAMP_FIELD.name)) for _, body in parts])
@@ -88,7 +88,7 @@ def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
     for message_id, offset, stamp in zip(
         ids, offsets[rows].tolist(), stamps[rows].tolist(), strict=True
     ):
-        if message_id and offset != last_offset:  # ingest goes by a record's first id, too
+        if message_id and offset != last_offset:  # only a record's first id counts, as in ingest
             window.add(message_id.decode(errors="replace"), Offset(offset), stamp)
             last_offset = offset
 

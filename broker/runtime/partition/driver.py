@@ -1,8 +1,8 @@
-"""The shell of one partition on this broker: group commit, reads, what tiering asks.
+"""The shell of one partition on this broker: group commit, reads, requests of tiering.
 
-One turn = take what is queued, plan it, append, let followers fetch, sync, move the high watermark,
-answer whom the ack policy lets answer. All writing happens in turns, on one thread at a time. What
-replication decides, and whether this broker leads, is the ``ReplicaShell``'s.
+One turn takes the queued writes, plans a group, appends it, lets followers fetch, syncs, moves the
+high watermark and answers the publishers whose ack policy allows it. All writing happens in turns,
+on one thread at a time. The ``ReplicaShell`` handles replication, and knows who leads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PartitionDriver:
         on_commit: OnCommit = ignore_commit,
         claims: Claims | None = None,
     ) -> None:
-        """Take over an open log; :meth:`take_view` says what to do with it."""
+        """Take over an open log; the first :meth:`take_view` gives the replica its role."""
         self.stream = stream
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         self.subject = stream.config.partition_subject(number)
@@ -111,11 +111,11 @@ class PartitionDriver:
             on_commit=on_commit,
             is_held=self._gate.is_held,
         )
-        self.lost_end = log.recovery.lost_end_error  # why nobody can say where the log ended
+        self.lost_end = log.recovery.lost_end_error  # set if the log was once longer
         self._queue = TurnQueue(self, scheduler, str(self.partition_id))
         self._closed = threading.Event()
         self.frees = LocalFrees(self, self._local, self._queue)
-        self._maintenance_queued = self._tick_queued = False  # a busy queue is never empty
+        self._maintenance_queued = self._tick_queued = False  # so that each is queued only once
         self._views = Newest(self._queue, self._take_view)
         self._postponed = Deferred()
         self._quiet_ms, self._ticked_ms, self._due_ms = identity.quiet_ms, 0, 0
@@ -134,10 +134,10 @@ class PartitionDriver:
             )
             try:
                 self._local.retries.follow_log(log)
-            except CorruptDataError as error:  # below what opening the log looks at
+            except CorruptDataError as error:  # damage in bytes that opening the log did not scan
                 self.failure, self._shell = error, None
 
-    # ------------------------------------------------------------------ what readers ask
+    # ------------------------------------------------------------------ for readers
 
     @property
     def log_start(self) -> Offset:
@@ -146,7 +146,7 @@ class PartitionDriver:
 
     @property
     def high_watermark(self) -> Offset:
-        """First offset not known to be committed; of a failed log alone, its end."""
+        """First offset not known to be committed; the synced end if a log without copies failed."""
         if self._shell is None or (self._alone and self.failure is not None):
             return self._local.log.synced_end
         return self._shell.high_watermark
@@ -158,7 +158,7 @@ class PartitionDriver:
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
-        """The newest epoch that is known here."""
+        """The newest leader epoch that this replica knows."""
         view = self.view
         return self._local.log.epochs.latest if view is None else view.leader_epoch
 
@@ -169,14 +169,14 @@ class PartitionDriver:
 
     @property
     def view(self) -> PartitionView | None:
-        """The metadata's word on the partition."""
+        """The newest view of the partition's metadata."""
         return None if self._shell is None else self._shell.view
 
     @property
     def leads(self) -> bool:
-        """Whether this broker leads the partition, as far as it knows.
+        """Whether this broker leads the partition, according to its own metadata.
 
-        A broker alone also stands for a partition that has failed: nobody else could say why.
+        The only replica counts as leader even after a failure: no other broker can report why.
         """
         if self.failure is not None:
             return self._alone
@@ -189,7 +189,7 @@ class PartitionDriver:
 
     @property
     def leader(self) -> PartitionLeader | None:
-        """The leading machine, to be looked at, while this replica leads."""
+        """The leader core while this replica leads; only for reading."""
         return None if self._shell is None else self._shell.leader
 
     @property
@@ -215,7 +215,7 @@ class PartitionDriver:
 
     @property
     def newest_committed(self) -> Offset | None:
-        """The high watermark of a leader that is sure of it, else None (KIP-207)."""
+        """The high watermark, or None while an earlier leader may have shown more (KIP-207)."""
         leader = self.leader
         if leader is None or leader.is_fenced(self._clock.monotonic_ms()):
             return None
@@ -223,14 +223,14 @@ class PartitionDriver:
 
     @property
     def synced_position(self) -> tuple[LeaderEpoch, Offset]:
-        """How far this log reaches, for an election: its last record's epoch, what it told of."""
+        """The last record's leader epoch and the log end, for an election."""
         always = self.stream.config.flush == "always"
         end = self._local.log.synced_end if always else self._local.log.log_end
         epochs = self._local.log.epochs
         return (epochs.epoch_of(Offset(end - 1)) if end else LeaderEpoch(0)), end
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
-        """See ``PartitionReader.read``. Rot that it finds takes this replica out of the ISR."""
+        """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR."""
         try:
             return self._local.log.read(start, end, bytes_max=bytes_max)
         except CorruptDataError as error:
@@ -245,15 +245,15 @@ class PartitionDriver:
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
         if self.failure is not None and not self._alone:
-            raise self.failure  # others have copies: the reader is to ask one of them
+            raise self.failure  # other brokers have copies: the reader must ask one of them
         if self.lost_end is not None and above >= self._local.log.synced_end:
-            raise self.lost_end  # there was more, and it does not come
+            raise self.lost_end  # the records above were lost and will not come
         if self._shell is None:
-            self._closed.wait(timeout_ms / 1000)  # nothing more will be committed here
+            self._closed.wait(timeout_ms / 1000)  # a damaged log commits no more records
             return self._local.log.synced_end
         return self._shell.wait_committed(above, timeout_ms)
 
-    # ------------------------------------------------------------------ what writers ask
+    # ------------------------------------------------------------------ for publishers
 
     def submit(
         self,
@@ -294,7 +294,7 @@ class PartitionDriver:
         if self.failure is not None:
             raise self.failure
         if self._queue.closing:
-            raise ShuttingDownError(f"{self._path} is closing")
+            raise ShuttingDownError(f"partition {self._path} is closing")
         if not self.leads:
             raise not_leader(self._path, self.view)
         overload = self._local.tier.overload()
@@ -304,21 +304,21 @@ class PartitionDriver:
 
     @property
     def refusal(self) -> HeadwaterError | None:
-        """Why no writes are taken: the log has failed, or another process leads this history."""
+        """Why writes are refused: the log has failed, or another process leads this history."""
         return self.failure or self._gate.refusal
 
     @property
     def _path(self) -> str:
         return f"{self.stream.name}/{self.partition_id.number}"
 
-    # ------------------------------------------------------------------ what the cluster says
+    # ------------------------------------------------------------------ for the cluster
 
     def take_view(self, view: PartitionView | None) -> OwnerCall:
-        """Begin to take in a view of the metadata, the newest; end it with :meth:`view_taken`."""
+        """Begin to take the newest view of the metadata; finish with :meth:`view_taken`."""
         return self._views.begin(view)
 
     def view_taken(self, call: OwnerCall) -> None:
-        """Wait until a view is taken in. Blocks."""
+        """Wait until the view is taken. Blocks."""
         self._queue.result_of(call)
 
     def _take_view(self, view: PartitionView | None) -> None:
@@ -329,7 +329,7 @@ class PartitionDriver:
             self._settle()
 
     def deliver(self, message: ReplicaMessage) -> None:
-        """Take a message of another replica, or lose it. Any thread; does not block."""
+        """Take a message of another replica, or drop it. Any thread; does not block."""
         if not self._queue.offer(lambda: self._message(message), size_of(message)):
             self.counters.dropped_messages += 1
 
@@ -339,7 +339,7 @@ class PartitionDriver:
             self._settle()
 
     def tick_replica(self) -> None:
-        """Let time pass, if the replica has something to do. Any thread; does not block."""
+        """Queue a tick of the replica if a timer is due. Any thread; does not block."""
         self._gate.tick()
         if not self._tick_queued and self._clock.monotonic_ms() >= self._due_ms:
             self._tick_queued = True
@@ -356,7 +356,7 @@ class PartitionDriver:
         self._shell.tick()
         self._settle()
 
-    # ------------------------------------------------------------------ what tiering asks
+    # ------------------------------------------------------------------ for tiering
 
     @property
     def cold_end(self) -> Offset:
@@ -381,11 +381,11 @@ class PartitionDriver:
         self._local.record_cold_end(cold_end)
 
     def learn_cold_end(self, cold_end: Offset) -> None:
-        """Take over what the metadata says is in the table. Only ever forward."""
+        """Take a higher cold end from the metadata; a lower one is ignored."""
         self._local.learn_cold_end(cold_end)
 
     def refuse_if_replaced(self) -> None:
-        """Take no writes if the log ends below what is in its table: nobody else could have it."""
+        """Fail if the log ends below its cold end: a lone broker cannot fetch the lost records."""
         if self.failure is None:
             self.failure = self._local.replacement()
 
@@ -414,7 +414,7 @@ class PartitionDriver:
     # ------------------------------------------------------------------ the owner's turns
 
     def tick(self) -> None:
-        """Give time a chance: roll by age, sync by interval, expire message ids. Any thread."""
+        """Queue the periodic work: roll by age, sync by interval, expire ids. Any thread."""
         if self.failure is None and not self._queue.closing and not self._maintenance_queued:
             self._maintenance_queued = True
             self._queue.post(self._maintain)
@@ -424,7 +424,7 @@ class PartitionDriver:
         self.closed(self.begin_close())
 
     def begin_close(self) -> OwnerCall:
-        """Begin to :meth:`close`; end it with :meth:`closed`."""
+        """Begin to :meth:`close`; finish with :meth:`closed`."""
         self._queue.close()
         self._closed.set()
         if self._shell is not None:
@@ -443,10 +443,10 @@ class PartitionDriver:
         except LogFailedError:
             if not self._queue.poisoned:
                 raise
-            self._local.log.close()  # the files alone: no turn will be taken any more
+            self._local.log.close()  # only close the files: no turn runs any more
 
     def run_turn(self) -> None:
-        """Take one turn; called by the scheduler, on one thread at a time."""
+        """Run one turn; the scheduler calls this, on one thread at a time."""
         work = Work()
         try:
             self._queue.take(work, held=(held := self._holds_writes()))
@@ -464,12 +464,14 @@ class PartitionDriver:
         return not self._queue.closing and self._gate.is_held()
 
     def _poison(self, work: Work) -> None:
-        """Let nothing more happen here: the turn crashed, and nobody knows how far it came.
+        """Stop all work of this partition: a turn crashed at an unknown step, by a bug.
 
-        What it planned may be in memory and not in the log, so nothing that memory holds is written
-        any more. Writes get no answer, which is what is known of them: the process ends.
+        Memory may have plans that the log has not, so no state of memory is written any more. The
+        waiting writes get no answer: their outcome is unknown, and the process ends.
         """
-        self.failure = LogFailedError(f"a bug ended the work of {self._path}; the broker stops")
+        self.failure = LogFailedError(
+            f"a bug stopped the work of partition {self._path}, so the broker stops: see its log"
+        )
         self._local.log.poison(self.failure.message)
         self._queue.poison(work, self.failure)
         self._closed.set()
@@ -478,7 +480,7 @@ class PartitionDriver:
 
     def _next_due_ms(self) -> int:
         if len(self._commits):
-            return 0  # a lease, renewed, may be all that they wait for
+            return 0  # perhaps they wait only for a renewed lease
         shell_ms = None if self._shell is None else self._shell.due_ms
         regular_ms = self._ticked_ms + self._quiet_ms
         due_ms = (regular_ms, shell_ms, self._postponed.due_ms, self._gate.due_ms)
@@ -496,17 +498,19 @@ class PartitionDriver:
             self._notice_roll()
 
     def _refuses(self, write: Write) -> bool:
-        """Answer a write that cannot be taken now; nothing of it is stored."""
+        """Refuse a write that cannot be taken now: answer it, store nothing. Tell whether so."""
         leader = None if self._shell is None else self._shell.leader
         refusal: HeadwaterError | None
         if self.failure is not None:
             refusal = self.failure
         elif leader is None:
             refusal = not_leader(self._path, self.view)
-        else:  # a leader that was replaced says so, even if the lake told it first
+        else:  # the leader's own refusal comes before the refusal by the claim in the lake
             refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
         if refusal is None and self._queue.closing and self._gate.is_held():
-            refusal = ShuttingDownError(f"{self._path} closes before its claim was settled")
+            refusal = ShuttingDownError(
+                f"partition {self._path} closes before its claim in the lake was settled"
+            )
         if refusal is not None:
             self.counters.refused_writes += 1
             write.refuse(refusal)
@@ -531,7 +535,8 @@ class PartitionDriver:
         self._notice_roll()
 
     def _close_log(self) -> None:
-        self._commits.abandon(ShuttingDownError(f"{self._path} closed before this was committed"))
+        reason = f"partition {self._path} closed before these records were committed"
+        self._commits.abandon(ShuttingDownError(reason))
         if self.failure is None:
             self._local.save_producers()
         self._local.log.close()
@@ -541,18 +546,19 @@ class PartitionDriver:
         self._local.begin_leading()
 
     def end_leading(self) -> None:
-        """See ``ReplicaOwner``: whoever waits has to ask the next leader, with the same ids."""
-        self._commits.abandon(NotLeaderError(f"{self._path} lost its leader before the commit"))
+        """See ``ReplicaOwner``: publishers must retry at the next leader, with the same ids."""
+        reason = f"this broker stopped leading {self._path} before the commit"
+        self._commits.abandon(NotLeaderError(reason))
 
     def fail(self, error: HeadwaterError) -> None:
-        """See ``ReplicaOwner``: take no more writes, leave the ISR, tell readers to look again."""
+        """See ``ReplicaOwner``: refuse writes, leave the ISR, wake waiting readers."""
         if self.failure is not None:
             return
         self.failure = error
         _log.error("partition_failed", partition=self._path, reason=error.message)
         if isinstance(error, CorruptDataError):
-            with suppress(HeadwaterError):  # a disk that refuses this, too, is failed all the same
-                self._local.log.mark_suspect()  # the next start finds it, and fetches the log anew
+            with suppress(HeadwaterError):  # if the disk refuses this, the log has failed anyway
+                self._local.log.mark_suspect()  # the next start scans all and fetches the log again
         self._links.withdraw(error)
         if self._shell is not None:
             self._shell.wake_readers(closing=False)
@@ -582,6 +588,6 @@ class PartitionDriver:
             if self.failure is None:
                 try:
                     self._local.save_producers()
-                except LogFailedError as error:  # what was answered is durable; no more is taken
+                except LogFailedError as error:  # answered records are durable; take no more
                     self.fail(error)
             self._on_sealed(self.stream)

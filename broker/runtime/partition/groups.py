@@ -1,8 +1,8 @@
-"""Planning one group commit: which batches to write, what every submitter will hear.
+"""Planning one group commit: which batches to write, and the answer to each submitter. Pure.
 
-Pure: offsets are predicted from the log end, which is safe because one thread writes a partition,
-and the retry tables are left as they are until :meth:`CommitGroup.written` says that the log has
-it all. A write that fails, or a turn that crashes, has nothing to take back.
+Offsets are computed from the log end; this is safe because one thread writes a partition. The retry
+tables are unchanged until :meth:`CommitGroup.written` is called, when the log has the group. So
+after a failed write or a crashed turn nothing must be undone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from broker.ports.partition import RecordsOutcome
 
 @dataclass(frozen=True, slots=True)
 class BatchesWrite:
-    """A :meth:`PartitionHandle.submit` call waiting for its group."""
+    """A :meth:`PartitionHandle.submit` call that waits for its group."""
 
     batches: Sequence[PreparedBatch]
     done: Callable[[Sequence[AppendResult | HeadwaterError]], None]
@@ -47,10 +47,10 @@ class BatchesWrite:
 
 @dataclass(frozen=True, slots=True)
 class RecordsWrite:
-    """A :meth:`PartitionHandle.submit_records` call waiting for its group."""
+    """A :meth:`PartitionHandle.submit_records` call that waits for its group."""
 
     batch: pa.RecordBatch
-    prepared: PreparedBatch  # of the whole batch, used when no row is a repeat
+    prepared: PreparedBatch  # the whole batch encoded; used if no row is a repeat
     message_ids: Sequence[str | None] | None
     done: Callable[[RecordsOutcome | HeadwaterError], None]
     size_bytes: int
@@ -66,15 +66,15 @@ Write = BatchesWrite | RecordsWrite
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a caller will hear, once everything below ``end`` is as durable as it asked."""
+    """The answer to a caller, sent when all records below ``end`` are as durable as it asked."""
 
     write: Write
-    outcome: Any  # what ``done`` takes
+    outcome: Any  # the argument of ``done``
     end: Offset
-    start: Offset  # of the group: results at or above it needed its write
+    start: Offset  # start of the group: outcomes at or above it depend on this write
 
     def tell(self, failure: HeadwaterError | None) -> None:
-        """Tell the caller its outcome; with ``failure``, for all that needed this write."""
+        """Send the outcome; with ``failure``, that error for all that depends on this write."""
         match self.write:
             case BatchesWrite():
                 self.write.done([self._settled(one, failure) for one in self.outcome])
@@ -82,7 +82,7 @@ class Answer:
                 self.write.done(failure if failure is not None else self.outcome)
 
     def abandon(self, error: HeadwaterError) -> None:
-        """Tell the caller that the outcome is not known here any more."""
+        """Answer the caller with ``error``: the outcome of its write is unknown."""
         match self.write:
             case BatchesWrite():
                 told = [one if isinstance(one, HeadwaterError) else error for one in self.outcome]
@@ -121,11 +121,11 @@ class CommitGroup:
 
     @property
     def end(self) -> Offset:
-        """The log end once the group is written."""
+        """The log end when the group is written."""
         return Offset(self._end)
 
     def add(self, write: Write) -> None:
-        """Take one call into the group."""
+        """Add one call to the group."""
         match write:
             case BatchesWrite():
                 self._answers.append((write, [self._add_batch(one) for one in write.batches]))
@@ -133,17 +133,17 @@ class CommitGroup:
                 self._answers.append((write, self._add_records(write)))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield what each caller is to hear, and how far the log must be committed first."""
+        """Yield the answer to each caller, with the log end that must be committed first."""
         for write, outcome in self._answers:
             yield Answer(write, outcome, self._needed_end(outcome), self.start)
 
     def written(self) -> None:
-        """Let the retry tables remember what is in the log now."""
+        """Update the retry tables: the group is in the log now."""
         self._producer_plan.apply()
         self._id_plan.apply(self.now_us)
 
     def _needed_end(self, outcome: Any) -> Offset:
-        """Return the end of what an outcome speaks of; a repeat's may be committed long ago."""
+        """Return the end of an outcome's records; the records of a repeat may be committed."""
         if isinstance(outcome, RecordsOutcome):
             offsets = outcome.offsets
             if isinstance(offsets, range):
@@ -222,7 +222,8 @@ def refuse_too_large(write: Write, limit_bytes: int) -> None:
     """Raise RecordTooLargeError for a write that no segment could hold."""
     if write.size_bytes > limit_bytes:
         raise RecordTooLargeError(
-            f"a batch of {write.size_bytes} bytes does not fit a segment of {limit_bytes}",
+            f"a batch of {write.size_bytes} bytes does not fit into a segment of {limit_bytes} "
+            "bytes (segment_bytes_max)",
             size_bytes=write.size_bytes,
             limit_bytes=limit_bytes,
         )

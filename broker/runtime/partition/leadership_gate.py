@@ -1,10 +1,10 @@
 """Whether a leader of a tiered partition may take and answer writes: its claim in the lake decides.
 
-A copy of this process's data may be led by another process that acknowledges, too. Whoever begins
-to lead claims the history in the lake first, and takes its first write once the claim is settled,
-or the lake could not be reached for a bounded time. A claim that turns out to be lost fences the
-leadership by name; a process that slept asks anew. ``LeadershipGate`` decides, ``Gatekeeper`` knows
-the clock and whom to ask.
+Another process may lead a copy of this broker's data, and acknowledge records too. So a new leader
+first claims the history in the lake. It takes its first write when the claim is settled, or when
+the lake could not be reached for a bounded time. If another process has the claim, this leadership
+is fenced. A process that was suspended claims again. ``LeadershipGate`` decides without I/O;
+``Gatekeeper`` has the clock and makes the claims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.model.stream import Stream
 from broker.ports.system import Clock
 from broker.ports.tiering import TierSource
 
-SLEPT_MS: Final = 5_000  # without a tick: the process may have been replaced meanwhile
+SLEPT_MS: Final = 5_000  # without a tick for so long, another process may have taken over
 SETTLE_MS: Final = 2_000
 
 
@@ -32,54 +32,55 @@ class ClaimedSource(TierSource, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Who claims leaderships in the lake, and how long writes wait for that."""
+    """How leaderships are claimed in the lake, and how long writes wait for a claim."""
 
-    on_leading: Callable[[Stream, TierSource], bool]  # claim, or look; whether it will be told
+    # Makes or checks the claim; returns whether `admit` or `refuse_writes` will be called.
+    on_leading: Callable[[Stream, TierSource], bool]
     settle_ms: int = SETTLE_MS
 
 
 class LeadershipGate:
-    """The gate of one partition. Owner: the partition's turns; others may look."""
+    """The gate of one partition. Owner: the partition's turns; any thread may read it."""
 
     def __init__(self, settle_ms: int) -> None:
-        """Open, for nobody leads; a leadership waits at most ``settle_ms`` for its claim."""
+        """Start open, without a leadership; a new one waits at most ``settle_ms`` for its claim."""
         self._settle_ms = settle_ms
         self._leadership: Leadership | None = None
-        self._until_ms: int | None = None  # held until then at the latest; None: not held
-        self.refusal: HeadwaterError | None = None  # the claim is lost
+        self._until_ms: int | None = None  # writes wait until then at the latest; None: no wait
+        self.refusal: HeadwaterError | None = None  # set if another process has the claim
 
     @property
     def lineage_id(self) -> str:
-        """Of the leadership that the gate is about; empty: none."""
+        """Id of the gate's leadership; empty if there is none."""
         return "" if self._leadership is None else self._leadership.lineage_id
 
     @property
     def due_ms(self) -> int | None:
-        """When time alone opens the gate; None: it is open, or shut for good."""
+        """When the gate opens without an answer; None if it is open or shut for ever."""
         return self._until_ms
 
     def is_news(self, leadership: Leadership | None) -> bool:
-        """Tell whether this is another leadership than the one that the gate is about."""
+        """Tell whether this leadership differs from the gate's leadership."""
         return leadership != self._leadership
 
     def begin(self, leadership: Leadership | None, *, held: bool, now_ms: int) -> None:
-        """Forget the leadership before, and what it was refused for."""
+        """Replace the gate's leadership, and forget the refusal of the former one."""
         self._leadership = leadership
         self.refusal = None
         self._until_ms = now_ms + self._settle_ms if held else None
 
     def hold(self, now_ms: int) -> None:
-        """Wait for a new answer: this process slept."""
+        """Wait for a new answer, because this process was suspended."""
         if self._leadership is not None and self._until_ms is None:
             self._until_ms = now_ms + self._settle_ms
 
     def admit(self, lineage_id: str) -> None:
-        """Open for this leadership."""
+        """Open the gate for this leadership."""
         if lineage_id == self.lineage_id:
             self._until_ms = None
 
     def refuse(self, lineage_id: str, error: HeadwaterError) -> bool:
-        """Shut the gate for this leadership, for good; tell whether that is news."""
+        """Shut the gate of this leadership for ever; return whether it was not shut before."""
         if lineage_id != self.lineage_id or self.refusal is not None:
             return False
         self._until_ms = None
@@ -87,17 +88,17 @@ class LeadershipGate:
         return True
 
     def is_held(self, now_ms: int) -> bool:
-        """Tell whether writes have to wait; the lake is waited for no longer than was agreed."""
+        """Tell whether writes must wait for the claim; never longer than ``settle_ms``."""
         if self._until_ms is not None and now_ms >= self._until_ms:
             self._until_ms = None
         return self._until_ms is not None
 
 
 class Gatekeeper:
-    """The gate of one partition with its clock. Owner: the partition's turns, but for ticks."""
+    """The gate of one partition with its clock. Owner: the partition's turns; any thread ticks."""
 
     def __init__(self, source: ClaimedSource, clock: Clock, claims: Claims | None) -> None:
-        """Nobody leads yet. Without ``claims`` there is no lake, or the stream is not tiered."""
+        """Start without a leadership; ``claims`` is None without a lake or without tiering."""
         self._source = source
         self._clock = clock
         self._claims = claims
@@ -116,14 +117,14 @@ class Gatekeeper:
 
     @property
     def due_ms(self) -> int | None:
-        """When time alone opens the gate."""
+        """When the gate opens without an answer of the lake."""
         return self._gate.due_ms
 
     def view_taken(self, view: PartitionView | None, *, leads: bool) -> None:
-        """Claim a leadership that begins. Nobody can have copied that of a new partition."""
+        """Claim a leadership that begins. A new partition does not wait: it has no copies."""
         leadership = view.lineage[-1] if leads and view is not None and view.lineage else None
         if view and leadership and leadership.leader_epoch != view.leader_epoch:
-            return  # its own one is yet to come
+            return  # the view does not have the new leadership yet
         if not self._gate.is_news(leadership):
             return
         asked = leadership is not None and self._ask()
@@ -134,15 +135,15 @@ class Gatekeeper:
         self._gate.begin(leadership, held=asked and not is_new, now_ms=now_ms)
 
     def tick(self) -> None:
-        """Notice whether the process slept. Any thread."""
+        """Notice whether the process was suspended. Any thread."""
         now_ms = self._clock.monotonic_ms()
         self._slept = self._slept or now_ms - self._alive_ms > SLEPT_MS
         self._alive_ms = now_ms
 
     def is_held(self) -> bool:
-        """Tell whether writes and answers have to wait."""
+        """Tell whether writes and answers must wait."""
         if self._claims is None or not self._gate.lineage_id:
-            return False  # nobody is asked: nothing to wait for
+            return False  # no claim is made, so there is no answer to wait for
         self.tick()
         if self._slept:
             self._slept = False
@@ -151,9 +152,9 @@ class Gatekeeper:
         return self._gate.is_held(self._alive_ms)
 
     def admit(self, lineage_id: str) -> None:
-        """Hear that a leadership stands."""
+        """Let a leadership take writes: its claim is settled."""
         self._gate.admit(lineage_id)
 
     def refuse(self, lineage_id: str, error: HeadwaterError) -> bool:
-        """Hear that a leadership is lost; tell whether that is news."""
+        """Refuse a leadership's writes: its claim is lost; return whether this is new."""
         return self._gate.refuse(lineage_id, error)

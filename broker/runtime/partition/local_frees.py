@@ -1,4 +1,4 @@
-"""Freeing what local retention gives up, in the partition's turn, for whoever need not wait."""
+"""Freeing the segments that local retention no longer keeps, in the partition's turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LeaseFloor = Callable[[], Offset]
 
 
 class FreesOwner(Protocol):
-    """The driver, as seen from here."""
+    """The part of the driver that this module uses."""
 
     @property
     def leads(self) -> bool:
@@ -22,28 +22,31 @@ class FreesOwner(Protocol):
 
     @property
     def may_free(self) -> bool:
-        """Whether the log is in a state in which segments may go. Any thread."""
+        """Whether the log is in a state in which segments may be freed. Any thread."""
 
 
 class LocalFrees:
-    """Any thread asks; the owner's turn plans once more, for it may come late, and frees."""
+    """Any thread asks to free; the owner's turn makes a new plan and frees the segments.
+
+    It makes a new plan because the turn may come late.
+    """
 
     def __init__(self, owner: FreesOwner, local: LocalLog, queue: TurnQueue) -> None:
         """Free segments of ``local``, in turns of ``queue``."""
         self._owner = owner
         self._local = local
         self._queue = queue
-        self.queued = False  # one may wait
+        self.queued = False  # at most one call of `soon` is queued
 
     def now(self, lease_floor: LeaseFloor) -> int:
-        """Free; return how many segments. Blocks until the turn."""
+        """Free segments and return how many. Blocks until the turn has run."""
         if not self._plan(lease_floor):
             return 0
         count: int = self._queue.call(lambda: self._free(lease_floor))
         return count
 
     def soon(self, lease_floor: LeaseFloor) -> None:
-        """Begin :meth:`now`, if there is something to free. Does not block."""
+        """Queue the work of :meth:`now`, if a segment can be freed. Does not block."""
         if not self.queued and self._plan(lease_floor):
             self.queued = True
             self._queue.post(lambda: self._free(lease_floor))

@@ -1,7 +1,7 @@
-"""A partition's log on this broker, and all that is derived from it.
+"""A partition's log on this broker, with the tables and counters that are derived from it.
 
-Retries are recognised by what the log says, and what waits to be shipped is counted from its
-segments. So whoever writes, cuts or replaces the log through this class keeps these in step.
+The retry tables are built from the log's records, and the unshipped bytes from its segments. This
+class writes, cuts and replaces the log and updates these at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the presen
 
 
 class LocalLog:
-    """Owner: the partition's turns, but for what says "any thread"."""
+    """Owner: the partition's turns, except for methods that say "any thread"."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class LocalLog:
         clock: Clock,
         counters: PartitionCounters,
     ) -> None:
-        """Take over an open log. ``record_cold_end`` tells the metadata, and blocks."""
-        self.log = log  # another one after :meth:`replace`; any thread reads
+        """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks."""
+        self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config)
         self.tier = TierView(partition_id, config, cold_end, record_cold_end)
         self._begin_log = begin_log
@@ -51,38 +51,41 @@ class LocalLog:
     # ------------------------------------------------------------------ the table, any thread
 
     def record_cold_end(self, cold_end: Offset) -> None:
-        """Say that the table holds everything below. Blocks until the metadata has it."""
+        """Record a cold end in the metadata. Blocks until the metadata log has it."""
         self.tier.record(cold_end)
         self.watch_segments()
 
     def learn_cold_end(self, cold_end: Offset) -> None:
-        """Take over what the metadata says is in the table. Only ever forward."""
+        """Take a higher cold end from the metadata; a lower one is ignored."""
         if self.tier.learn(cold_end):
             self.watch_segments()
 
     def committed_for_certain(self) -> Offset:
-        """Return what was freed or is in the table; how much more is committed, the leader says."""
+        """Return the end of the records that are freed or in the table: all are committed.
+
+        Only the leader knows which later records are committed.
+        """
         log = self.log
         return min(max(self.tier.cold_end, log.log_start), log.log_end)
 
     def replacement(self) -> SegmentCorruptError | None:
-        """Return the error of a log that ends below what is in its table, if it does."""
+        """Return the error if the log ends below its cold end, or None."""
         return self.tier.replacement(self.log.log_end)
 
     def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
-        """Return what local retention gives up and no lease needs."""
+        """Return the segments that neither local retention nor a lease keeps."""
         return self.tier.plan_frees(self.log.segments, lease_floor, self._clock.now_us())
 
     def watch_segments(self) -> None:
-        """Count what is not in the table."""
+        """Count again the bytes that are not in the table."""
         self.tier.watch(self.log.segments())
 
     # ------------------------------------------------------------------ in a turn
 
     def free(self, plan: Sequence[SegmentInfo], *, leads: bool) -> int:
-        """Free what no retry needs of a plan; return how many segments.
+        """Free the segments of a plan, and return how many were freed.
 
-        Segments with message ids of the dedup window stay: a restart reads the ids there.
+        Segments with message ids of the deduplication window stay: a restart reads the ids there.
         """
         bases = self.retries.free_of_ids(plan, self._clock.now_us(), leads=leads)
         if bases:
@@ -99,33 +102,33 @@ class LocalLog:
         return rolled
 
     def save_producers(self) -> None:
-        """Write the producers beside the log, so that the next start need not read all of it."""
+        """Write the producers' state beside the log: a start then reads only the log's end."""
         self.log.write_producer_state(self.retries.producers.to_state())
 
     def begin_leading(self) -> None:
-        """Take the message ids from the log: publishes are taken from now on."""
+        """Read the message ids from the log, because publishes are taken from now on."""
         self.retries.begin_leading(self.log, self._clock.now_us())
 
     def copied(self, batches: Sequence[StoredBatch]) -> None:
-        """Take notice of batches of a leader that are in the log now."""
+        """Update the tables with batches of a leader that are in the log now."""
         self.tier.unshipped_bytes += self.retries.copied(batches)
 
     def shrunk(self) -> None:
-        """Forget what was derived from records that the log has lost."""
+        """Rebuild the derived tables after records were removed from the log."""
         self.retries.follow_log(self.log)
         self.watch_segments()
 
     def producers_before(self, start: Offset) -> bytes:
-        """Return the producers of records below ``start``, for a log that begins there."""
+        """Return the producers' state of records below ``start``, for a log that begins there."""
         return self.retries.before(start)
 
     def replace(self, start: Offset, prefix: LogPrefix) -> PartitionLog:
-        """Put an empty log at ``start`` in the place of the present one; return it.
+        """Replace the log by an empty log that begins at ``start``; return the new log.
 
-        Readers of the old log find it closed, and look again.
+        Readers of the old log find it closed, and read again.
 
         Raises:
-            DiskFullError: there is no room for an empty log.
+            DiskFullError: the disk has no room for an empty log.
         """
         self.log.close()
         self.log = self._begin_log(start, EpochHistory.of(prefix.epochs))

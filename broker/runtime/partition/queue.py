@@ -1,7 +1,7 @@
-"""What waits for a partition's owner: writes, taken in groups, and calls, in the order they came.
+"""The queue of a partition's owner: writes, taken in groups, and calls, in the order of arrival.
 
-The owner is whichever thread takes the partition's turn; there is one at a time. Writes that follow
-each other are one group, so whatever arrives during a turn's fdatasync shares the next one.
+The owner is the thread that runs the partition's turn; there is one at a time. Neighbouring writes
+are one group. So all writes that arrive during the fdatasync of a turn share the next fdatasync.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from broker.runtime.partition.groups import Write
 _T = TypeVar("_T")
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # between two syncs; recovery relies on the bound
-QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024  # then submitters hear OverloadedError
-_CALLS_MAX: Final = 64  # of one turn; others want the thread, too
-CALLS_QUEUED_MAX: Final = 1024  # of threads that wait; then they hear OverloadedError
-MESSAGES_MAX: Final = 1024  # of other replicas; then they are lost, as on a network
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024  # above it submitters get OverloadedError
+_CALLS_MAX: Final = 64  # calls of one turn; other partitions need the thread too
+CALLS_QUEUED_MAX: Final = 1024  # waiting threads; above it callers get OverloadedError
+MESSAGES_MAX: Final = 1024  # messages of other replicas; above it they are lost, as on a network
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-CALL_S_MAX: Final = 600.0  # nothing that is well takes so long
+CALL_S_MAX: Final = 600.0  # no healthy call takes so long
 
 
 @dataclass(slots=True, eq=False)
 class OwnerCall:
-    """Something that another thread wants the owner to do between two groups."""
+    """A function that the owner calls for another thread, between two groups."""
 
     function: Callable[[], Any]
-    finished: threading.Event | None = None  # None: nobody waits
+    finished: threading.Event | None = None  # None: no thread waits
     result: Any = None
     error: HeadwaterError | None = None
-    message_bytes: int = 0  # of a message; else 0
+    message_bytes: int = 0  # size of a replica's message; 0 for other calls
     _then: Callable[[], None] | None = None
 
     def finish(self) -> None:
-        """Let whoever waits go on."""
+        """Wake the waiting thread, if any."""
         if self.finished is not None:
             self.finished.set()
             if self._then is not None:
                 self._then()
 
     def is_over(self, timeout_s: float = 0.0) -> bool:
-        """Wait for its end, so long at most; tell whether it has come."""
-        assert self.finished is not None, "nobody said that somebody would wait"
+        """Wait at most ``timeout_s`` for the end of the call; return whether it has ended."""
+        assert self.finished is not None, "this call was queued without a waiting thread"
         return self.finished.wait(timeout_s)
 
     def afterwards(self, then: Callable[[], None]) -> None:
-        """Call ``then``, which is quick, at the end, or now; it may be called twice."""
+        """Call the quick ``then`` at the end of the call, or now; it may be called twice."""
         self._then = then
         if self.is_over():
             then()
@@ -64,37 +64,37 @@ class OwnerCall:
 
 @dataclass(slots=True)
 class Work:
-    """What one turn does: some calls, then a group of writes."""
+    """The work of one turn: some calls, then a group of writes."""
 
     calls: list[OwnerCall] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
 
 
 class Deferred:
-    """What the owner does in a later turn. Owner only."""
+    """Functions that the owner calls in a later turn. Owner only."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def add(self, at_ms: int, function: Callable[[], None]) -> None:
-        """Keep a function until then."""
+        """Keep a function until ``at_ms``."""
         self._waiting.append((at_ms, function))
 
     @property
     def due_ms(self) -> int | None:
-        """When the first of them is due."""
+        """When the first function is due; None if there is none."""
         return min((at_ms for at_ms, _ in self._waiting), default=None)
 
     def due(self, now_ms: int) -> list[Callable[[], None]]:
-        """Take out and return what it is time for."""
+        """Take out and return the functions that are due."""
         due = [function for at_ms, function in self._waiting if at_ms <= now_ms]
         self._waiting = [one for one in self._waiting if one[0] > now_ms]
         return due
 
 
 class TurnQueue:
-    """Any thread puts, the owner takes."""
+    """Any thread puts, only the owner takes."""
 
     def __init__(self, owner: Turn, scheduler: TurnScheduler, name: str) -> None:
         """Queue for ``owner``, whose turns ``scheduler`` runs; ``name`` is for messages."""
@@ -104,28 +104,29 @@ class TurnQueue:
         self._lock = threading.Lock()
         self._queue: deque[Write | OwnerCall] = deque()
         self._queued_bytes = 0
-        self._messages = self._message_bytes = 0  # that wait
+        self._messages = self._message_bytes = 0  # of the messages that wait
         self._scheduled = False
         self.closing = False
         self._poison: HeadwaterError | None = None
 
     @property
     def poisoned(self) -> bool:
-        """Whether a turn crashed: nothing is done here any more."""
+        """Whether a turn crashed: then no more work is done."""
         return self._poison is not None
 
     def put(self, write: Write, *, may_block: bool) -> None:
-        """Queue a write; with ``may_block`` an idle owner's turn is taken on this thread.
+        """Queue a write; with ``may_block`` an idle partition's turn runs on this thread.
 
         Raises:
-            ShuttingDownError, OverloadedError: nothing was taken.
+            ShuttingDownError, OverloadedError: the write was not queued.
         """
         with self._lock:
             if self.closing:
-                raise ShuttingDownError(f"{self._name} is closing")
+                raise ShuttingDownError(f"partition {self._name} is closing")
             if self._queued_bytes and self._queued_bytes + write.size_bytes > QUEUE_BYTES_MAX:
                 raise OverloadedError(
-                    f"{self._queued_bytes} bytes wait to be written to {self._name}",
+                    f"{self._queued_bytes} bytes wait to be written to partition {self._name}: "
+                    "try again later",
                     queued_bytes=self._queued_bytes,
                 )
             self._queue.append(write)
@@ -139,11 +140,11 @@ class TurnQueue:
             self._scheduler.run_here(self._owner)
 
     def post(self, function: Callable[[], Any], *, may_block: bool = False) -> None:
-        """Let the owner call ``function``; does not wait, and an error is the owner's."""
+        """Let the owner call ``function``. Does not wait; the owner handles an error."""
         self._add(OwnerCall(function), may_block=may_block)
 
     def offer(self, function: Callable[[], Any], size_bytes: int) -> bool:
-        """Let the owner take a message that may be lost; False: too many wait, and it is."""
+        """Queue a message that may be lost; return False if too many wait, so that it is lost."""
         with self._lock:
             size_bytes = max(1, size_bytes)
             size = self._message_bytes + size_bytes
@@ -154,13 +155,13 @@ class TurnQueue:
         return True
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Let the owner call ``function``; wait; return what it returned or raise what it did.
+        """Let the owner call ``function`` and wait; return its result or raise its error.
 
         Raises:
             OverloadedError: too many threads wait already.
         """
         if len(self._queue) >= CALLS_QUEUED_MAX and self._waiting_calls() >= CALLS_QUEUED_MAX:
-            raise OverloadedError(f"{CALLS_QUEUED_MAX} calls wait for {self._name}")
+            raise OverloadedError(f"{CALLS_QUEUED_MAX} calls wait for partition {self._name}")
         return self.result_of(self.begin(function))
 
     def _waiting_calls(self) -> int:
@@ -169,25 +170,28 @@ class TurnQueue:
             return sum(one.finished is not None for one in calls)
 
     def begin(self, function: Callable[[], Any]) -> OwnerCall:
-        """Begin a :meth:`call`; end it with :meth:`result_of`."""
+        """Begin a :meth:`call`; finish with :meth:`result_of`."""
         call = OwnerCall(function, threading.Event())
         self._add(call)
         return call
 
     def result_of(self, call: OwnerCall, timeout_s: float = CALL_S_MAX) -> Any:
-        """Wait for a call that was begun.
+        """Wait for a call that was begun; return its result or raise its error.
 
         Raises:
-            CommitTimeoutError: the owner hangs; the call may still be done.
+            CommitTimeoutError: the owner did not answer in time; the call may still happen.
         """
         if not call.is_over(timeout_s):
-            raise CommitTimeoutError(f"{self._name} has not answered for {timeout_s:g} s")
+            raise CommitTimeoutError(
+                f"partition {self._name} has not answered for {timeout_s:g} s: perhaps its disk "
+                "hangs"
+            )
         if call.error is not None:
             raise call.error
         return call.result
 
     def take(self, work: Work, *, held: bool = False) -> None:
-        """Move the oldest work to ``work``; the owner, in its turn. Writes that are held stay."""
+        """Move the oldest work to ``work``; the owner calls it. While ``held``, writes stay."""
         with self._lock:
             if held:
                 self._take_calls_locked(work)
@@ -196,7 +200,7 @@ class TurnQueue:
                 first = self._queue[0]
                 if not isinstance(first, OwnerCall):
                     break
-                work.calls.append(first)  # at no moment in neither: a crash tells those it finds
+                work.calls.append(first)  # before popleft: after a crash `poison` must find it
                 self._queue.popleft()
                 self._count_out_locked(first)
             size = 0
@@ -212,7 +216,7 @@ class TurnQueue:
                 self._queued_bytes -= write.size_bytes
 
     def _take_calls_locked(self, work: Work) -> None:
-        """Take calls alone, past the writes that wait: one of them will let these go."""
+        """Take calls only, past the waiting writes: one of the calls will end the waiting."""
         for one in [one for one in self._queue if isinstance(one, OwnerCall)][:_CALLS_MAX]:
             work.calls.append(one)
             self._queue.remove(one)
@@ -224,21 +228,21 @@ class TurnQueue:
             self._message_bytes -= call.message_bytes
 
     def end_turn(self, *, held: bool = False) -> None:
-        """Let the next turn be scheduled; the owner, last thing in its turn."""
+        """Let the next turn be scheduled; the owner calls it at the end of its turn."""
         with self._lock:
             self._scheduled = False
             if any(isinstance(one, OwnerCall) for one in self._queue) if held else self._queue:
                 self._schedule_locked()
 
     def close(self) -> None:
-        """Refuse writes from now on; what is queued is still done."""
+        """Refuse writes from now on; queued work is still done."""
         with self._lock:
             self.closing = True
 
     def poison(self, work: Work, error: HeadwaterError) -> None:
-        """Do nothing more, ever: the owner crashed while it did ``work``.
+        """Do no more work: the owner crashed during ``work``.
 
-        Calls are told ``error``, those of ``work`` that were not finished among them.
+        All waiting calls, and the unfinished calls of ``work``, end with ``error``.
         """
         with self._lock:
             self.closing, self._scheduled, self._poison = True, True, error
@@ -269,16 +273,16 @@ class TurnQueue:
             self._scheduled = True
             try:
                 self._scheduler.schedule(self._owner)
-            except BaseException:  # there was no memory for it: the next caller tries again
+            except BaseException:  # no memory: the next caller tries again
                 self._scheduled = False
                 raise
 
 
 class Newest(Generic[_T]):
-    """Values of which the newest alone counts, on their way to the owner. Any thread."""
+    """A value on its way to the owner; a newer value replaces a waiting one. Any thread."""
 
     def __init__(self, queue: TurnQueue, take: Callable[[_T], None]) -> None:
-        """Let the owner ``take`` them."""
+        """Let the owner call ``take`` with the newest value."""
         self._queue = queue
         self._take = take
         self._lock = threading.Lock()
@@ -286,7 +290,7 @@ class Newest(Generic[_T]):
         self._call: OwnerCall | None = None
 
     def begin(self, value: _T) -> OwnerCall:
-        """Let ``value`` be the newest; return the call that will take it, or a newer one."""
+        """Queue ``value``; return the call that will take it, or take a newer value."""
         with self._lock:
             self._values = [value]
             if self._call is None:

@@ -1,7 +1,7 @@
-"""The shell of one replica: carries out what its machine decides, on the owner's thread.
+"""The shell of one replica: it performs the effects of the replication core, on the owner's thread.
 
-docs/replication.md names the effects and their order. The log is written here only; everything a
-message, a tick or a new view of the metadata leads to happens in the partition's turns.
+docs/replication.md names the effects and their order. Only this shell writes the log of a replica.
+The effects of messages, ticks and new views of the metadata are performed in the partition's turns.
 """
 
 from __future__ import annotations
@@ -39,85 +39,85 @@ from broker.runtime.partition.tier_view import below_table
 
 _log = structlog.get_logger(__name__)
 
-FETCH_BYTES_MAX: Final = 4 * 1024 * 1024  # of batches in one answer; one batch may be larger
+FETCH_BYTES_MAX: Final = 4 * 1024 * 1024  # of batches in an answer; one batch may be larger
 NEVER_MS: Final = 1 << 62
 _TRUNCATE_AGAIN_MS: Final = 100
 
 
 class ReplicaLinks(Protocol):
-    """What a replica may ask of its broker. Nothing here blocks."""
+    """The broker's services for a replica. No method blocks."""
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
-        """Send a message to the partition's replica on another broker, or lose it."""
+        """Send a message to the partition's replica on another broker; it may be lost."""
 
     def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
-        """Propose an ISR; ``answered`` hears, on any thread, whether it was taken; or nothing."""
+        """Propose an ISR; call ``answered`` on any thread, unless the outcome is unknown."""
 
     def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """Tell the controller that this replica, the candidate, is ready; its log ends there."""
+        """Confirm to the controller that this candidate is ready; ``log_end`` is its log end."""
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """Tell the controller that the leader does not answer."""
+        """Report to the controller that the leader does not answer."""
 
     def lease_until_ms(self) -> int:
-        """Return until when this broker may act, on its monotonic clock."""
+        """Return until when this broker may lead, on its monotonic clock."""
 
     def withdraw(self, reason: HeadwaterError) -> None:
         """Tell the controller that this replica cannot vouch for its log."""
 
     def lead_changed(self) -> None:
-        """Hear that this replica began or ceased to lead."""
+        """Take note that this replica began or stopped to lead."""
 
 
 class AloneLinks:
     """The links of a broker that is its own cluster."""
 
     def send(self, to: BrokerId, message: ReplicaMessage) -> None:
-        """Nobody is there."""
+        """Fail: there is no other broker."""
         raise AssertionError(f"a broker alone has no {to} to send {message} to")
 
     def propose_isr(self, wanted: does.ProposeIsr, answered: Callable[[bool], None]) -> None:
-        """Its ISR is itself, always."""
+        """Fail: the ISR of a lone broker is always itself."""
         raise AssertionError(f"a broker alone proposes no ISR: {wanted} {answered}")
 
     def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """It is never a candidate."""
+        """Fail: a lone broker is never a candidate."""
         raise AssertionError(f"a broker alone is no candidate of {leader_epoch} at {log_end}")
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
-        """It follows nobody."""
-        raise AssertionError(f"a broker alone follows nobody in {leader_epoch}")
+        """Fail: a lone broker follows no leader."""
+        raise AssertionError(f"a broker alone follows no leader in {leader_epoch}")
 
     def lease_until_ms(self) -> int:
-        """Nobody could replace it."""
+        """Return a lease that never ends: no other broker could become leader."""
         return NEVER_MS
 
     def withdraw(self, reason: HeadwaterError) -> None:
-        """Nobody could take over; the partition takes no writes and says why."""
+        """Do nothing: no other broker could lead. The partition refuses writes with the reason."""
 
     def lead_changed(self) -> None:
-        """Its listeners are told by whoever opened the stream."""
+        """Do nothing: the code that opens the stream tells the listeners."""
 
 
 class ReplicaOwner(Protocol):
-    """The driver, as the shell sees it. Every call is on the owner's thread."""
+    """The driver's methods for the shell. Every call is on the owner's thread."""
 
     def begin_leading(self) -> None:
         """Take publishes from now on."""
 
     def end_leading(self) -> None:
-        """Answer whoever waits: the outcome is not known here any more."""
+        """Answer all waiting publishers: the outcome of their writes is unknown."""
 
     def fail(self, error: HeadwaterError) -> None:
         """Take no more writes."""
 
     def later(self, delay_ms: int, function: Callable[[], None]) -> None:
-        """Call ``function`` in a turn that is not sooner than this."""
+        """Call ``function`` in a turn after at least ``delay_ms``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaIdentity:
-    """Whose replicas these are, in which life of the broker, and how patient they are."""
+    """Broker id, broker epoch and timers of all replicas of this process."""
 
     me: BrokerId
     broker_epoch: BrokerEpoch
@@ -126,7 +126,7 @@ class ReplicaIdentity:
 
     @property
     def quiet_ms(self) -> int:
-        """How long an idle replica is left alone: a turn costs more than a look, and most idle."""
+        """How long an idle replica needs no turn: most replicas are idle, and a turn is costly."""
         return (self.timing or FollowerTiming()).idle_ms // 2
 
 
@@ -144,7 +144,7 @@ class ReplicaShell:
         links: ReplicaLinks,
         clock: Clock,
     ) -> None:
-        """Stand by; a role comes with the first view."""
+        """Start without a role; the first view brings one."""
         self._owner = owner
         self._local = local
         self._interval = config.flush == "interval"
@@ -161,7 +161,7 @@ class ReplicaShell:
             known_high_watermark=local.log.log_start,
         )
         self._lease_until_ms = links.lease_until_ms()
-        self.high_watermark = local.committed_for_certain()  # as readers see it
+        self.high_watermark = local.committed_for_certain()  # the one that readers see
         self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
         self._committed = threading.Condition()
         self._closing = False
@@ -172,17 +172,17 @@ class ReplicaShell:
 
     @property
     def leader(self) -> PartitionLeader | None:
-        """The leading machine, while this replica leads."""
+        """The leader core, while this replica leads."""
         return self._replica.leader
 
     @property
     def role(self) -> Role:
-        """What this replica does now."""
+        """The present role of this replica."""
         return self._replica.role
 
     @property
     def view(self) -> PartitionView | None:
-        """The metadata's newest word on the partition, as far as it is known here."""
+        """The newest view of the partition's metadata on this broker."""
         return self._replica.view
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
@@ -195,7 +195,7 @@ class ReplicaShell:
         return self.high_watermark
 
     def wake_readers(self, *, closing: bool) -> None:
-        """Let waiting readers look again."""
+        """Wake waiting readers, so that they check again."""
         with self._committed:
             self._closing = self._closing or closing
             self._committed.notify_all()
@@ -203,7 +203,7 @@ class ReplicaShell:
     # ------------------------------------------------------------------ events, owner thread
 
     def view_changed(self, view: PartitionView | None) -> None:
-        """Take a newer view in."""
+        """Take a newer view."""
         self.refresh_lease()
         before = self._replica.role
         self._do(self._replica.view_changed(view, self._now_ms()))
@@ -216,7 +216,7 @@ class ReplicaShell:
         self._do(self._replica.message(message, self._now_ms()))
 
     def refresh_lease(self) -> None:
-        """Take over the broker's lease, if it has been extended."""
+        """Take the broker's lease, if it has been extended."""
         until_ms = self._links.lease_until_ms()
         if until_ms > self._lease_until_ms:
             self._lease_until_ms = until_ms
@@ -224,7 +224,7 @@ class ReplicaShell:
 
     @property
     def due_ms(self) -> int | None:
-        """When the machine's next timer ends, as far as it is known now."""
+        """When the next timer of the replication core ends; None if none runs."""
         return self._replica.due_ms
 
     def tick(self) -> None:
@@ -233,11 +233,11 @@ class ReplicaShell:
         self._do(self._replica.tick(self._now_ms()))
 
     def appended(self) -> None:
-        """Publishes are written, not yet synced: followers may fetch them already."""
+        """Take note of written, unsynced publishes: followers may fetch them already."""
         self._do(self._replica.appended(self._local.log.log_end))
 
     def sync(self) -> None:
-        """Make the log durable and tell the machine.
+        """Sync the log and tell the replication core.
 
         Raises:
             LogFailedError: see ``PartitionLog.sync``.
@@ -246,7 +246,7 @@ class ReplicaShell:
         self._do(self._replica.synced(self._now_ms()))
 
     def written(self) -> None:
-        """Tell the machine of a write of a stream that syncs by interval."""
+        """Tell the replication core of a write to a stream that syncs by interval."""
         self._do(self._replica.synced(self._now_ms()))
 
     # ------------------------------------------------------------------ effects
@@ -333,7 +333,7 @@ class ReplicaShell:
         self._links.send(effect.to, answer)
 
     def _records_from(self, start: Offset, log_end: Offset) -> list[StoredBatch]:
-        """Read, once for all followers that wait at the same place."""
+        """Read batches from ``start``; followers that wait at the same offset share one read."""
         if start >= log_end:
             return []
         if self._shared is None or self._shared[:2] != (start, log_end):
@@ -342,7 +342,7 @@ class ReplicaShell:
         return self._shared[2]
 
     def _below_start(self, request: FetchRequest) -> FetchAnswer:
-        """Tell a follower to begin where this log does: what it lacks is in the table."""
+        """Tell a follower to begin at this log's start: the records it lacks are in the table."""
         log = self._local.log
         start = log.log_start
         epochs = log.epochs.truncated(start).starts
@@ -360,7 +360,7 @@ class ReplicaShell:
         )
 
     def _reset(self, start: Offset, prefix: LogPrefix) -> None:
-        """Begin anew; a disk without room for an empty log is asked again."""
+        """Replace the log by an empty one; on a full disk try again later."""
         follower = self._replica.follower
         if follower is None or follower.phase != "truncating":
             return
@@ -376,7 +376,7 @@ class ReplicaShell:
         self._do(self._replica.truncated(self._now_ms()))
 
     def _begin_at(self, start: Offset) -> None:
-        """Begin anew at the cold end, after an unclean election."""
+        """Replace the log by an empty one at the cold end, after an unclean election."""
         log = self._local.log
         _log.warning(
             "log_begins_at_cold_end", partition=self._name, log_end=log.log_end, start=start
@@ -385,7 +385,7 @@ class ReplicaShell:
         self._local.replace(start, prefix)
 
     def _append_stored(self, batches: Sequence[StoredBatch]) -> None:
-        """Write what was fetched, in runs that recovery can tell from rot; then sync."""
+        """Write fetched batches in runs, so that a torn tail never looks like rot; then sync."""
         first = 0
         try:
             for run in append_runs([one.header for one in batches], self._local.log.synced_end):
@@ -403,12 +403,12 @@ class ReplicaShell:
         self.sync()
 
     def _truncate(self, end: Offset) -> None:
-        """Cut; a disk without room for the epoch history is asked again."""
+        """Truncate the log; if a full disk refuses the epoch history, try again later."""
         follower = self._replica.follower
         if follower is None or follower.phase != "truncating":
-            return  # somebody else is followed by now, and has aligned from scratch
+            return  # another follower has taken over, and aligns the log itself
         log_end = self._local.log.log_end
-        # Segments may have been freed while this waited for room.
+        # Segments may have been freed while this truncation waited for room.
         end = max(end, self._local.log.log_start)
         try:
             self._local.log.truncate(end)
@@ -434,9 +434,9 @@ class ReplicaShell:
 
 
 def not_leader(partition: str, view: PartitionView | None) -> NotLeaderError:
-    """Return the error that tells a client where to go."""
+    """Return the error that names the leader to the client."""
     leader = None if view is None else view.leader
-    where = f"{leader} does" if leader is not None else "nobody does now"
+    where = f"broker {leader} does" if leader is not None else "no broker leads it now, try again"
     return NotLeaderError(
         f"this broker does not lead {partition}; {where}", partition=partition, leader=leader
     )

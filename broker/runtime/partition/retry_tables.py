@@ -1,7 +1,7 @@
-"""What a partition remembers to recognise a retry: caches of what its log says.
+"""The tables by which a partition recognises retries: caches of its log.
 
-Producers' newest batches are remembered on every replica; message ids only where publishes are
-taken, from the log, when a replica begins to lead.
+Every replica keeps the newest batches of each producer. Only a leader keeps message ids: it reads
+them from the log when it begins to lead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.runtime.partition.dedup_recovery import rebuild_producers, rebuild_window
 from broker.storage.log.partition_log import PartitionLog
 
-_BATCHES_SENT_MAX: Final = 200_000  # to a log that begins anew, of all producers
+_BATCHES_SENT_MAX: Final = 200_000  # of all producers, sent to a follower that begins a new log
 
 
 class RetryTables:
@@ -37,16 +37,16 @@ class RetryTables:
         )
 
     def follow_log(self, log: PartitionLog) -> None:
-        """Take the producers from the log, which was opened or cut."""
+        """Read the producers from a log that was opened or cut."""
         self.producers = rebuild_producers(log)
 
     def begin_leading(self, log: PartitionLog, now_us: int) -> None:
-        """Take the message ids from the log."""
+        """Read the message ids from the log."""
         self.window = self._new_window()
         rebuild_window(log, self.window, now_us, self._config)
 
     def copied(self, batches: Sequence[StoredBatch]) -> int:
-        """Remember the producers of batches that another leader wrote; return their bytes."""
+        """Add the producers of batches from another leader; return the bytes of the batches."""
         size = 0
         for header in (batch.header for batch in batches):
             size += header.size
@@ -60,23 +60,24 @@ class RetryTables:
         return size
 
     def before(self, start: Offset) -> bytes:
-        """Return the producers of records below ``start``, for a log that begins there."""
+        """Return the producers' state of records below ``start``, for a log that begins there."""
         share = max(1, _BATCHES_SENT_MAX // max(1, len(self.producers)))
         return self.producers.below(start, batches_max=share).to_state()
 
     def begin_at(self, log: PartitionLog, producers: bytes) -> None:
-        """Take over what another log knew; ``log`` is empty and keeps it from now on.
+        """Take over the producers' state of another log; the empty ``log`` stores it.
 
         Raises:
-            MetadataCorruptError: that is no producer state.
+            MetadataCorruptError: ``producers`` is not a producer state.
         """
         self.producers = ProducerTable.from_state(producers)
         log.write_producer_state(producers)
 
     def free_of_ids(self, plan: Sequence[SegmentInfo], now_us: int, *, leads: bool) -> list[Offset]:
-        """Return the bases of the segments, oldest first, in which no id of the window can lie.
+        """Return the base offsets of the segments without ids of the window, oldest first.
 
-        Whoever does not lead remembers no ids and may have to: its segments stay for the window.
+        A follower keeps no ids, but may become leader and need them. So its segments stay for the
+        whole time of the window.
         """
         if leads:
             self.window.expire(now_us)

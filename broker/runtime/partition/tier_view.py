@@ -1,7 +1,7 @@
-"""Where a partition's local log meets its table: cold end, what waits to ship, what may be freed.
+"""The local log and the table of a partition: cold end, unshipped bytes, segments to free.
 
-The driver asks and tells; the log is the driver's, only its list of segments comes here. It does
-not ship, and it does not free: the first is tiering's, the second the owner's turn.
+This module only sees the list of the log's segments. It does not ship records: tiering does. It
+does not free segments: the partition's turn does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.ports.partition import SegmentInfo
 
 
 class TierView:
-    """What one partition knows of its table. Numbers are replaced whole; any thread reads."""
+    """The facts of one partition's table. A number is replaced as a whole; any thread reads."""
 
     def __init__(
         self,
@@ -26,53 +26,54 @@ class TierView:
         cold_end: Offset,
         record: Callable[[int, Offset], None],
     ) -> None:
-        """Begin with what the metadata says is in the table; ``record`` tells it more."""
+        """Begin with the metadata's cold end; ``record`` writes a higher one to the metadata."""
         self.cold_end = cold_end
-        self.unshipped_bytes = 0  # on local disk, not in the table
+        self.unshipped_bytes = 0  # bytes on local disk that are not in the table
         self._partition_id = partition_id
         self._config = config
         self._record = record
         self._sealed_count = 0
 
     def watch(self, segments: Sequence[SegmentInfo]) -> None:
-        """Count what is not in the table."""
+        """Count again the bytes that are not in the table."""
         self.unshipped_bytes = sum(
             one.size_bytes for one in segments if one.end_offset > self.cold_end
         )
 
     def rolled(self, sealed_count: int) -> bool:
-        """Tell whether segments were sealed since the last call. Owner only: another thread
-        would hide a roll.
-        """  # noqa: D205 - one thought
+        """Tell whether segments were sealed since the last call.
+
+        Only the owner may call it: a call of another thread would hide a roll from the owner.
+        """
         before, self._sealed_count = self._sealed_count, sealed_count
         return sealed_count != before
 
     def record(self, cold_end: Offset) -> None:
-        """Let the metadata log record a cold end. Blocks until it has it."""
+        """Record a cold end in the metadata. Blocks until the metadata log has it."""
         self._record(self._partition_id.number, cold_end)
         self.cold_end = max(self.cold_end, cold_end)
 
     def learn(self, cold_end: Offset) -> bool:
-        """Take over what the metadata says, only ever forward; tell whether it is news."""
+        """Take a higher cold end from the metadata; return whether it was higher."""
         news = cold_end > self.cold_end
         if news:
             self.cold_end = cold_end
         return news
 
     def overload(self) -> OverloadedError | None:
-        """Return why no more may be written before something is shipped, if so."""
+        """Return the error if too many bytes wait to be shipped, or None."""
         limit = self._config.unshipped_bytes_max
         if limit is None or self.unshipped_bytes <= limit:
             return None
         return OverloadedError(
-            f"{self.unshipped_bytes} bytes of {self._partition_id} wait to be tiered; the "
-            f"stream allows {limit} (unshipped_bytes_max)",
+            f"{self.unshipped_bytes} bytes of partition {self._partition_id} wait to be shipped to "
+            f"the table; the stream allows {limit} (unshipped_bytes_max): try again later",
             unshipped_bytes=self.unshipped_bytes,
             limit_bytes=limit,
         )
 
     def replacement(self, log_end: Offset) -> SegmentCorruptError | None:
-        """Return the error of a log that ends below what is in its table, if it does."""
+        """Return the error if the log ends below its cold end, or None."""
         if log_end >= self.cold_end:
             return None
         return below_table(str(self._partition_id), log_end, self.cold_end)
@@ -83,10 +84,10 @@ class TierView:
         lease_floor: Callable[[], Offset],
         now_us: int,
     ) -> Sequence[SegmentInfo]:
-        """Return what local retention gives up and no lease needs.
+        """Return the segments that neither local retention nor a lease keeps.
 
-        The cold end is looked at before the leases: a lease taken in between starts at or above
-        that cold end, so it holds nothing of what is freed here.
+        The cold end is read before the leases. A lease that is taken in between starts at or above
+        that cold end, so it holds no segment of this plan.
         """
         cold_end = self.cold_end
         floor = min(cold_end, lease_floor())
@@ -96,10 +97,10 @@ class TierView:
 
 
 def below_table(partition: str, log_end: Offset, cold_end: Offset) -> SegmentCorruptError:
-    """Return the error of a log that ends below what its table holds."""
+    """Return the error of a log that ends below its cold end."""
     return SegmentCorruptError(
-        f"the local log of {partition} ends at {log_end}, below the {cold_end} already in its "
-        "table: local files were lost or replaced",
+        f"the local log of partition {partition} ends at {log_end}, below its cold end {cold_end} "
+        "(the table has more records): local files were lost or replaced",
         offset=log_end,
         expected=cold_end,
     )

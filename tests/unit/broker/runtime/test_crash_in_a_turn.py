@@ -179,9 +179,9 @@ def test_calls_of_a_crashed_turn_are_told_and_later_ones_refused() -> None:
     rig.turns.run()
     assert [type(one) for one in rig.turns.crashes] == [AssertionError]
     for call in (first, second, rig.driver._queue.begin(lambda: 5)):
-        with pytest.raises(LogFailedError, match="a bug ended"):
+        with pytest.raises(LogFailedError, match="a bug stopped"):
             rig.driver._queue.result_of(call)
-    with pytest.raises(LogFailedError, match="a bug ended"):
+    with pytest.raises(LogFailedError, match="a bug stopped"):
         rig.put(b"x")
     rig.driver.tick()
     assert rig.driver.frees.now(lambda: pytest.fail("nothing is to be freed")) == 0
