@@ -1,4 +1,4 @@
-"""What an operator may choose about the Flight service, and which values contradict each other."""
+"""The settings of the Flight service, and which values contradict each other."""
 
 from __future__ import annotations
 
@@ -19,29 +19,33 @@ class FlightServiceConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 7410  # 0: any free one
+    port: int = 7410  # 0 means any free port
     tls_cert: bytes | None = None  # the chain, the server's own certificate first
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None
-    streams_max: int = 512  # do_put and do_get at once; each holds one thread
+    streams_max: int = 512  # do_put and do_get calls at the same time; each takes one thread
     put_batch_bytes_max: int = 64 * MIB  # Arrow bytes of one batch; a body may be a little larger
-    put_inflight_bytes_max: int = 64 * MIB  # per do_put: received and not yet acknowledged
+    put_inflight_bytes_max: int = 64 * MIB  # of one do_put: received and not yet acknowledged
     put_inflight_batches_max: int = 1024
-    put_alone_bytes_max: int = 64 * 1024  # what comes alone is committed at once; 0: never
-    put_alone_wait_us: int = 50  # a small batch that was here already is read in less
-    put_alone_after: int = 16  # so many must have come alone before, else a window is suspected
-    commit_timeout_ms: int = 30_000  # a do_put that ends waits this long for its last outcomes
+    # A batch "comes alone" if no other batch of the call waits: its client waits for each answer.
+    # Such a batch of at most put_alone_bytes_max is committed at once; 0: never.
+    put_alone_bytes_max: int = 64 * 1024
+    put_alone_wait_us: int = 50  # a batch that has already arrived is read in less time
+    put_alone_after: int = 16  # so many batches in a row must have come alone before
+    commit_timeout_ms: int = 30_000  # how long an ending do_put waits for its last outcomes
     idle_check_ms: int = 250  # how late an idle follower notices that its client has gone
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidConfigError("tls_cert and tls_key come together")
+            raise InvalidConfigError("tls_cert and tls_key must be set together")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise InvalidConfigError("tls_client_ca needs tls_cert and tls_key")
+            raise InvalidConfigError("tls_client_ca needs tls_cert and tls_key too")
         if not 0 <= self.port <= 65_535:
-            raise InvalidConfigError(f"port {self.port} is not one of 0 to 65535")
+            raise InvalidConfigError(f"port must be 0 to 65535, not {self.port}")
         if not 0 < self.put_batch_bytes_max <= self.put_inflight_bytes_max:
-            raise InvalidConfigError("put_inflight_bytes_max must hold one put_batch_bytes_max")
+            raise InvalidConfigError(
+                "put_inflight_bytes_max must not be smaller than put_batch_bytes_max"
+            )
         limits = (
             self.streams_max,
             self.put_inflight_batches_max,
@@ -49,4 +53,4 @@ class FlightServiceConfig:
             self.idle_check_ms,
         )
         if min(limits) < 1:
-            raise InvalidConfigError("limits and timeouts of the Flight service are at least 1")
+            raise InvalidConfigError("limits and timeouts of the Flight service must be at least 1")

@@ -1,8 +1,8 @@
-"""Our errors as Flight's, in one table; the class and the facts travel in ``extra_info``.
+"""Headwater's errors as Flight errors, in one table; ``extra_info`` has the class and the facts.
 
-The table's rows are roots of the error tree: an error is translated by the nearest row above it.
-Flight has fewer kinds than we have, so a client of ours reads ``extra_info`` and others the kind
-and the text.
+An error is translated by the row of its class, or of its nearest base class in the table. Flight
+has fewer kinds of errors than Headwater. So Headwater's client reads ``extra_info``; other clients
+read the kind and the text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from broker.errors import (
     UnavailableError,
 )
 
-# Not Arrow's own ArrowInvalid or KeyError: pyarrow sends those with a Python traceback of the
-# server in their text and without extra_info.
+# ArrowInvalid and KeyError are not used: pyarrow sends these with the server's Python traceback in
+# their text, and without extra_info.
 FLIGHT_KINDS: Final[Mapping[type[HeadwaterError], type[flight.FlightError]]] = {
     InvalidRequestError: flight.FlightServerError,
     FencedError: flight.FlightServerError,
     UnavailableError: flight.FlightUnavailableError,
     CommitTimeoutError: flight.FlightTimedOutError,
-    LogFailedError: flight.FlightInternalError,  # Unavailable would make a foreign client retry
+    LogFailedError: flight.FlightInternalError,  # after Unavailable another client would retry
     CorruptDataError: flight.FlightInternalError,
     InvalidConfigError: flight.FlightInternalError,
 }
@@ -41,7 +41,7 @@ FLIGHT_KINDS: Final[Mapping[type[HeadwaterError], type[flight.FlightError]]] = {
 def with_address(
     error: HeadwaterError, addresses: Callable[[], Mapping[str, str | None]]
 ) -> HeadwaterError:
-    """Return a NotLeaderError that names a leader with the leader's address, if it is known."""
+    """Return the error; a NotLeaderError that names a leader also gets the leader's address."""
     leader = error.facts.get("leader")
     if not isinstance(error, NotLeaderError) or leader is None or "address" in error.facts:
         return error

@@ -15,11 +15,11 @@ def operate(
     """Run one action with checked values; return its results.
 
     Raises:
-        InvalidRequestError: this service has nobody to ask.
-        HeadwaterError: what the broker answers.
+        InvalidRequestError: this server has no OperatorApi.
+        HeadwaterError: the broker refused the action.
     """
     if api is None:
-        raise InvalidRequestError(f"this server does not offer {action}", field="action")
+        raise InvalidRequestError(f"this server does not offer the action {action}", field="action")
     match action:
         case "cluster_status":
             return [api.status(**values).to_dict()]

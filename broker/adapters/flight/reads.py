@@ -1,13 +1,14 @@
-"""Serving a range of rows: from the log's bytes, below the local log from the table, then live.
+"""Serving a range of rows: from the table below the local log, from the log, then live.
 
-One generator per do_get. It checks that offsets are contiguous across both tiers, shows committed
-records only (unless it is asked for others), and never waits longer than ``idle_check_ms`` without
-asking whether it should stop. A replica that follows serves what it knows to be committed; what it
-would have to guess it asks the leader for.
+One generator per do_get. It checks that offsets are contiguous across both tiers. It returns only
+committed records, unless uncommitted ones are requested. It checks at least every ``idle_check_ms``
+whether it should stop. A follower serves the records that it knows to be committed; for anything
+else it asks the leader.
 
-A record is known by its offset and the leader epoch that wrote it: two logs with the same epoch at
-an offset are equal up to there. Whenever the leadership has changed, the record before the next one
-to send is looked at again, so a reader is never carried over a truncation.
+A record is identified by its offset and the leader epoch that wrote it: two logs with the same
+epoch at an offset are equal up to that offset. After each change of leadership, the record before
+the next record to send is checked again. So a read fails, and does not continue, if its records
+were truncated.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
 
-_UNCOMMITTED_WAIT_MS = 20  # nobody is told of records before they are committed
+_UNCOMMITTED_WAIT_MS = 20  # poll: there is no notification of uncommitted records
 
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """A resolved request: what to read, from where, until where (None: for ever)."""
+    """A resolved request: the partition, the columns, and the range; end None: without end."""
 
     handle: PartitionHandle
     stream: Stream
@@ -50,25 +51,26 @@ class RowRange:
     end: Offset | None
     schema: pa.Schema
     bytes_max: int
-    leader_epoch: LeaderEpoch | None = None  # of the record before the start, if the reader knows
+    leader_epoch: LeaderEpoch | None = None  # of the record before the start, if it is known
     uncommitted: bool = False
 
     @property
     def name(self) -> str:
-        """How messages name the partition."""
+        """Name of the partition for messages."""
         return f"{self.stream.name}/{self.partition}"
 
     @property
     def partition_id(self) -> PartitionId:
-        """Identity of the partition as it was when the request came."""
+        """Identity of the partition when the request arrived."""
         return self.handle.partition_id
 
 
 def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
-    """Raise StreamRecreatedError if the caller means another stream of this name."""
+    """Raise StreamRecreatedError if the caller expects another stream of this name."""
     if expected is not None and expected != stream.uuid:
         raise StreamRecreatedError(
-            f"stream {stream.name!r} is now {stream.uuid}, not {expected}",
+            f"stream {stream.name!r} was created again: its uuid is now {stream.uuid}, not "
+            f"{expected}",
             stream=stream.name,
             expected=expected,
             found=stream.uuid,
@@ -76,26 +78,26 @@ def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
 
 
 def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) -> Offset:
-    """Return the first offset of the partition in either tier; the local log begins as given."""
+    """Return the first offset of the partition in both tiers; ``log_start`` is the local one."""
     if log_start == 0:
-        return log_start  # nothing was ever freed: no need to ask the tier
+        return log_start  # no segment was ever freed: the table has no older record
     for status in api.tier_status(stream.name):
         if status.partition == partition:
             return min(status.cold.start, log_start) if len(status.cold) else log_start
-    table_start = api.table_start(stream.name, partition)  # its leader ships it: on another broker
+    table_start = api.table_start(stream.name, partition)  # the leader may be another broker
     return log_start if table_start is None else min(table_start, log_start)
 
 
 def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
-    """Check a request against the log as it is now, and turn its bounds into offsets.
+    """Check a request against the present log, and turn its bounds into offsets.
 
     Raises:
         UnknownStreamError, UnknownPartitionError, NotLeaderError, StreamRecreatedError.
         OffsetOutOfRangeError: the start is below the first record or above the high watermark, or
             the end is above the high watermark and the request does not follow.
-        TruncatedError: the log does not hold the record that the reader goes on from.
-        HistoryClaimedError, ForeignHistoryError: another process leads this history; what is here
-            can be read as uncommitted only.
+        TruncatedError: the log does not hold the record before the start of a continued read.
+        HistoryClaimedError, ForeignHistoryError: another process leads this history; this broker's
+            records can only be read as uncommitted.
     """
     stream = api.stream(request.stream)
     check_incarnation(stream, request.stream_uuid)
@@ -132,7 +134,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
 
 
 def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offset:
-    """Return the first offset that may not be read yet; asks the leader if it decides something."""
+    """Return the first offset that may not be read yet; ask the leader only if it matters."""
     if request.uncommitted:
         return handle.log_end
     here = handle.high_watermark
@@ -146,11 +148,14 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offs
 
 def _check_leads(handle: PartitionHandle, name: str) -> None:
     if not handle.leads:
-        raise NotLeaderError(f"only the leader of {name} serves what is not committed")
+        raise NotLeaderError(f"only the leader of {name} serves uncommitted records")
 
 
 def _check_history(handle: PartitionHandle) -> None:
-    """Refuse to tell a part of a history that another process leads for the whole of it."""
+    """Refuse a read of committed records if another process leads this history.
+
+    This log may lack records of that history.
+    """
     if handle.lost_leadership is not None:
         raise handle.lost_leadership
 
@@ -160,7 +165,8 @@ def _check_bounds(
 ) -> None:
     if request.leader_epoch is not None and start > last:
         raise TruncatedError(
-            f"the records of {request.stream}/{request.partition} now end at {last}, below {start}",
+            f"the records of {request.stream}/{request.partition} now end at {last}, below the "
+            f"start {start} of this read",
             partition=request.partition,
             offset=start,
             leader_epoch=request.leader_epoch,
@@ -171,7 +177,8 @@ def _check_bounds(
         bad = end
     if bad is not None:
         raise OffsetOutOfRangeError(
-            f"offset {bad} of {request.stream}/{request.partition} is outside [{first}, {last})",
+            f"offset {bad} of {request.stream}/{request.partition} is outside the readable range "
+            f"[{first}, {last})",
             stream=request.stream,
             partition=request.partition,
             offset=bad,
@@ -213,16 +220,16 @@ def offset_at(
 ) -> Offset:
     """Return the first offset stamped at or after ``stamp_us``, else the high watermark.
 
-    Where stamps are not in order, the result is the first that reaches the time, so records after
-    it may be older. The table is asked first if the local log may not hold the answer; its
-    statistics say which objects have to be read. Looks again where the cleaner freed a part of the
-    local log meanwhile: the record that reaches the time first may have been in that part.
+    If timestamps are not in order, records after the result may be older. The table is searched
+    first if the local log may not hold the result; its statistics say which objects must be read.
+    The search is repeated if retention freed a part of the local log meanwhile, because the result
+    may have been in that part.
     """
-    asked = first  # no record below reaches the time
+    asked = first  # all records below are older than the time
     while True:
         log_start = handle.log_start
         if asked < log_start:
-            # The local log only knows its own part, so older records have to be asked first.
+            # The table has older records than the local log, so it is searched first.
             found = api.cold_offset_at(stream.name, partition, asked, log_start, stamp_us)
             if found is not None:
                 return found
@@ -246,7 +253,7 @@ def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
 
 
 def _first_reaching(handle: PartitionHandle, offset: Offset, stamp_us: int) -> Offset:
-    """Return the first record of the batch at ``offset`` that is stamped at or after the time."""
+    """Return the first record of the batch at ``offset`` with a timestamp at or after the time."""
     stored = handle.read(offset, Offset(offset + 1), bytes_max=1)[0]
     if stored.header.sparse:
         return offset
@@ -264,18 +271,18 @@ def read_rows(
 ) -> Iterator[tuple[pa.RecordBatch, RowsMark]]:
     """Yield the rows of a resolved request, in offset order, each offset exactly once.
 
-    Blocks while it follows; ends early, without an error, once ``check_stop`` says so.
+    Blocks while it follows; ends early, without an error, if ``check_stop`` returns true.
 
     Raises:
         GapError: offsets are missing between two batches or between the tiers.
         UnknownStreamError, StreamRecreatedError: the stream was deleted while it was followed.
-        Whatever the log and the table raise.
+        HeadwaterError: errors of the log and the table.
     """
     handle = wanted.handle
     position, written_in = wanted.start, wanted.leader_epoch
-    looked_in: LeaderEpoch | None = None  # the leadership under which the record before was seen
+    looked_in: LeaderEpoch | None = None  # leader epoch in which the record before was checked
     while not check_stop():
-        now = handle.leader_epoch  # before the limit: a log is cut after its epoch has changed
+        now = handle.leader_epoch  # read before the limit: the epoch changes before a truncation
         readable = _readable(wanted)
         limit = readable if wanted.end is None else min(wanted.end, readable)
         if position < limit:
@@ -284,7 +291,7 @@ def read_rows(
             looked_in = now
             for reply, epoch in _next_replies(api, wanted, position, limit):
                 if handle.leader_epoch != now:
-                    break  # read again: what was read may be gone
+                    break  # the epoch has changed: these rows may be truncated, so read again
                 position, written_in = reply.end_offset, epoch
                 yield (
                     reply.rows,
@@ -302,7 +309,7 @@ def read_rows(
 
 
 def _readable(wanted: RowRange) -> Offset:
-    """Return up to where records may be shown."""
+    """Return the end of the records that may be sent."""
     if not wanted.uncommitted:
         _check_history(wanted.handle)
         return wanted.handle.high_watermark
@@ -311,9 +318,10 @@ def _readable(wanted: RowRange) -> Offset:
 
 
 def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) -> None:
-    """Raise if the record before ``position`` is not the one that the reader was given.
+    """Raise TruncatedError if the record before ``position`` is no longer the one that was sent.
 
-    What has left the local log is in the table: it was committed, and is never truncated.
+    A record that was freed from the local log is in the table: it was committed and is never
+    truncated.
     """
     handle = wanted.handle
     before = Offset(position - 1)
@@ -324,11 +332,11 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
     except OffsetOutOfRangeError:
         if before < handle.log_start:
             return
-        found = LeaderEpoch(-1)  # cut a moment ago
+        found = LeaderEpoch(-1)  # the record has just been truncated
     if found != written_in:
         raise TruncatedError(
-            f"the record {before} of {wanted.name} that was read in leader epoch {written_in} is "
-            "not in the log any more",
+            f"record {before} of {wanted.name}, which was read in leader epoch {written_in}, is no "
+            "longer in the log: choose a new position",
             partition=wanted.partition,
             offset=position,
             leader_epoch=written_in,
@@ -337,16 +345,16 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
 
 
 def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
-    """Raise if the stream was deleted, so that a follower does not wait for nobody."""
+    """Raise if the stream was deleted, so that a following read does not wait for ever."""
     check_incarnation(api.stream(wanted.stream.name), wanted.stream.uuid)
 
 
 def _next_replies(
     api: BrokerApi, wanted: RowRange, position: Offset, limit: Offset
 ) -> Iterator[tuple[Reply, LeaderEpoch]]:
-    """Yield replies from ``position`` on: the cold part, or one read of the local log.
+    """Yield replies from ``position`` on: rows of the table, or one read of the local log.
 
-    Each with the leader epoch that wrote its last record.
+    Each reply comes with the leader epoch of its last record.
     """
     handle = wanted.handle
     log_start = handle.log_start
@@ -357,7 +365,7 @@ def _next_replies(
         stored = handle.read(position, limit, bytes_max=wanted.bytes_max)
     except OffsetOutOfRangeError:
         if position < handle.log_start:
-            return  # freed between the two looks: the caller asks again, and the table has it
+            return  # freed since the check: the caller tries again, and the table has the records
         raise
     found = replies(
         [(batch.header, batch.body) for batch in stored],
@@ -377,7 +385,7 @@ def _next_replies(
 def _cold_replies(
     api: BrokerApi, wanted: RowRange, start: Offset, end: Offset
 ) -> Iterator[tuple[Reply, LeaderEpoch]]:
-    """Yield rows from the table; asks for offsets and epochs even if the client did not."""
+    """Yield rows from the table; reads offsets and epochs even if the client did not ask."""
     schema = asked = wanted.schema
     for name in ("offset", "leader_epoch"):
         if asked.get_field_index(name) < 0:

@@ -1,9 +1,8 @@
 """The Arrow Flight service: do_put, do_get, flight infos and actions over the BrokerApi port.
 
-Thin: requests are parsed by broker/codec/flight, rows come from flight/reads.py, batches go
-through flight/writes.py, errors leave through flight/errors.py. Every call runs on a thread of
-gRPC's. Nothing that a client sends can raise anything but a typed error here; a bug of ours is
-logged and reaches the client as an internal error without its traceback.
+broker/codec/flight parses requests, flight/reads.py serves rows, flight/writes.py takes batches,
+and flight/errors.py translates errors. Every call runs on a thread of gRPC. A client's request can
+only cause typed errors. A bug is logged, and the client gets an internal error without a traceback.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
 from broker.ports.tiering import TierStatus
 
-_READINGS_MAX: Final = 10_000  # each takes microseconds, a commit takes a disk's time
+_READINGS_MAX: Final = 10_000  # one takes microseconds; a commit takes as long as a disk write
 _READING_MS_MAX: Final = 10_000
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +60,7 @@ _R = TypeVar("_R")
 
 
 class FlightService:
-    """The service's life: start, port, close. Calls come in on gRPC's threads from then on."""
+    """Starts and closes the service. Between the two, calls arrive on gRPC's threads."""
 
     def __init__(
         self,
@@ -89,8 +88,8 @@ class FlightService:
             self._server = _Server(self._api, self._clock, self._config, self._operations)
         except (pa.ArrowException, OSError) as cause:
             raise InvalidConfigError(
-                f"Flight cannot serve on {where}: the address is taken or not ours, or a "
-                f"certificate is not usable ({cause}); gRPC wrote the reason to stderr"
+                f"Flight cannot serve on {where}: the address is in use or not of this machine, or "
+                f"a certificate is not usable ({cause}). gRPC wrote the reason to stderr"
             ) from cause
         _log.info("flight_started", host=self._config.host, port=self._server.port)
 
@@ -110,7 +109,7 @@ class FlightService:
 def _border(
     method: Callable[Concatenate[_Server, _P], _R],
 ) -> Callable[Concatenate[_Server, _P], _R]:
-    """Let only Flight errors out of a call, and refuse calls once the service closes."""
+    """Decorate a call: it raises only Flight errors, and is refused when the service closes."""
 
     @functools.wraps(method)
     def call(self: _Server, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -122,7 +121,7 @@ def _border(
 
 
 class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """What pyarrow calls, one method per Flight call."""
+    """The methods that pyarrow calls, one per Flight call."""
 
     def __init__(
         self,
@@ -150,13 +149,13 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     # ------------------------------------------------------------------ life
 
     def check_open(self) -> None:
-        """Raise ShuttingDownError once the service closes."""
+        """Raise ShuttingDownError if the service closes."""
         if self._closing:
             raise ShuttingDownError("the broker is closing")
 
     @contextmanager
     def errors(self, call: str) -> Iterator[None]:
-        """Translate errors at the service's border."""
+        """Translate errors before they leave the service."""
         try:
             yield
         except HeadwaterError as error:
@@ -166,20 +165,20 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         except Exception as bug:
             _log.exception("flight_call_crashed", call=call)
             raise flight.FlightInternalError(
-                f"internal error in {call}, see the broker's log"
+                f"internal error in {call}: see the broker's log"
             ) from bug
 
     def _explained(self, error: HeadwaterError) -> HeadwaterError:
-        """Return the error, with the leader's address where it names a leader."""
+        """Return the error; if it names a leader, with the leader's address."""
         return with_address(error, self._addresses)
 
     def _addresses(self) -> dict[str, str | None]:
         return {str(one.broker): one.flight for one in self._api.brokers()}
 
     def close(self, *, timeout_ms: int) -> bool:
-        """End all calls and stop; return whether that took less than ``timeout_ms``.
+        """End all calls and stop; return whether this took less than ``timeout_ms``.
 
-        Half of the time is for calls to end by themselves, then connections are broken.
+        For half of the time calls may end by themselves. Then connections are broken.
         """
         self._closing = True
         with self._puts_lock:
@@ -196,10 +195,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """Hold one of the places for long calls; raises OverloadedError if there is none."""
+        """Take one of the ``streams_max`` places for long calls, or raise OverloadedError."""
         if not self._places.acquire(blocking=False):
             raise OverloadedError(
-                f"{self._config.streams_max} Flight streams are open",
+                f"{self._config.streams_max} Flight calls are open (streams_max): try again later",
                 limit=self._config.streams_max,
             )
         try:
@@ -263,7 +262,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     @_border
     def do_exchange(self, *_call: Any) -> None:
-        """Refuse: nothing here needs it. pyarrow's own refusal carries a traceback."""
+        """Refuse the call. Without this method pyarrow would refuse it with a traceback."""
         raise InvalidRequestError("do_exchange is not offered; use do_put and do_get")
 
     # ------------------------------------------------------------------ discovery
@@ -277,7 +276,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     @_border
     def get_flight_info(self, _context: Any, descriptor: Any) -> Any:
-        """Return the partitions of a stream, or one of them, with their positions."""
+        """Return the partitions of a stream, or one partition, with their positions."""
         path = StreamPath.from_path(descriptor.path)
         stream = self._api.stream(path.stream)
         check_incarnation(stream, path.stream_uuid)
@@ -317,7 +316,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         )
 
     def _positions(self, stream: Stream, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        """Return what the leaders say of these partitions, and where the leaders are."""
+        """Return the positions of these partitions, and the addresses of their leaders."""
         places = self._api.places(stream.name)
         addresses = self._addresses()
         found: list[dict[str, Any]] = []
@@ -342,7 +341,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     # ------------------------------------------------------------------ actions
 
     def list_actions(self, _context: Any) -> list[tuple[str, str]]:
-        """Return the names of the actions and what they do."""
+        """Return the names and help texts of the actions."""
         return [(name, spec.help) for name, spec in ACTIONS.items()]
 
     @_border
@@ -359,7 +358,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return [_stream_dict(self._api.create_stream(name, StreamConfig.from_dict(config)))]
 
     def _action_describe_stream(self, name: str, positions: bool) -> list[dict[str, Any]]:
-        # Without positions nothing is asked of the tier, so writers start while it is away.
+        # Without positions the tier is not asked, so writers can start while it is unavailable.
         stream = self._api.stream(name)
         numbers = range(stream.config.partitions if positions else 0)
         return [
@@ -455,16 +454,16 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
 
 def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
-    """Yield what the client of a do_put sends, until it finishes or goes away."""
+    """Yield the batches and metadata of a do_put's client, until it finishes or disconnects."""
     while True:
         try:
             chunk = reader.read_chunk()
         except StopIteration:
             return
         except pa.ArrowCancelled:
-            return  # the client has gone; what it sent is answered to nobody
+            return  # the client has disconnected, so no answer can be sent
         except (pa.ArrowInvalid, OSError) as cause:
-            raise InvalidRequestError(f"the stream is not Arrow: {cause}") from cause
+            raise InvalidRequestError(f"the data of this do_put is not Arrow: {cause}") from cause
         metadata = chunk.app_metadata
         yield chunk.data, None if metadata is None else bytes(metadata)
 
@@ -472,24 +471,26 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
 def _at_one_moment(
     look: Callable[[], list[list[CutPosition]]], clock: Clock
 ) -> list[list[CutPosition]]:
-    """Return all high watermarks as they were at one moment, by reading them twice.
+    """Return all high watermarks at one moment, by reading them twice.
 
-    They only grow, so where two readings are equal, every one of them held between the two.
-    Readings of other brokers take longer, so time bounds them, too.
+    High watermarks only grow. So if two readings are equal, all the values were true at the same
+    time, between the two readings. Readings of other brokers take longer, so time bounds them too.
 
     Raises:
-        OverloadedError: commits were quicker than the readings, every time.
+        OverloadedError: a commit came between the two readings, every time.
     """
     before: list[list[CutPosition]] = []
     deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
     for _ in range(_READINGS_MAX):
         found = look()
-        if found == before or sum(map(len, found)) <= 1:  # one number alone always held
+        if found == before or sum(map(len, found)) <= 1:  # a single number needs one reading
             return found
         before = found
         if clock.monotonic_ms() > deadline_ms:
             break
-    raise OverloadedError("the log did not stand still between two readings, time after time")
+    raise OverloadedError(
+        "records were committed between any two readings of the high watermarks: try again later"
+    )
 
 
 def _ticket_of(stream: Stream, position: dict[str, Any]) -> Any:

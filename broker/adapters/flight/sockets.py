@@ -1,8 +1,8 @@
 """Breaking the connections that keep a Flight server from stopping.
 
 gRPC's orderly shutdown waits for every running call, and a do_put whose client is silent never
-ends. pyarrow offers no deadline, so what is left after the orderly part loses its TCP connection:
-to the client that is a broken connection, which a producer survives by design.
+ends. pyarrow offers no deadline. So the TCP connections of calls that still run are broken. The
+client sees a broken connection, after which a producer retries.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Serving one do_put: batches in, acknowledgements out in the same order, pipelined.
 
-A batch that comes alone is stored and answered on the call's own thread. For a client that sends
-ahead, two threads work. The reader (the Flight call's own thread) checks, encodes and submits
-batches without waiting for any to be durable, so that a group commit forms across them.
-The acknowledger waits for outcomes and writes them; a client that does not read its answers
-blocks that thread alone, never the commit thread. What is received and not yet answered is
-bounded by bytes and by batches: beyond, the reader stops reading.
+If the client waits for each answer, a batch is stored and answered on the call's own thread. If the
+client sends batches ahead, two threads work. The reader (the call's own thread) checks, encodes and
+submits batches without waiting until one is durable, so that many batches form one group commit.
+The acknowledger waits for outcomes and sends them. A client that does not read its answers blocks
+only the acknowledger, never the commit thread. The batches that are received and not yet answered
+are bounded in bytes and in number: above the bound the reader stops reading.
 
-Under ack policy NONE only refusals are answered, after a first frame which says that the call is
-not refused as a whole: without it a producer would hand batches to a broker that does not lead.
+Under ack policy NONE only refusals are answered. The first frame then says that the call itself is
+not refused: without this frame a producer would send batches to a broker that does not lead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _Outcome = AppendResult | HeadwaterError
 
 
 class AckSink(Protocol):
-    """Where acknowledgements go; ``write`` may block, and raises OSError or Arrow's errors."""
+    """Receives acknowledgements; ``write`` may block, and raises OSError or Arrow's errors."""
 
     def write(self, frame: bytes) -> None:
         """Send one frame."""
@@ -59,7 +59,7 @@ class PutStream:
     """One do_put from its schema to its last acknowledgement.
 
     Raises:
-        SchemaMismatchError: no record has these columns; nothing was read.
+        SchemaMismatchError: a record does not have these columns; no batch was read.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PutStream:
         policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
         self._policy = policy
-        self._explain = explain  # to its client
+        self._explain = explain  # completes an error for the client
         self._preparer = Preparer(schema, codec=stream_config.compression)
         self._handle = handle
         self._stream_config = stream_config
@@ -83,7 +83,8 @@ class PutStream:
         self._sink_lock = threading.Lock()
         self._clock = clock
         self._config = config
-        # (place, size, outcome); a size of -1 is not a batch: None the end, else a frame to send.
+        # (place, size, outcome). A size of -1 means no batch: the outcome is then None (the end) or
+        # a frame to send.
         self._outcomes: SimpleQueue[tuple[int, int, _Outcome | bytes | None]] = SimpleQueue()
         self._room = threading.Condition()
         self._inflight_bytes = 0
@@ -99,7 +100,7 @@ class PutStream:
 
         Raises:
             CommitTimeoutError: the last outcomes did not come in time.
-            Whatever ``chunks`` raises, once all outcomes are known.
+            Exception: an error of ``chunks``, after all outcomes are known.
         """
         if self._policy is AckPolicy.NONE:
             self._write(encode_ready())
@@ -108,7 +109,7 @@ class PutStream:
             in_a_row = 0
             asked_s = time.perf_counter()
             for batch, metadata in chunks:
-                # A received batch has buffers of its own: this is exact, and quicker than nbytes.
+                # A received batch has its own buffers: this sum is exact, and quicker than nbytes.
                 size = batch.get_total_buffer_size() if batch is not None else 0
                 waited_s = time.perf_counter() - asked_s
                 alone = (
@@ -116,7 +117,7 @@ class PutStream:
                     and size <= self._config.put_alone_bytes_max
                     and waited_s * 1e6 >= self._config.put_alone_wait_us
                 )
-                # A client that sends ahead has such moments too, but not many in a row.
+                # A client that sends ahead may also have one batch alone, but not many in a row.
                 in_a_row = in_a_row + 1 if alone else 0
                 lone_client = in_a_row > self._config.put_alone_after
                 take = self._take_alone if lone_client else self._take
@@ -140,7 +141,7 @@ class PutStream:
     # ------------------------------------------------------------------ the reader's thread
 
     def _take(self, batch: pa.RecordBatch | None, metadata: bytes | None, size: int) -> None:
-        """Check, encode and submit one batch; its outcome takes the next place in the answers."""
+        """Check, encode and submit one batch; its outcome gets the next place in the answers."""
         self._wait_for_room(size)
         place = self._places
         self._places += 1
@@ -152,8 +153,8 @@ class PutStream:
     def _take_alone(self, batch: pa.RecordBatch | None, metadata: bytes | None, size: int) -> None:
         """Store and answer one batch on this thread: its client seems to wait for the answer.
 
-        A client that sends ahead has the next batch here already, so it is not taken for one that
-        waits, and its batches form groups. All earlier batches are answered, so order holds.
+        If the client sent ahead, its next batch would have arrived already, and its batches would
+        form groups. All earlier batches are answered, so the order of answers is kept.
         """
         outcomes: SimpleQueue[Sequence[_Outcome]] = SimpleQueue()
         try:
@@ -188,18 +189,19 @@ class PutStream:
         if self._closing:
             raise ShuttingDownError("the broker is closing")
         if batch is None:
-            raise InvalidRequestError("a message without records", field="data")
+            raise InvalidRequestError("a message of do_put must have records", field="data")
         if size > self._config.put_batch_bytes_max:
             raise RecordTooLargeError(
-                f"a batch of {size} bytes exceeds {self._config.put_batch_bytes_max}",
+                f"a batch of {size} bytes exceeds {self._config.put_batch_bytes_max} bytes "
+                "(put_batch_bytes_max)",
                 size_bytes=size,
                 limit_bytes=self._config.put_batch_bytes_max,
             )
         producer_id, base_sequence = decode_put_mark(metadata)
         if producer_id != NO_PRODUCER and self._policy is not AckPolicy.ALL:
             raise InvalidRequestError(
-                f"a batch of a producer cannot go under {self._policy.value}: after a leader that "
-                "lost it, the producer's next one would be a gap",
+                f"a batch with a producer id cannot have ack policy {self._policy.value}: if the "
+                "leader lost the batch, the producer's next batch would be refused as a gap",
                 field="app_metadata",
             )
         validate(batch)
@@ -217,7 +219,7 @@ class PutStream:
         try:
             self._handle.submit([prepared], done, policy=self._policy)
         except OverloadedError:
-            # The queue drains while we wait for our own batches: back-pressure, then one retry.
+            # Wait until this call's own batches are done: the queue drains. Then retry once.
             with self._room:
                 self._room.wait_for(lambda: self._inflight_batches == 1)
             self._handle.submit([prepared], done, policy=self._policy)
@@ -253,11 +255,11 @@ class PutStream:
         if isinstance(outcome, HeadwaterError):
             outcome = self._explain(outcome)
         elif self._policy is AckPolicy.NONE:
-            return  # nobody waits for it, and it would promise something
+            return  # under NONE the client expects no ack, and an ack would promise too much
         self._write(encode_ack(outcome))
 
     def _write(self, frame: bytes) -> None:
-        """Send a frame; once the client has gone, outcomes are drained without being sent."""
+        """Send a frame; after the client has disconnected, drop it."""
         with self._sink_lock:
             try:
                 self._sink.write(frame)
@@ -272,14 +274,14 @@ class PutStream:
 
 
 class _Nowhere:
-    """The sink of a client that has gone; the reader's thread learns of it by itself."""
+    """The sink for a client that has disconnected; the reader's thread notices it by itself."""
 
     def write(self, frame: bytes) -> None:
         """Drop the frame."""
 
 
 def validate(batch: pa.RecordBatch) -> None:
-    """Check every offset and every text of a batch from outside; Arrow does not when it reads.
+    """Check every offset and every text of a batch from outside: Arrow does not check on reading.
 
     Raises:
         SchemaMismatchError: the buffers contradict each other.
@@ -287,4 +289,4 @@ def validate(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowIndexError) as cause:
-        raise SchemaMismatchError(f"the batch is damaged: {cause}") from cause
+        raise SchemaMismatchError(f"the batch's Arrow buffers are damaged: {cause}") from cause

@@ -1,1 +1,1 @@
-"""The NATS connection, and what replicas say over it."""
+"""The NATS connection, and messages between replicas over NATS."""

@@ -1,4 +1,4 @@
-"""What replaces nats-py's parser and socket, and the check that they still fit.
+"""The replacements of nats-py's parser and socket, and the check that they fit the release.
 
 nats-py hands every socket read to ``client._ps.parse`` and does every write through
 ``client._transport``. Both names are private, so :func:`check_hooks` refuses to start with a
@@ -29,7 +29,7 @@ from broker.errors import InvalidConfigError
 _RELEASE: Final = "2.16."
 _PING_INTERVAL_S: Final = 20
 _PINGS_OUTSTANDING_MAX: Final = 3
-_STALL_S: Final = 1.0  # a sink that takes longer is what a server may call a slow consumer
+_STALL_S: Final = 1.0  # if the sink takes longer, the server may call us a slow consumer
 _STALL_MEMORY_S: Final = 30.0
 _SCHEMES: Final = ("nats", "tls")
 _TRANSPORT_METHODS: Final = frozenset(
@@ -41,10 +41,10 @@ _TRANSPORT_METHODS: Final = frozenset(
 
 
 class ServerErrors:
-    """What the server complained about on one connection."""
+    """The errors that the server has sent on one connection."""
 
     def __init__(self, counts: dict[str, int]) -> None:
-        """Count into ``counts``, which outlives the connection."""
+        """Count errors in ``counts``, which is kept after the connection ends."""
         self.last: str | None = None
         self.slow_consumer = False
         self._counts = counts
@@ -81,7 +81,7 @@ def _error_kind(text: str) -> str:
 
 
 class BatchParser:
-    """Stands where nats-py's parser stood: our batches to the sink, the rest to the original."""
+    """Replaces nats-py's parser: passes batches to the sink, the rest to the original parser."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class BatchParser:
         errors: ServerErrors,
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        """Parse for one client, with a stream that may have served an earlier one."""
+        """Parse for one client; ``stream`` may have been used for an earlier client."""
         self._inner = Parser(client)
         self._stream = stream
         self._received = received
@@ -101,19 +101,19 @@ class BatchParser:
         self._waiting_since: float | None = None
 
     def stalled_lately(self) -> bool:
-        """Tell whether the sink has kept the socket unread for seconds, now or a moment ago."""
+        """Tell whether the sink has recently kept the socket unread for more than a second."""
         now = asyncio.get_running_loop().time()
         if self._waiting_since is not None and now - self._waiting_since > _STALL_S:
             return True
         return now - self._stalled_until < _STALL_MEMORY_S
 
     def reset(self) -> None:
-        """Forget half items (nats-py calls it when a connection ends)."""
+        """Forget incomplete items; nats-py calls this when a connection ends."""
         self._inner.reset()
         self._stream.reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take what one socket read brought. Runs in nats-py's reading task.
+        """Parse the bytes of one socket read. Runs in nats-py's reading task.
 
         Raises:
             nats.errors.ProtocolError: nats-py then closes the connection.
@@ -123,12 +123,12 @@ class BatchParser:
             if parsed.batches:
                 await self._hand_over(parsed.batches)
         except Exception as bug:
-            # nats-py would log this and read no more, ever: the process has to know.
+            # nats-py would only log this and never read again, so the process must be told.
             self._on_crash(bug)
             raise
         for item in parsed.others:
             if item.startswith(b"-ERR"):
-                # nats-py would close for good. The server closes by itself when it means that.
+                # nats-py would close for ever. If the error is fatal, the server closes anyway.
                 self._errors.add(item)
             else:
                 await self._parse_other(item)
@@ -143,7 +143,7 @@ class BatchParser:
         clock = asyncio.get_running_loop().time
         self._waiting_since = began = clock()
         try:
-            # The connection may end meanwhile; what it brought is still the sink's to store.
+            # The connection may end meanwhile; the sink still stores these messages.
             await asyncio.shield(room)
         finally:
             self._waiting_since = None
@@ -155,18 +155,18 @@ class BatchParser:
         try:
             await self._inner.parse(item)
         except (ValueError, TypeError, KeyError, AttributeError) as cause:
-            self._errors.last = f"the server sent what cannot be read: {item[:64]!r}"
+            self._errors.last = f"the server sent a malformed protocol item: {item[:64]!r}"
             raise nats.errors.ProtocolError from cause
-        if self._inner.buf:  # a whole item, and yet it waits for more
-            self._errors.last = f"the server sent what is not known: {item[:64]!r}"
+        if self._inner.buf:  # the item is whole, but nats-py's parser waits for more
+            self._errors.last = f"the server sent an unknown protocol item: {item[:64]!r}"
             raise nats.errors.ProtocolError
 
 
 def check_hooks() -> None:
-    """Refuse a nats-py whose parser and transport are not the ones replaced here.
+    """Refuse a release of nats-py whose parser and transport differ from the expected ones.
 
     Raises:
-        InvalidConfigError: another release, or other attributes.
+        InvalidConfigError: this is another release, or it has other attributes.
     """
     release = metadata.version("nats-py")
     probe = Client()
@@ -182,19 +182,19 @@ def check_hooks() -> None:
     )
     if not fits:
         raise InvalidConfigError(
-            f"nats-py {release} is not a release this broker is written for; install the one in "
+            f"this broker does not work with nats-py {release}: install the release of "
             f"requirements.lock ({_RELEASE}x)",
             release=release,
         )
 
 
 def replace_hooks(client: Client, parser: BatchParser, transport: NatsSocket) -> None:
-    """Put ours in place of a fresh client's own; :func:`check_hooks` has seen both attributes."""
+    """Replace parser and transport of a new client; :func:`check_hooks` has checked both names."""
     vars(client).update(_ps=parser, _transport=transport)
 
 
 def server_urls(config: NatsConfig, discovered: Iterable[ParseResult] = ()) -> tuple[str, ...]:
-    """Return the configured servers, then those that the cluster told of.
+    """Return the configured servers, then the servers that NATS has announced.
 
     Raises:
         InvalidConfigError: an address is not ``nats://`` or ``tls://`` with a host.
@@ -209,7 +209,7 @@ def server_urls(config: NatsConfig, discovered: Iterable[ParseResult] = ()) -> t
             legal = False
         if not legal:
             raise InvalidConfigError(
-                f"nats.url: {text!r} is not nats://host:port or tls://host:port"
+                f"nats.url: {text!r} must be nats://host:port or tls://host:port"
             )
         urls.append(url)
     login, at, _ = urlparse(urls[0]).netloc.rpartition("@")
@@ -221,15 +221,15 @@ def server_urls(config: NatsConfig, discovered: Iterable[ParseResult] = ()) -> t
 
 
 def connect_options(config: NatsConfig, client_name: str) -> dict[str, Any]:
-    """Translate the configuration to nats-py's words.
+    """Translate the configuration to the options of nats-py.
 
     Raises:
-        InvalidConfigError: TLS or credential files that cannot be used.
+        InvalidConfigError: a TLS file or a credentials file cannot be used.
     """
     options: dict[str, Any] = {
         "name": client_name,
-        "no_echo": True,  # an answer on a subject of ours is not a record
-        "allow_reconnect": False,  # the transport's loop does that, with a new client
+        "no_echo": True,  # our own answer on a subject of a stream must not become a record
+        "allow_reconnect": False,  # the transport's loop connects again, with a new client
         "max_reconnect_attempts": 1,
         "reconnect_time_wait": 0.1,
         "connect_timeout": max(1, config.connect_timeout_ms // 1000),

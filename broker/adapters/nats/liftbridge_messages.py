@@ -1,7 +1,7 @@
 """Liftbridge's protobuf messages inside envelopes, to our values and back.
 
-The only place where its nanoseconds meet our microseconds. The stored timestamp of a record is
-the broker's own, as in Liftbridge; what a publisher claims in the message is not read.
+Only here Liftbridge's nanoseconds are converted to our microseconds. As in Liftbridge, the stored
+timestamp of a record is the broker's own; the timestamp in a publisher's message is not read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decode_publish(frame: bytes) -> Publish:
     return Publish(
         key=message.key or None,
         value=message.value,
-        headers=tuple(sorted(message.headers.items())),  # a map has no order of its own
+        headers=tuple(sorted(message.headers.items())),  # a protobuf map has no order
         ack_inbox=message.ackInbox,
         correlation_id=message.correlationId,
         ack_policy=policy,
@@ -56,7 +56,7 @@ def decode_publish(frame: bytes) -> Publish:
 
 
 def encode_ack(ack: Ack) -> bytes:
-    """Return the ack as an envelope, ready to be published on its inbox."""
+    """Return the ack as an envelope, to publish on its AckInbox."""
     message = wire.Ack(
         stream=ack.stream,
         partitionSubject=ack.partition_subject,

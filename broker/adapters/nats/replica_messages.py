@@ -1,6 +1,6 @@
-"""Protobuf of what replicas say over NATS, to the model's messages and back.
+"""Protobuf of the messages between replicas over NATS, to the model's messages and back.
 
-The only place where Liftbridge's inclusive offsets of replication meet our half-open ones.
+Only here Liftbridge's inclusive offsets of replication are converted to our half-open offsets.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def decode_fetch(frame: bytes, partition: PartitionId) -> Addressed:
         and -1 <= found.offset < NUMBER_MAX
     )
     if not sound:
-        raise EnvelopeError("a fetch between replicas does not add up")
+        raise EnvelopeError("a fetch between replicas has values that are out of bounds")
     sender = BrokerId(fencing.sender)
     request = FetchRequest(
         follower=sender,
@@ -83,12 +83,12 @@ def decode_fetch(frame: bytes, partition: PartitionId) -> Addressed:
 
 
 def decode_epoch_request(frame: bytes, partition: PartitionId) -> Addressed:
-    """Read a question for an epoch's end. Raises EnvelopeError for every other input."""
+    """Read a request for an epoch's end. Raises EnvelopeError for every other input."""
     found = wire.LeaderEpochOffsetRequest()
     _parse(found, frame, EnvelopeKind.EPOCH_OFFSET_REQUEST)
     fencing = _checked(EnvelopeKind.EPOCH_OFFSET_REQUEST, found.fencing, partition)
     if found.leaderEpoch > NUMBER_MAX:
-        raise EnvelopeError("an epoch between replicas is out of bounds")
+        raise EnvelopeError("the epoch of an epoch-end request is out of bounds")
     sender = BrokerId(fencing.sender)
     request = EpochEndRequest(
         follower=sender,
@@ -120,7 +120,7 @@ def decode_epoch_answer(frame: bytes) -> tuple[PartitionId, Addressed]:
     _parse(found, frame, EnvelopeKind.EPOCH_OFFSET_RESPONSE)
     fencing = _checked(EnvelopeKind.EPOCH_OFFSET_RESPONSE, found.fencing)
     if not 0 <= found.endOffset <= NUMBER_MAX or fencing.refusal >= len(REFUSALS):
-        raise EnvelopeError("an epoch's end between replicas does not add up")
+        raise EnvelopeError("an epoch-end answer has values that are out of bounds")
     answer = EpochEndAnswer(
         leader_epoch=LeaderEpoch(fencing.leaderEpoch),
         request_id=fencing.requestId,
@@ -136,7 +136,7 @@ def decode_epoch_answer(frame: bytes) -> tuple[PartitionId, Addressed]:
 def encode_notice(
     stream: str, partition: PartitionId, notice: NewDataNotice, *, sender: BrokerId, to: BrokerId
 ) -> bytes:
-    """Return the envelope that tells of new data."""
+    """Return the envelope of a notice of new data."""
     fencing = _fencing(EnvelopeKind.PARTITION_NOTIFICATION, partition, sender, to)
     fencing.leaderEpoch = notice.leader_epoch
     told = wire.PartitionNotification(stream=stream, partition=partition.number, fencing=fencing)
@@ -144,12 +144,12 @@ def encode_notice(
 
 
 def decode_notice(frame: bytes) -> tuple[PartitionId, Addressed]:
-    """Read that there is new data. Raises EnvelopeError for every other input."""
+    """Read a notice of new data. Raises EnvelopeError for every other input."""
     found = wire.PartitionNotification()
     _parse(found, frame, EnvelopeKind.PARTITION_NOTIFICATION)
     fencing = _checked(EnvelopeKind.PARTITION_NOTIFICATION, found.fencing)
     if not 0 <= found.partition < _PARTITIONS_MAX:
-        raise EnvelopeError(f"partition {found.partition} is out of bounds")
+        raise EnvelopeError(f"the partition number {found.partition} is out of bounds")
     partition = unpack_partition_id(found.partition, fencing.streamUuid)
     notice = NewDataNotice(leader_epoch=LeaderEpoch(fencing.leaderEpoch))
     return partition, (BrokerId(fencing.sender), BrokerId(fencing.receiver), notice)
@@ -168,13 +168,13 @@ def _parse(found: Message, frame: bytes, kind: EnvelopeKind) -> None:
     try:
         found.ParseFromString(envelope.decode(frame, kind))
     except DecodeError as cause:
-        raise EnvelopeError(f"the envelope's payload is no {kind.name}: {cause}") from cause
+        raise EnvelopeError(f"the envelope's payload is not a {kind.name}: {cause}") from cause
 
 
 def _checked(
     kind: EnvelopeKind, fencing: wire.Fencing, partition: PartitionId | None = None
 ) -> wire.Fencing:
-    """Check what all messages have: names, epochs, the stream's identity."""
+    """Check the fields that all messages have: names, epochs, the stream's identity."""
     numbers = (
         fencing.brokerEpoch, fencing.leaderEpoch, fencing.requestId, fencing.lastEpoch,
         fencing.syncedEnd, fencing.waitMs, fencing.epoch, fencing.knownEpoch,
@@ -187,8 +187,10 @@ def _checked(
         and max(numbers) <= NUMBER_MAX
     )
     if not sound:
-        raise EnvelopeError("a message between replicas without our fields, or out of bounds")
+        raise EnvelopeError(
+            "a message between replicas lacks Headwater's fields, or they are out of bounds"
+        )
     about = (fencing.partition, fencing.streamUuid)
     if partition is not None and about != pack_partition_id(partition):
-        raise EnvelopeError("a request for another stream of this name")
+        raise EnvelopeError("the request is for another stream with this name")
     return fencing

@@ -1,13 +1,15 @@
-"""What replicas say, over NATS subjects, as Liftbridge does it.
+"""Messages between replicas over NATS subjects, in Liftbridge's format.
 
-A leader listens on ``CLUSTER.STREAM.PARTITION.replicate`` and ``.offset`` and answers on the
-request's reply inbox; ``CLUSTER.notify.BROKER`` wakes an idle follower. Our fields (who asks whom,
-request, process, epochs) travel where Liftbridge's layout lets readers pass over them. A name is
-all that a sender shows here: the subjects belong to the brokers, and the NATS server's permissions
-have to keep everybody else off them. Answers come only to whoever asked, and replies go only to
-inboxes.
+A leader subscribes to ``CLUSTER.STREAM.PARTITION.replicate`` and ``.offset``, and answers on the
+request's reply inbox. ``CLUSTER.notify.BROKER`` wakes an idle follower. Our own fields (sender,
+receiver, request id, process, epochs) are in places that Liftbridge's readers skip.
 
-One thread with an event loop and one connection of its own; nothing is sent while that is down.
+A sender is identified by its name only, without proof. So the permissions of the NATS server must
+allow these subjects to the brokers only. An answer is taken only if this broker has asked, and a
+leader answers only on inboxes.
+
+This transport has one thread with an event loop and its own connection. While the connection is
+down, nothing is sent.
 """
 
 from __future__ import annotations
@@ -64,20 +66,20 @@ Deliver = Callable[[BrokerId, PartitionId, ReplicaMessage], None]
 
 _WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 _MESSAGE_OVERHEAD: Final = 512
-_UNDER_WAY_MAX: Final = 64 * 1024  # requests without an answer that are remembered
+_UNDER_WAY_MAX: Final = 64 * 1024  # how many requests without an answer are remembered
 _HALF_ANSWERS_MAX: Final = 8
 _RETRY_S: Final = 0.5
 _INBOX: Final = re.compile(rb"_INBOX\.[A-Za-z0-9_.-]{1,200}\Z")
-_KIND_AT: Final = 7  # of the byte that says what an envelope holds
+_KIND_AT: Final = 7  # position of an envelope's type byte
 _INBOX_SID, _NOTIFY_SID, _FIRST_SID = 1, 2, 3
 
 _V = TypeVar("_V")
-Asked = tuple[BrokerId, PartitionId, int]  # the other one, the partition, the request
+Asked = tuple[BrokerId, PartitionId, int]  # the other broker, the partition, the request id
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a subscription of a led partition is for."""
+    """The partition and the request type of a subscription."""
 
     kind: Literal["replicate", "offset"]
     partition: PartitionId
@@ -96,9 +98,9 @@ class NatsReplicaTransport:
         brokers: Collection[BrokerId],
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        """Prepare; nothing is opened before :meth:`start`. ``on_crash`` hears of bugs only."""
-        self.refused: Counter[str] = Counter()  # why messages were not taken, for metrics
-        self.dropped_count = 0  # messages not sent: too many, or no connection
+        """Prepare; :meth:`start` connects. ``on_crash`` is called for bugs only."""
+        self.refused: Counter[str] = Counter()  # refused messages by reason, for metrics
+        self.dropped_count = 0  # messages that were not sent: too many, or no connection
         self._config = config
         self._cluster = cluster
         self._me = me
@@ -112,7 +114,7 @@ class NatsReplicaTransport:
         self._inbox = f"_INBOX.{secrets.token_hex(12)}"
         self._numbers = itertools.count(1)
         self._asked: OrderedDict[Asked, None] = OrderedDict()
-        self._replies: OrderedDict[Asked, bytes] = OrderedDict()  # where to answer
+        self._replies: OrderedDict[Asked, bytes] = OrderedDict()  # reply inboxes of requests
         self._halves: OrderedDict[Asked, replica_answer.AnswerAssembler] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -170,11 +172,11 @@ class NatsReplicaTransport:
             self._tell_changed()
 
     def set_brokers(self, brokers: Collection[BrokerId]) -> None:
-        """Change whose messages are taken."""
+        """Set the brokers whose messages are taken."""
         self._brokers = frozenset(brokers)
 
     def close(self) -> None:
-        """End the connection; blocks until nothing is delivered any more."""
+        """Close the connection; block until no more message is delivered."""
         with self._lock:
             self._closing = True
             if self._loop is not None:
@@ -223,7 +225,7 @@ class NatsReplicaTransport:
         await self._end.wait()
 
     async def _connected(self) -> NatsTransport | None:
-        """Return a started connection, or None at the end."""
+        """Return a started connection, or None if the transport closes."""
         while not self._end.is_set():
             nats = NatsTransport(
                 self._config,
@@ -243,7 +245,7 @@ class NatsReplicaTransport:
         return None
 
     async def _subscribe_all(self, nats: NatsTransport) -> None:
-        """Keep the subscriptions as :meth:`serve` wants them."""
+        """Keep the subscriptions equal to the partitions of :meth:`serve`."""
         own = {_INBOX_SID: f"{self._inbox}.*", _NOTIFY_SID: f"{self._cluster}.notify.{self._me}"}
         current: set[int] = set()
         while True:
@@ -264,7 +266,7 @@ class NatsReplicaTransport:
             try:
                 await nats.subscribe(subjects, None)
             except UnavailableError:
-                return  # made with the next connection
+                return  # the next connection subscribes
             except InvalidStreamError as error:
                 _log.error("replica_subject_denied", subject=error.subject)
                 self.refused["denied subject"] += 1
@@ -330,7 +332,7 @@ class NatsReplicaTransport:
             return
         for part in parts:
             if not await self._publish(nats, inbox, part):
-                return  # the rest alone is of no use
+                return  # an answer that lacks a part is of no use
 
     async def _publish(self, nats: NatsTransport, target: bytes, payload: bytes) -> bool:
         await nats.drain()
@@ -338,10 +340,10 @@ class NatsReplicaTransport:
         self.dropped_count += not sent
         return sent
 
-    # ------------------------------------------------------------------ hearing (MessageSink)
+    # ------------------------------------------------------------------ receiving (MessageSink)
 
     def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
-        """Take what one socket read brought."""
+        """Take the messages of one socket read."""
         for batch in batches:
             for row, payload in enumerate(batch.payloads):
                 try:
@@ -351,7 +353,7 @@ class NatsReplicaTransport:
         return None
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
-        """Whatever was under way is asked for again by its replica."""
+        """Do nothing: replicas repeat the requests that were lost."""
 
     def _hear(self, sid: int, payload: bytes, reply: bytes | None) -> None:
         if sid == _INBOX_SID:
@@ -363,12 +365,12 @@ class NatsReplicaTransport:
         with self._lock:
             route = self._routes.get(sid)
         if route is None:
-            return  # led no more
+            return  # this broker no longer leads the partition
         decode = decode_fetch if route.kind == "replicate" else decode_epoch_request
         sender, receiver, request = decode(payload, route.partition)
         assert isinstance(request, FetchRequest | EpochEndRequest)
         if reply is None or _INBOX.match(reply) is None:
-            self._refuse("no inbox", f"{sender} asks without an inbox for the answer")
+            self._refuse("no inbox", f"a request of {sender} has no reply inbox")
         elif self._is_for_me(sender, receiver):
             _remember(self._replies, (sender, route.partition, request.request_id), reply)
             self._deliver(sender, route.partition, request)
@@ -379,7 +381,7 @@ class NatsReplicaTransport:
             assert isinstance(told, EpochEndAnswer)
             key = (sender, partition, told.request_id)
             if key not in self._asked:
-                self._refuse("unasked", f"an answer of {sender} to nothing")
+                self._refuse("unasked", f"an answer of {sender} belongs to no request")
             elif self._is_for_me(sender, receiver):
                 del self._asked[key]
                 self._deliver(sender, partition, told)
@@ -387,7 +389,7 @@ class NatsReplicaTransport:
         part = replica_answer.decode(payload)
         key = (part.sender, part.partition_id, part.answer.request_id)
         if key not in self._asked:
-            self._refuse("unasked", f"an answer of {part.sender} to nothing")
+            self._refuse("unasked", f"an answer of {part.sender} belongs to no request")
             return
         whole: Sequence[replica_answer.AnswerPart] = (part,)
         if part.parts_count > 1:
@@ -410,9 +412,9 @@ class NatsReplicaTransport:
             self._deliver(sender, partition, message)
 
     def _is_for_me(self, sender: BrokerId, receiver: BrokerId) -> bool:
-        """Tell whether a message is one of the cluster's, and not for a leader before or after."""
+        """Tell whether a message is from another broker of this cluster and for this broker."""
         if sender not in self._brokers or sender == self._me:
-            self._refuse("not a member", f"{sender} is no other broker of this cluster")
+            self._refuse("not a member", f"{sender} is not another broker of this cluster")
             return False
         return receiver == self._me
 
@@ -423,7 +425,7 @@ class NatsReplicaTransport:
 
 
 def _remember(known: OrderedDict[Asked, _V], key: Asked, value: _V) -> None:
-    """Keep the newest of what is under way; what is forgotten is asked for again."""
+    """Remember a request; beyond the limit forget the oldest one, which is then repeated."""
     known[key] = value
     known.move_to_end(key)
     while len(known) > _UNDER_WAY_MAX:

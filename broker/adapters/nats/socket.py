@@ -1,8 +1,8 @@
 """The socket under the NATS connection, in the shape of nats-py's transport.
 
-asyncio's streams copy every byte three times on its way to the parser; here a read hands over the
-very bytes that the operating system filled in. What nobody has read yet is bounded: beyond the
-limit the socket is left alone, the server feels it, and cuts us off if it lasts.
+asyncio's streams copy every byte three times on its way to the parser. Here a read returns the
+buffer that the operating system has filled. Unread bytes are bounded: above the limit this socket
+is not read any more. Then the server cannot write, and disconnects us if this lasts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class NatsSocket(Transport, asyncio.Protocol):
     # ------------------------------------------------------------------ what nats-py calls
 
     def __bool__(self) -> bool:
-        """Say yes, also before it is connected, else nats-py puts its own in our place."""
+        """Return true even before it is connected: else nats-py would replace it by its own."""
         return True
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
         """Connect; raises OSError, TimeoutError."""
-        del buffer_size  # nats-py's 32 KiB would cost a wake-up every 300 small messages
+        del buffer_size  # nats-py's 32 KiB would need a wake-up every 300 small messages
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(connect_timeout):
             await loop.create_connection(lambda: self, uri.hostname or "", uri.port or 4222)
@@ -56,7 +56,7 @@ class NatsSocket(Transport, asyncio.Protocol):
         buffer_size: int,
         connect_timeout: float,
     ) -> None:
-        """Encrypt the connection from here on; raises OSError (also ssl.SSLError), TimeoutError."""
+        """Encrypt the connection; raises OSError (also ssl.SSLError), TimeoutError."""
         del buffer_size
         assert self._socket is not None, "connect first"
         async with asyncio.timeout(connect_timeout):
@@ -71,7 +71,7 @@ class NatsSocket(Transport, asyncio.Protocol):
         if encrypted is None:
             raise ConnectionResetError("the connection ended during the TLS handshake")
         self._socket = encrypted
-        # What came unencrypted behind the greeting may be anyone's: it is not part of this talk.
+        # Unencrypted bytes after the greeting may come from anyone: they are dropped.
         self._chunks.clear()
         self._unread_bytes = 0
 
@@ -86,7 +86,7 @@ class NatsSocket(Transport, asyncio.Protocol):
         self.write(b"".join(payload))
 
     async def read(self, buffer_size: int = READ_BYTES) -> bytes:
-        """Return everything that has arrived, waiting for the first byte; empty at the end."""
+        """Return all bytes that have arrived; wait for the first byte. Empty at the end."""
         del buffer_size
         await self._wait_unread()
         chunks = self._chunks
@@ -95,7 +95,7 @@ class NatsSocket(Transport, asyncio.Protocol):
         return data
 
     async def readline(self) -> bytes:
-        """Return one line of the greeting; raises ConnectionError when it is too long."""
+        """Return one line of the server's greeting; raises ConnectionError if it is too long."""
         while True:
             data = b"".join(self._chunks)
             line, end, rest = data.partition(b"\n")
@@ -108,23 +108,23 @@ class NatsSocket(Transport, asyncio.Protocol):
             await self._arrived.wait()
 
     async def drain(self) -> None:
-        """Wait while too much is unsent; raises ConnectionResetError at the end."""
+        """Wait while too many bytes are unsent; raises ConnectionResetError after the end."""
         if self._lost.is_set():
             raise ConnectionResetError("the connection is lost")
         await self._writable.wait()
 
     async def wait_closed(self) -> None:
-        """Wait until the operating system has taken leave of the connection."""
+        """Wait until the operating system has closed the connection."""
         if self._socket is not None:
             await self._lost.wait()
 
     def close(self) -> None:
-        """Close once everything queued is written."""
+        """Close when all queued bytes are written."""
         if self._socket is not None:
             self._socket.close()
 
     def at_eof(self) -> bool:
-        """Tell whether nothing more can be read."""
+        """Tell whether no more bytes can be read."""
         return self._ended and not self._chunks
 
     # ------------------------------------------------------------------ what the loop calls
@@ -134,11 +134,11 @@ class NatsSocket(Transport, asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._socket = transport
         self._writable.set()
-        if hasattr(transport, "max_size"):  # asyncio's own loop; others choose for themselves
+        if hasattr(transport, "max_size"):  # only asyncio's own loop has this setting
             transport.max_size = READ_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """Keep what arrived for the next read."""
+        """Keep the bytes for the next read."""
         self._chunks.append(data)
         self._unread_bytes += len(data)
         if self._unread_bytes > _UNREAD_BYTES_MAX and self._socket is not None:
@@ -147,13 +147,13 @@ class NatsSocket(Transport, asyncio.Protocol):
         self._arrived.set()
 
     def eof_received(self) -> bool | None:
-        """Note that the server has ended the talk; the loop then closes our side."""
+        """Note that the server has closed its side; the event loop then closes ours."""
         self._ended = True
         self._arrived.set()
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end, and wake everyone who waits for anything."""
+        """Note the end of the connection, and wake all waiting tasks."""
         self._ended = True
         self._error = exc
         for event in (self._arrived, self._writable, self._lost):
@@ -171,7 +171,7 @@ class NatsSocket(Transport, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes received and not yet read; bounded by 2 MiB and one read."""
+        """Bytes received and not yet read; at most 2 MiB and one read."""
         return self._unread_bytes
 
     @property
@@ -180,13 +180,13 @@ class NatsSocket(Transport, asyncio.Protocol):
         return 0 if self._socket is None else self._socket.get_write_buffer_size()
 
     async def drained(self) -> None:
-        """Wait until everything written has left for the operating system, or all is lost."""
+        """Wait until the operating system has taken all written bytes, or the connection ends."""
         if self._socket is not None and not self._lost.is_set():
             self._socket.set_write_buffer_limits(high=0)
             await self._writable.wait()
 
     def abort(self) -> None:
-        """Close without waiting for anything. Safe at any time, any number of times."""
+        """Close at once, without waiting. May be called at any time and more than once."""
         if self._socket is not None:
             self._socket.abort()
 

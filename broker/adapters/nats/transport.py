@@ -1,10 +1,11 @@
 """The broker's NATS connection: nats-py connects, authenticates and encrypts; we read and write.
 
-One nats-py client per connection, made anew by one loop here for as long as the transport is open:
-its own reconnecting gives up for ever on most server errors and replays publishes late. Two of its
-attributes are replaced, its parser and its socket; both are checked by name and shape at start,
-against the release that the lock pins. Messages arrive in batches at a ``MessageSink``; while the
-sink waits, nothing is read, so a slow broker is felt by the server and bounded here.
+Each connection has a new nats-py client, which a loop in this module makes while the transport is
+open. nats-py's own reconnecting is not used: after most server errors it gives up for ever, and it
+sends old publishes late. Two attributes of the client are replaced: its parser and its socket. Both
+are checked at start against the pinned release. Messages arrive in batches at a ``MessageSink``.
+While the sink waits, the socket is not read. So memory is bounded, and the server notices a slow
+broker.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ _BACKOFF_S: Final = 0.05
 _BACKOFF_S_MAX: Final = 2.0
 _FLUSH_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 5.0
-SEND_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024  # unread answers; more are dropped, and counted
+SEND_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024  # unsent answers; more are dropped and counted
 
 _log = structlog.get_logger(__name__)
 
 
 class MessageSink(Protocol):
-    """Who takes the messages. Both methods run on the connection's event loop."""
+    """The receiver of messages. Both methods run on the connection's event loop."""
 
     def received(self, batches: list[MessageBatch]) -> asyncio.Future[None] | None:
-        """Take the batches of one socket read; nothing more is read until the future is done."""
+        """Take the batches of one socket read; the socket is not read until the future is done."""
 
     def connection_lost(self, *, slow_consumer: bool) -> None:
-        """Hear that messages published from now until the next connection are not seen."""
+        """Take note of a gap: messages published until the next connection are not received."""
 
 
 @dataclass(slots=True)
 class TransportCounters:
-    """What happened to the connection since the start; plain numbers."""
+    """Counts of the connection's events since the start; plain numbers."""
 
     connects: int = 0
     disconnects: int = 0
     slow_consumer_events: int = 0
     server_errors: dict[str, int] = field(default_factory=dict)
-    dropped_sends: int = 0  # answers not written: no connection, or too many unread
+    dropped_sends: int = 0  # answers that were not sent: no connection, or too many unsent
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,9 @@ class NatsTransport:
         sink: MessageSink,
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        """Prepare; nothing is opened before :meth:`start`. ``on_crash`` hears of bugs only."""
+        """Prepare; :meth:`start` connects. ``on_crash`` is called for bugs only."""
         self.counters = TransportCounters()
-        self.max_payload_bytes = 0  # what the server of the current connection accepts
+        self.max_payload_bytes = 0  # largest payload that the present server accepts
         self.last_error: str | None = None
         self._config = config
         self._client_name = client_name
@@ -116,18 +117,18 @@ class NatsTransport:
 
     @property
     def connected(self) -> bool:
-        """Tell whether there is a connection with every subscription active on it."""
+        """Tell whether there is a connection on which every subscription is active."""
         return self._session is not None
 
     async def start(self) -> None:
-        """Connect; from then on reconnect for ever.
+        """Connect; reconnect from then on until :meth:`close`.
 
         Raises:
-            InvalidConfigError: nats-py is not the release this is written for, or bad TLS files.
-            UnavailableError: no connection within ``connect_timeout_ms``; says the last reason.
+            InvalidConfigError: nats-py has another release than the pinned one, or bad TLS files.
+            UnavailableError: no connection within ``connect_timeout_ms``; names the last reason.
         """
         check_hooks()
-        connect_options(self._config, self._client_name)  # bad files are a mistake of the start
+        connect_options(self._config, self._client_name)  # raises now if a file is bad
         self._task = asyncio.create_task(self._run(), name="nats-connection")
         try:
             await self._wait_connected()
@@ -136,7 +137,7 @@ class NatsTransport:
             raise
 
     async def close(self) -> None:
-        """Close the connection and stay closed. Answers already handed over are written first."""
+        """Close the connection for ever. Answers that were sent before are written first."""
         self._closing.set()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -146,12 +147,12 @@ class NatsTransport:
     # ------------------------------------------------------------------ subscriptions
 
     async def subscribe(self, subjects: Mapping[int, str], queue_group: str | None) -> None:
-        """Subscribe under these ids; the server has confirmed it when this returns.
+        """Subscribe under these ids and wait for the server's confirmation.
 
         Raises:
-            InvalidStreamError: the server does not allow one of the subjects; none is kept.
-            UnavailableError: no connection in time; the subscriptions are made when there is one,
-                unless they are given up with :meth:`unsubscribe`.
+            InvalidStreamError: the server does not allow one of the subjects; none is subscribed.
+            UnavailableError: no connection in time. The next connection subscribes, unless
+                :meth:`unsubscribe` is called before.
         """
         wanted = [_Subscription(sid, subject, queue_group) for sid, subject in subjects.items()]
         for one in wanted:
@@ -170,12 +171,13 @@ class NatsTransport:
                 return
             await self.unsubscribe(list(subjects))
             raise InvalidStreamError(
-                f"the NATS server does not allow this broker to subscribe to {denied[0]!r}",
+                f"the NATS server does not allow this broker to subscribe to {denied[0]!r}: grant "
+                "the permission or choose another subject",
                 subject=denied[0],
             )
 
     async def unsubscribe(self, sids: Sequence[int]) -> None:
-        """End subscriptions; what the server sent before is still delivered to the sink."""
+        """End subscriptions; messages that the server sent before are still delivered."""
         gone = [sid for sid in sids if self._subscriptions.pop(sid, None) is not None]
         session = self._session
         if session is not None and not session.sids.isdisjoint(gone):
@@ -186,9 +188,9 @@ class NatsTransport:
             self._stream.remove_hot(sid)
 
     async def flush(self) -> bool:
-        """Wait until the server has handled everything sent; False when the connection is lost.
+        """Wait until the server has handled all sent commands; False if the connection is lost.
 
-        Messages that it had delivered before are then with the sink.
+        All messages that the server had sent before are then delivered to the sink.
         """
         session = self._session
         return session is not None and await self._flush(session)
@@ -196,9 +198,9 @@ class NatsTransport:
     # ------------------------------------------------------------------ sending
 
     def send(self, data: bytes, messages_count: int) -> bool:
-        """Write whole protocol commands; False when they were dropped. Never waits.
+        """Write whole protocol commands; return False if they were dropped. Never waits.
 
-        Dropping answers is safe: a publisher that hears nothing publishes again, with its id.
+        Dropping an answer is safe: a publisher without an answer publishes again, with its id.
         """
         session = self._session
         if session is None or session.socket.backlog_bytes > SEND_BACKLOG_BYTES_MAX:
@@ -208,7 +210,7 @@ class NatsTransport:
         return True
 
     async def drain(self) -> None:
-        """Wait while the operating system takes no more of what was sent; not for a connection."""
+        """Wait while the operating system takes no more sent bytes. Does not wait to reconnect."""
         session = self._session
         if session is not None:
             with contextlib.suppress(ConnectionResetError):
@@ -230,7 +232,7 @@ class NatsTransport:
             await self._end(session)
 
     async def _connect(self) -> _Session | None:
-        """Open one connection with all subscriptions on it; None when that failed."""
+        """Open one connection with all subscriptions; None if it failed."""
         closed = asyncio.Event()
         errors = ServerErrors(self.counters.server_errors)
         client = Client()
@@ -254,7 +256,7 @@ class NatsTransport:
                 )
             if await self._open(session, list(self._subscriptions.values())):
                 return session
-        # nats-py lets a malformed greeting out as whatever its parsing of it raised.
+        # After a malformed greeting nats-py raises any exception of its parsing.
         except (
             OSError, nats.errors.Error, TimeoutError, ValueError, TypeError, KeyError,
             AttributeError,
@@ -279,7 +281,7 @@ class NatsTransport:
         self._connected.clear()
         if not self._closing.is_set():
             self.counters.disconnects += 1
-            # The server says nothing when it cuts a slow consumer; a recent stall tells as much.
+            # The server gives no reason when it disconnects a slow consumer: look for a stall.
             slow = session.errors.slow_consumer or session.parser.stalled_lately()
             if slow:
                 self.counters.slow_consumer_events += 1
@@ -299,13 +301,13 @@ class NatsTransport:
         session.socket.abort()
 
     async def _open(self, session: _Session, subscriptions: list[_Subscription]) -> bool:
-        """Subscribe on a session and wait for the server's word; False when it is lost."""
+        """Subscribe on a session, wait for the server's confirmation; False if it is lost."""
         session.sids.update(one.sid for one in subscriptions)
         session.socket.write(b"".join([one.command() for one in subscriptions]))
         return await self._flush(session)
 
     async def _flush(self, session: _Session) -> bool:
-        """Exchange PING and PONG, or notice that the session ends instead."""
+        """Wait for one PING and PONG; False if the session ends instead."""
         flush = asyncio.ensure_future(session.client.flush(timeout=int(_FLUSH_TIMEOUT_S)))
         closed = asyncio.ensure_future(session.closed.wait())
         try:
@@ -315,7 +317,7 @@ class NatsTransport:
             flush.result()
         except (OSError, nats.errors.Error) as error:
             self.last_error = str(error) or type(error).__name__
-            session.socket.abort()  # it does not answer: a new connection is the cure
+            session.socket.abort()  # the server does not answer: make a new connection
             return False
         finally:
             flush.cancel()

@@ -1,1 +1,1 @@
-"""The links between brokers: one connection of a pair, with a lane for each kind of message."""
+"""The connections between brokers, with a lane (priority class) for each kind of message."""

@@ -1,4 +1,4 @@
-"""Control messages over the link between brokers; a broker's own need no socket."""
+"""Control messages over the link between brokers; messages to this broker use no socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.model.ids import BrokerId
 
 
 class PeerControlTransport:
-    """Implements ``ControlTransport`` over a link that others share. Any thread."""
+    """Implements ``ControlTransport`` over a link that other transports share. Any thread."""
 
     def __init__(self, link: PeerLink) -> None:
         """Use the link's lane for control messages."""
@@ -40,12 +40,12 @@ class PeerControlTransport:
     def send(self, to: BrokerId, message: ControlMessage) -> None:
         """See ``ControlTransport.send``."""
         if to == self._me:
-            self._own.put(message)  # not delivered here: the caller may hold its locks
+            self._own.put(message)  # delivered by another thread: the caller may hold locks
         else:
             self._lane.send(to, (encode(message),))
 
     def close(self) -> None:
-        """Hear nothing more; the link stays open for the others."""
+        """Deliver no more messages; the link stays open for other transports."""
         self._lane.stop()
         self._own.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -1,7 +1,7 @@
-"""Who is at the other end of a connection between brokers: TLS 1.3, both sides with certificates.
+"""The identity of the other broker of a connection: TLS 1.3, with certificates on both sides.
 
-A broker's certificate is signed by the cluster's CA and names it as the URI
-``headwater://CLUSTER/broker/NODE`` (subject alternative name). Nothing else in it is looked at.
+A broker's certificate is signed by the cluster's CA, and has the broker's name as the URI
+``headwater://CLUSTER/broker/NODE`` (subject alternative name). No other field is checked.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class PeerTls:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a broker listens for the others."""
+    """The address on which a broker listens for other brokers."""
 
     host: str
     port: int
 
 
 def contexts(tls: PeerTls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return what an accepting and a dialling side need.
+    """Return the TLS contexts of the accepting and of the connecting side.
 
     Raises:
         InvalidConfigError: the certificate, its key or the CA cannot be used.
     """
     try:
         server = _context(ssl.PROTOCOL_TLS_SERVER, tls)
-        server.num_tickets = 0  # an accepting side never writes: nothing is left unread at the end
+        server.num_tickets = 0  # the accepting side never writes, so no bytes stay unread
         return server, _context(ssl.PROTOCOL_TLS_CLIENT, tls)
     except (OSError, ssl.SSLError) as cause:
         raise InvalidConfigError(f"the broker's certificates cannot be used: {cause}") from cause
 
 
 def certified_uris(secured: ssl.SSLSocket) -> list[str]:
-    """Return the URIs that the other side's checked certificate names."""
+    """Return the URIs in the verified certificate of the other side."""
     certificate = secured.getpeercert() or {}
     names = certificate.get("subjectAltName", ())
     return [str(value) for kind, value in names if kind == "URI"]  # type: ignore[str-unpack]
@@ -54,7 +54,7 @@ def certified_uris(secured: ssl.SSLSocket) -> list[str]:
 def _context(protocol: int, tls: PeerTls) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # who it is stands in the URI, which is checked instead
+    context.check_hostname = False  # the URI in the certificate is checked instead
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(tls.ca_file)
     context.load_cert_chain(tls.cert_file, tls.key_file)

@@ -1,9 +1,10 @@
-"""The connections between this broker and the others: all of Raft, control and replication.
+"""The connections between this broker and the other brokers: for Raft, control and replication.
 
-One listening port, and at most two connections between two brokers whatever the number of
-partitions: who sends, dials. TLS 1.3 with certificates on both sides. Several lanes share a
-connection, the most urgent goes first. What cannot be sent is dropped and counted: everything
-above repeats itself. docs/decisions/0011 says why this is not gRPC.
+A broker has one listening port. Two brokers have at most two connections, for any number of
+partitions: each broker connects for the messages that it sends. TLS 1.3 with certificates on both
+sides. Several lanes (priority classes) share a connection; the most urgent lane is sent first. A
+message that cannot be sent is dropped and counted: the protocols above repeat their messages.
+docs/decisions/0011 explains why this is not gRPC.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ T = TypeVar("T")
 
 
 class Lane(Generic[T]):
-    """One kind of messages over a link. Any thread."""
+    """One kind of message over a link. Any thread."""
 
     def __init__(self, link: PeerLink, kind: LaneKind) -> None:
-        """Made by :meth:`PeerLink.lane`."""
+        """Only :meth:`PeerLink.lane` makes lanes."""
         self.malformed_count = 0  # messages that did not decode; they are dropped
         self._link = link
         self._kind = kind
@@ -45,24 +46,28 @@ class Lane(Generic[T]):
         decode: Callable[[BrokerId, memoryview], T],
         deliver: Callable[[BrokerId, T], None],
     ) -> None:
-        """Hear messages from now on. ``decode`` raises CorruptDataError for what is none.
+        """Deliver messages from now on. ``decode`` raises CorruptDataError for other bytes.
 
-        ``deliver`` is called on any thread, never twice at once for one sender. It is quick.
+        ``deliver`` is called on any thread, but by one thread at a time for a sender. It must be
+        quick.
         """
         self._decode, self._deliver = decode, deliver
         self._link.start()
 
     def send(self, to: BrokerId, buffers: Sequence[Any]) -> bool:
-        """Send the buffers as one message, or drop it and say so. They are not changed later."""
+        """Send the buffers as one message; return False if it was dropped.
+
+        The caller must not change the buffers afterwards.
+        """
         return self._link.send(to, self._kind, buffers)
 
     def stop(self) -> None:
-        """Hear nothing more; blocks until nothing is delivered."""
+        """Deliver no more messages; block until no delivery runs."""
         self._deliver = None
         self._link.wait_delivered()
 
     def take(self, sender: BrokerId, message: memoryview) -> None:
-        """Hand an arrived message over; the link calls this."""
+        """Deliver a message that has arrived; the link calls this."""
         decode, deliver = self._decode, self._deliver
         if decode is None or deliver is None:
             return
@@ -87,7 +92,7 @@ class Lane(Generic[T]):
 
 
 class PeerLink:
-    """All connections of this broker to the others. Any thread."""
+    """All connections of this broker to other brokers. Any thread."""
 
     def __init__(
         self,
@@ -99,9 +104,9 @@ class PeerLink:
         tls: PeerTls,
         on_crash: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Take a listening socket and the other brokers' addresses; the first lane's start begins.
+        """Take a listening socket and the other brokers' addresses; the first lane starts the link.
 
-        ``on_crash`` hears of bugs only, those of whoever is delivered to among them.
+        ``on_crash`` is called for bugs only, also for bugs in a ``deliver`` function.
 
         Raises:
             InvalidConfigError: the certificate, its key or the CA cannot be used.
@@ -130,34 +135,34 @@ class PeerLink:
 
     @property
     def refused(self) -> Counter[str]:
-        """Why connections were ended, for metrics."""
+        """Number of refused connections by reason, for metrics."""
         return self._receiver.refused
 
     @property
     def received_bytes(self) -> int:
-        """Bytes heard since the start."""
+        """Bytes received since the start."""
         return self._receiver.received_bytes
 
     def counters(self) -> dict[BrokerId, SenderCounters]:
-        """Return what was sent to each broker since it is known, for metrics."""
+        """Return the counters of sending to each broker, for metrics."""
         with self._lock:
             return {peer: sender.counters for peer, sender in self._senders.items()}
 
     def connected(self) -> set[BrokerId]:
-        """Return the brokers that messages can be sent to now."""
+        """Return the brokers to which this broker is connected now."""
         with self._lock:
             return {peer for peer, sender in self._senders.items() if sender.is_connected}
 
     def callers(self) -> list[BrokerId]:
-        """Return whose connections to this broker are open."""
+        """Return the brokers that are connected to this broker now."""
         return self._receiver.connections()
 
     def lane(self, kind: LaneKind) -> Lane[Any]:
-        """Return the link's lane of this kind; there is one."""
+        """Return the link's only lane of this kind."""
         return self._lanes[kind]
 
     def start(self) -> None:
-        """Listen and connect; more than once is once."""
+        """Listen and connect; further calls do nothing."""
         with self._lock:
             if self._started or self._closed:
                 return
@@ -167,7 +172,7 @@ class PeerLink:
                 self._dial(peer, address)
 
     def set_peers(self, peers: Mapping[BrokerId, PeerAddress]) -> None:
-        """Change who the other brokers are and where; connections to the same ones stay."""
+        """Set the other brokers and their addresses; connections to unchanged brokers stay."""
         with self._lock:
             self._peers = {peer: address for peer, address in peers.items() if peer != self._me}
             self._receiver.set_members(self._uris())
@@ -182,21 +187,21 @@ class PeerLink:
                     self._dial(peer, address)
 
     def send(self, to: BrokerId, kind: LaneKind, buffers: Sequence[Any]) -> bool:
-        """See :meth:`Lane.send`; to a broker that is not known, it is dropped."""
+        """See :meth:`Lane.send`; a message to an unknown broker is dropped."""
         sender = self._senders.get(to)
         return sender is not None and sender.send(kind, buffers)
 
     def crashed(self, bug: BaseException) -> None:
-        """Tell the owner: what one thread does no more, the process must not go on without."""
+        """Report a bug to the owner: the process must not go on if one of these threads ended."""
         if self._on_crash is not None:
             self._on_crash(bug)
 
     def wait_delivered(self) -> None:
-        """Return when nothing is being delivered that was before the call."""
+        """Return when the deliveries that ran before this call have ended."""
         self._receiver.wait_delivered()
 
     def close(self) -> None:
-        """End all connections; blocks until nothing is delivered any more."""
+        """Close all connections; block until no more message is delivered."""
         with self._lock:
             self._closed = True
             for sender in self._senders.values():

@@ -1,7 +1,7 @@
-"""What waits to be sent to one broker: a bounded queue per lane, the most urgent lane first.
+"""The messages to send to one broker: a bounded queue per lane, the most urgent lane first.
 
-Not synchronised, without a clock and a socket: its owner has those. A message is a list of buffers
-that nobody changes any more; large ones are sent from where they are.
+This queue has no lock, no clock and no socket: its owner has them. A message is a list of buffers
+that do not change any more. Large buffers are sent without a copy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUEUE_BYTES_MAX: Final = {
     LaneKind.CONTROL: 1024 * 1024,
     LaneKind.REPLICA: 64 * 1024 * 1024,
 }
-_MESSAGE_OVERHEAD: Final = 128  # what an empty message counts for
-_WRITE_BYTES: Final = 16 * 1024  # a TLS record: small frames are joined up to it
-_COPIED_BYTES_MAX: Final = 4 * 1024  # a larger buffer is a write of its own
+_MESSAGE_OVERHEAD: Final = 128  # the bytes that each message counts in addition to its own
+_WRITE_BYTES: Final = 16 * 1024  # a TLS record: small frames are joined up to this size
+_COPIED_BYTES_MAX: Final = 4 * 1024  # a larger buffer is written alone, without a copy
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Message:
         return self.size + _MESSAGE_OVERHEAD
 
     def frame(self) -> list[Any]:
-        """Return the next frame, header and pieces of the message's buffers."""
+        """Return the next frame: its header, and pieces of the message's buffers."""
         left = min(self.size - self.sent, PAYLOAD_BYTES_MAX)
         self.sent += left
         pieces: list[Any] = [encode_frame_header(self.lane, left, self.size)]
@@ -63,7 +63,7 @@ class _Message:
 
 
 class SendQueue:
-    """Messages in, pieces to write out."""
+    """Takes messages, returns the pieces to write."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -71,16 +71,16 @@ class SendQueue:
         self._bytes = dict.fromkeys(LaneKind, 0)
 
     def __bool__(self) -> bool:
-        """Tell whether anything waits."""
+        """Tell whether a message waits."""
         return any(self._lanes.values())
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait, of all lanes."""
+        """Bytes of waiting messages, of all lanes."""
         return sum(self._bytes.values())
 
     def put(self, lane: LaneKind, buffers: Sequence[Any], now_s: float) -> bool:
-        """Take a message, or say that the lane is full. An empty lane takes one of any size."""
+        """Take a message; return False if the lane is full. An empty lane takes any message."""
         size = sum(map(len, buffers))
         assert 0 < size <= LANE_BYTES_MAX[lane], f"a message of {size} bytes"
         message = _Message(lane, buffers, size, now_s)
@@ -92,9 +92,9 @@ class SendQueue:
         return True
 
     def pieces(self) -> deque[Any]:
-        """Take the next frames, as buffers that are worth a write each; none: nothing waits.
+        """Take the next frames, as buffers for one write each; empty if no message waits.
 
-        Small frames come joined. What is taken has to be written whole before anything else.
+        Small frames are joined. The caller must write these buffers whole before any other.
         """
         found: deque[Any] = deque()
         small = bytearray()
@@ -118,13 +118,13 @@ class SendQueue:
         return found
 
     def connection_lost(self) -> None:
-        """Forget messages of which a part has gone: a new connection begins with whole ones."""
+        """Drop partly sent messages: a new connection begins with a whole message."""
         for lane, waiting in self._lanes.items():
             if waiting and waiting[0].sent:
                 self._bytes[lane] -= waiting.popleft().weight
 
     def drop_older(self, than_s: float) -> int:
-        """Drop what was put before; return how many messages that were."""
+        """Drop the messages that were put before ``than_s``; return how many were dropped."""
         count = 0
         for lane, waiting in self._lanes.items():
             while waiting and waiting[0].since_s < than_s and not waiting[0].sent:

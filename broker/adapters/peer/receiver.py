@@ -1,8 +1,8 @@
-"""The side that is called: connections of other brokers, each heard on a thread of its own.
+"""The accepting side: connections of other brokers, each read on its own thread.
 
-Nothing is decoded before TLS has shown a member's certificate. A handshake and a frame that has
-begun have a deadline; strangers hold few places, and the oldest of them leaves for a new caller; a
-member's newest connection ends its older one.
+No message is decoded before TLS has verified a member's certificate. A handshake, and a frame that
+has begun, have a deadline. Connections without a verified certificate are few: a new one replaces
+the oldest one. A member's newest connection closes its older connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 Deliver = Callable[[BrokerId, LaneKind, memoryview], None]
 
 _HANDSHAKE_S: Final = 5.0
-_FRAME_S: Final = 10.0  # a frame that has begun goes on within this
+_FRAME_S: Final = 10.0  # the longest pause within a frame
 _LOOK_S: Final = 1.0
 _ACCEPT_AGAIN_S: Final = 0.2
 _STRANGERS_MAX: Final = 64
@@ -38,22 +38,23 @@ _STRANGERS_MAX: Final = 64
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One accepted connection; ``sender`` is None until it is known."""
+    """One accepted connection; ``sender`` is None until its certificate is verified."""
 
     raw: socket.socket
     sender: BrokerId | None = None
-    within_frame_s: float | None = None  # since when it waits for the rest of a frame
+    within_frame_s: float | None = None  # time since which the rest of a frame is missing
     delivering: threading.RLock = field(default_factory=threading.RLock)
 
     def hang_up(self) -> None:
-        """End it; its thread notices."""
+        """Close the connection; its thread notices."""
         with contextlib.suppress(OSError):
-            # Not TLS's own shutdown: after it, the thread would go on reading without TLS.
+            # Shut the socket down, not TLS: after TLS's own shutdown the thread would read plain
+            # bytes.
             socket.socket.shutdown(self.raw, socket.SHUT_RDWR)
 
 
 class PeerReceiver:
-    """Listens for the other brokers of the cluster. Any thread."""
+    """Accepts connections of the other brokers of the cluster. Any thread."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class PeerReceiver:
         members: Mapping[str, BrokerId],
         deliver: Deliver,
     ) -> None:
-        """Take a listening socket and who may call, by URI; ``start`` begins to accept."""
-        self.refused: Counter[str] = Counter()  # why connections were ended
+        """Take a listening socket and the members by URI; ``start`` begins to accept."""
+        self.refused: Counter[str] = Counter()  # refused connections by reason
         self.received_bytes = 0
         self._listener = listener
         self._context = context
@@ -82,7 +83,7 @@ class PeerReceiver:
         self._spawn("peer-accept", self._accept)
 
     def set_members(self, members: Mapping[str, BrokerId]) -> None:
-        """Change who may call; who may no more is hung up on."""
+        """Set the members; connections of brokers that are no longer members are closed."""
         with self._lock:
             self._members = dict(members)
             known = set(members.values())
@@ -91,12 +92,12 @@ class PeerReceiver:
                     one.hang_up()
 
     def connections(self) -> list[BrokerId]:
-        """Return whose connections are open; a member may be there twice for a moment."""
+        """Return the members with an open connection; one may be there twice for a short time."""
         with self._lock:
             return [one.sender for one in self._connections if one.sender is not None]
 
     def wait_delivered(self) -> None:
-        """Return when nothing is being delivered that was before the call."""
+        """Return when the deliveries that ran before this call have ended."""
         with self._lock:
             connections = list(self._connections)
         for one in connections:
@@ -104,7 +105,7 @@ class PeerReceiver:
                 pass
 
     def close(self) -> None:
-        """Hang up on everybody; blocks until nothing is delivered any more."""
+        """Close all connections; block until no more message is delivered."""
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -136,7 +137,7 @@ class PeerReceiver:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                self._stopping.wait(_ACCEPT_AGAIN_S)  # out of descriptors: the listener is fine
+                self._stopping.wait(_ACCEPT_AGAIN_S)  # for example no free descriptor: try again
                 continue
             connection = _Connection(raw)
             with self._lock:
@@ -160,7 +161,7 @@ class PeerReceiver:
                     one.within_frame_s = None
                     one.hang_up()
 
-    # ------------------------------------------------------------------ hearing
+    # ------------------------------------------------------------------ reading
 
     def _hear(self, connection: _Connection) -> None:
         try:
@@ -176,7 +177,7 @@ class PeerReceiver:
                     self.refused["not a member"] += 1
                     return
                 _keep_alive(secured)
-                secured.settimeout(None)  # members may have nothing to say for days
+                secured.settimeout(None)  # a member may send nothing for days
                 self._read(connection, secured)
         except EnvelopeError as error:
             self.refused["malformed"] += 1
@@ -189,7 +190,7 @@ class PeerReceiver:
             connection.raw.close()
 
     def _identify(self, connection: _Connection, secured: ssl.SSLSocket) -> bool:
-        """Find out who it is, and let a member's newest connection be its only one."""
+        """Set the sender from the certificate; close the member's older connection."""
         uris = certified_uris(secured)
         with self._lock:
             sender = next((self._members[uri] for uri in uris if uri in self._members), None)
@@ -204,7 +205,7 @@ class PeerReceiver:
     def _read(self, connection: _Connection, secured: ssl.SSLSocket) -> None:
         assembler = FrameAssembler()
         sender = connection.sender
-        assert sender is not None, "nobody is heard before it is known"
+        assert sender is not None, "the sender must be known before its messages are read"
         while size := secured.recv_into(assembler.target):
             self.received_bytes += size
             with connection.delivering:
@@ -215,8 +216,8 @@ class PeerReceiver:
 
 
 def _keep_alive(secured: ssl.SSLSocket) -> None:
-    """Let the kernel find out when a silent peer's machine has gone."""
+    """Let the kernel detect that a silent peer's machine is gone."""
     secured.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # Linux has all of them
+        if hasattr(socket, option):  # Linux has all three options
             secured.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

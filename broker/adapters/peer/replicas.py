@@ -1,4 +1,4 @@
-"""What replicas say, over the link between brokers: every partition of a pair on one connection."""
+"""Messages between replicas over the link: all partitions of two brokers share one connection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from broker.ports.partition import StoredBatch
 
 
 class PeerReplicaTransport:
-    """Implements ``ReplicaTransport`` over a link that others share. Any thread.
+    """Implements ``ReplicaTransport`` over a link that other transports share. Any thread.
 
-    Requests come in for every partition, led here or not: whoever is asked knows what it leads.
+    Requests for all partitions are delivered, even if this broker does not lead the partition: the
+    receiver of the request decides.
     """
 
     def __init__(self, link: PeerLink) -> None:
@@ -36,7 +37,7 @@ class PeerReplicaTransport:
         )
 
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
-        """See ``ReplicaTransport.send``. Batches are sent from where they are."""
+        """See ``ReplicaTransport.send``. Batches are sent without a copy."""
         self._lane.send(to, encode(address.partition_id, message))
 
     def serve(self, address: ReplicaAddress) -> None:
@@ -46,5 +47,5 @@ class PeerReplicaTransport:
         """See ``ReplicaTransport.stop_serving``."""
 
     def close(self) -> None:
-        """Hear nothing more; the link stays open for the others."""
+        """Deliver no more messages; the link stays open for other transports."""
         self._lane.stop()

@@ -1,9 +1,9 @@
-"""The connection over which this broker speaks to one other: it dials, it sends, it hears nothing.
+"""The connection on which this broker sends to one other broker. It receives no messages.
 
-Whoever has a small message while nothing waits writes it at once, on its own thread; everything
-else is written by the sender's thread, urgent lanes first. Nothing ever waits for the socket but
-that thread. When the other side hangs up it dials again at once, then less and less often; what
-has waited for a second by then is dropped.
+If no message waits, a thread that sends a small message writes it directly. All other messages are
+written by the sender's own thread, urgent lanes first. Only that thread waits for the socket. When
+the other side closes the connection, the sender connects again at once, and then less and less
+often. Messages that have waited for a second by then are dropped.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ _log = structlog.get_logger(__name__)
 
 _CONNECT_S: Final = 1.0
 _HANDSHAKE_S: Final = 5.0
-_STALL_S: Final = 10.0  # a write makes progress within this
+_STALL_S: Final = 10.0  # a connection without progress of a write for this long is closed
 _RETRY_S: Final = 0.02
 _RETRY_S_MAX: Final = 0.5
-_KEEP_S: Final = 1.0  # what waited longer for a connection is only a burden
-_AT_ONCE_BYTES_MAX: Final = 8 * 1024  # a larger message is left to the thread
-_UNSENT_BYTES: Final = 256 * 1024  # in the kernel: an urgent message waits behind no more
-_UNACKNOWLEDGED_MS: Final = 4_000  # a path that swallows everything is given up
+_KEEP_S: Final = 1.0  # a message that waited longer for a connection is dropped
+_AT_ONCE_BYTES_MAX: Final = 8 * 1024  # a larger message is left to the sender's thread
+_UNSENT_BYTES: Final = 256 * 1024  # in the kernel; an urgent message waits behind at most this
+_UNACKNOWLEDGED_MS: Final = 4_000  # a connection without TCP acks for this long is closed
 _HUNG_UP: Final = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 @dataclass(slots=True)
 class SenderCounters:
-    """What happened since the start; plain numbers."""
+    """Counts since the start; plain numbers."""
 
     messages: int = 0
     bytes: int = 0
     connects: int = 0
     dropped_full: int = 0
     dropped_old: int = 0
-    impostors: int = 0  # who answered the call was another
+    impostors: int = 0  # connections whose peer's identity is wrong
 
 
 class PeerSender:
-    """Sends to one broker. Any thread; :meth:`run` has one of its own."""
+    """Sends to one broker. Any thread; :meth:`run` has its own thread."""
 
     def __init__(
         self, *, name: str, uri: str, address: PeerAddress, context: ssl.SSLContext
     ) -> None:
-        """Prepare; :meth:`run` connects. ``uri`` is what the other's certificate must name."""
+        """Prepare; :meth:`run` connects. The other broker's certificate must have ``uri``."""
         self.address = address
         self.counters = SenderCounters()
         self._name = name
         self._uri = uri
         self._context = context
         self._queue = SendQueue()
-        self._pieces: deque[Any] = deque()  # taken off the queue, to be written next
+        self._pieces: deque[Any] = deque()  # taken from the queue, to write next
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
-        self._writing = False  # somebody is at the socket, and at `_pieces`
-        self._asleep = False  # the thread waits in poll
+        self._writing = False  # whether a thread uses the socket and `_pieces`
+        self._asleep = False  # whether the sender's thread waits in poll
         self._secured: ssl.SSLSocket | None = None
         self._hang_up_poll = select.poll()
         self._failed = False
@@ -84,11 +84,11 @@ class PeerSender:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes of messages that wait to be sent."""
         return self._queue.waiting_bytes
 
     def send(self, lane: LaneKind, buffers: Sequence[Any]) -> bool:
-        """Send, or say that it was dropped. Never waits."""
+        """Send a message; return False if it was dropped. Never waits."""
         with self._lock:
             idle = not self._queue and not self._pieces
             if not self._queue.put(lane, buffers, time.monotonic()):
@@ -96,7 +96,7 @@ class PeerSender:
                 return False
             self.counters.messages += 1
             if self._writing or self._secured is None:
-                return True  # who writes, or connects, looks again
+                return True  # the thread that writes or connects checks the queue again
             if not idle or self._queue.waiting_bytes > _AT_ONCE_BYTES_MAX:
                 self._wake()
                 return True
@@ -118,7 +118,7 @@ class PeerSender:
         return True
 
     def run(self) -> None:
-        """Connect and send until :meth:`stop`; then free everything."""
+        """Connect and send until :meth:`stop`; then close all."""
         retry_s = _RETRY_S
         with self._lock:
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -148,7 +148,7 @@ class PeerSender:
     # ------------------------------------------------------------------ the thread
 
     def _connect(self) -> ssl.SSLSocket:
-        """Raises OSError; a peer that is another than it should be is one, too."""
+        """Connect; raises OSError, also if the peer's identity is wrong."""
         try:
             plain = socket.create_connection((self.address.host, self.address.port), _CONNECT_S)
             with contextlib.ExitStack() as stack:
@@ -168,7 +168,9 @@ class PeerSender:
             if self._uri not in certified_uris(secured):
                 self.counters.impostors += 1
                 secured.close()
-                raise ConnectionRefusedError(f"who answered is not {self._uri}")
+                raise ConnectionRefusedError(
+                    f"the peer's identity is wrong: its certificate does not have {self._uri}"
+                )
         finally:
             with self._lock:
                 self._dialling = None
@@ -178,7 +180,7 @@ class PeerSender:
         return secured
 
     def _serve(self, secured: ssl.SSLSocket) -> None:
-        """Send until the other side hangs up, which is an OSError, or until the end."""
+        """Send until :meth:`stop`; raises OSError if the other side closes the connection."""
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
         poller.register(secured, _HUNG_UP)
@@ -204,12 +206,12 @@ class PeerSender:
                 self._queue.connection_lost()
 
     def _write_all(self, secured: ssl.SSLSocket) -> bool:
-        """Write what waits; tell whether the socket takes no more of it for now."""
+        """Write the waiting messages; return whether the socket takes no more for now."""
         with self._lock:
             if self._failed:
                 raise ConnectionResetError("a write failed")
             if self._writing:
-                self._asleep = True  # whoever writes wakes this thread if something is left
+                self._asleep = True  # the writing thread wakes this thread if a message is left
                 return False
             self._writing = True
         try:
@@ -229,16 +231,16 @@ class PeerSender:
             self._asleep = False
         for fd, what in events:
             if fd != self._wake_fd and what & _HUNG_UP:
-                raise ConnectionResetError("the peer hung up")
+                raise ConnectionResetError("the peer closed the connection")
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 
     # ------------------------------------------------------------------ writing
 
     def _write(self, secured: ssl.SSLSocket) -> bool:
-        """Write the next pieces; tell whether the socket took all of them.
+        """Write the next pieces; return whether the socket took all of them.
 
-        What could not be written is kept, and has to be offered again as it is: TLS demands it.
+        Unwritten bytes are kept, and must be written again unchanged: TLS requires this.
         """
         if not self._pieces:
             with self._lock:
@@ -257,7 +259,7 @@ class PeerSender:
         return True
 
     def _wake(self) -> None:
-        """With the lock held: let the thread look again."""
+        """Wake the sender's thread. The caller holds the lock."""
         if self._asleep:
             self._asleep = False
             os.eventfd_write(self._wake_fd, 1)
