@@ -151,7 +151,7 @@ class BrokerApi(Protocol):
     def cold_offset_at(
         self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
     ) -> Offset | None:
-        """Return the first offset of ``[start, end)`` of the table that reaches a time, if any."""
+        """Return the table's first offset in ``[start, end)`` at or after a time, or None."""
 
     def tier_status(self, name: str) -> list[TierStatus]:
         """Return how far each partition is shipped to the table."""

@@ -1,9 +1,10 @@
-"""Pumps, and whoever drives them.
+"""Pumps, and the drives that run their turns.
 
-A pump is the work of a shell as synchronous turns: ``turn(now_ms)`` does what there is to do now
-and returns when it wants its next turn. It owns no thread, never blocks on another broker, and
-reads no clock. Threads meet in its mailboxes alone (``Inbox``, a partition's ``TurnQueue``). So
-one thread can drive all pumps of many brokers, as the simulation does (docs/decisions/0021).
+A pump is the work of a shell, cut into synchronous turns: ``turn(now_ms)`` does the work that is
+due now and returns the time of the next turn. A pump owns no thread, never waits for another
+broker, and reads no clock. Other threads reach a pump only through its mailboxes (``Inbox``, a
+partition's ``TurnQueue``). So one thread can drive all pumps of many brokers: the simulation does
+(docs/decisions/0021).
 """
 
 from __future__ import annotations
@@ -11,33 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-NEVER_MS: Final = 1 << 62  # the next turn is the one after the next wake
+NEVER_MS: Final = 1 << 62  # no turn is due until the next wake
 
-PumpTurn = Callable[[int], int]  # monotonic ms now -> monotonic ms of the next turn, at the latest
+PumpTurn = Callable[[int], int]  # monotonic ms now -> latest monotonic ms of the next turn
 
 
 class Pump(Protocol):
-    """Whatever takes turns."""
+    """An object that does its work in turns."""
 
     def turn(self, now_ms: int, /) -> int:
-        """Do what there is to do; return when the next turn is due at the latest."""
+        """Do the work that is due; return the latest time of the next turn."""
 
 
 class Driven(Protocol):
-    """A pump that is taken turns of by somebody."""
+    """A pump whose turns are run, by a thread or by the simulation."""
 
     def start(self) -> None:
-        """Take the first turn soon."""
+        """Run the first turn soon."""
 
     def wake(self) -> None:
-        """Take a turn soon: there is news. Any thread, also within a turn; quick."""
+        """Run a turn soon, because there is new work. Any thread, also within a turn; quick."""
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Take no turn after this one. Blocks until it is over, so long at most."""
+        """Run no more turns. Blocks until the present turn has ended, at most ``timeout_s``."""
 
 
 class Drive(Protocol):
-    """Makes somebody drive a pump, once it is started."""
+    """Runs the turns of a pump after it is started."""
 
     def __call__(self, name: str, turn: PumpTurn) -> Driven:
-        """Return who will take the turns; ``name`` is for people."""
+        """Return the driven pump, not started yet; ``name`` is for people."""

@@ -142,9 +142,9 @@ class RemoteLog(Protocol):
     def offset_at(
         self, stream: Stream, partition: int, start: Offset, end: Offset, timestamp_us: int
     ) -> Offset | None:
-        """Return the first offset of ``[start, end)`` stamped at or after a time; None: no such.
+        """Return the first offset of ``[start, end)`` with a timestamp at or after a time, or None.
 
-        Objects whose statistics end before the time are not read. Errors as for :meth:`read`.
+        Objects whose statistics end before the time are not read. Raises as :meth:`read`.
         """
 
     def flush(self, stream: Stream, *, timeout_ms: int) -> list[TierStatus]:

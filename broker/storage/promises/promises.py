@@ -76,8 +76,8 @@ class Promises:
         """Load the file if it exists; it is created with the first slot. See :attr:`complaint`.
 
         A file that is not readable or belongs to another data folder is moved aside, and a new file
-        is begun. Then each log is believed once about its own end, and the metadata about which
-        replicas are held.
+        is begun. Then, once, the ends of the logs are taken as they are, and the metadata says
+        which replicas are held.
 
         Raises:
             OSError: the disk failed.
