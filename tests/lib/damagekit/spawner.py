@@ -72,9 +72,10 @@ class Spawner:
         os.mkfifo(ready)
         ready_read = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)
         asked = {"data": str(data), "lake": str(lake), "log": str(log), "nats": nats_url}
+        log_start = log.stat().st_size if log.exists() else 0  # before the broker can write to it
         os.write(self._ask, json.dumps({**asked, "ready": str(ready)}).encode() + b"\n")
         pid = int(_line(self._answer))
-        return Broker(self, pid, ready_read, log)
+        return Broker(self, pid, ready_read, log, log_start)
 
     def wait(self, pid: int, timeout_s: float) -> int | None:
         """Return a broker's exit code once it has ended, None when it has not in time. Blocks."""
@@ -95,9 +96,9 @@ class Spawner:
 class Broker:
     """One life of one broker."""
 
-    def __init__(self, spawner: Spawner, pid: int, ready: int, log: Path) -> None:
+    def __init__(self, spawner: Spawner, pid: int, ready: int, log: Path, log_start: int) -> None:
         self._spawner, self.pid, self._ready, self.log = spawner, pid, ready, log
-        self._log_start = log.stat().st_size if log.exists() else 0
+        self._log_start = log_start
         self._code: int | None = None
         self.url = ""
 
