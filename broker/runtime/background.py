@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from broker.errors import HeadwaterError
-from broker.runtime.pumps import NEVER_MS, Drive
+from broker.ports.pumps import NEVER_MS, Drive
 
 _log = structlog.get_logger(__name__)
 

@@ -43,6 +43,7 @@ from broker.model.ids import BrokerId, LeaseId, PartitionId, PartitionNumber, St
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
+from broker.ports.pumps import Drive
 from broker.ports.system import Clock, Files
 from broker.ports.tiering import (
     HeldLease,
@@ -66,7 +67,7 @@ from broker.runtime.partition.counters import OnCommit, ignore_commit
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims
 from broker.runtime.partition.replica_shell import not_leader
-from broker.runtime.pumps import Drive, on_threads, wait_for_answer
+from broker.runtime.pumps import on_threads, wait_for_answer
 from broker.runtime.tier_catalog import BrokerCatalog, TierListeners
 from broker.storage.promises.promises import Promises
 

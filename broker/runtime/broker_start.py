@@ -14,9 +14,9 @@ import structlog
 from broker.errors import HeadwaterError, LogFailedError, UnavailableError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import PartitionId
+from broker.ports.pumps import NEVER_MS, PumpTurn
 from broker.runtime.cluster.membership import Membership
 from broker.runtime.hosted_partitions import CLOSE_S, Closing, HostedPartitions
-from broker.runtime.pumps import NEVER_MS, PumpTurn
 
 _log = structlog.get_logger(__name__)
 

@@ -6,13 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from broker.ports.pumps import NEVER_MS, Drive, Driven, Pump, PumpTurn
+from broker.ports.pumps import Drive, Driven, PumpTurn
 from broker.ports.system import Clock
-
-__all__ = [
-    "NEVER_MS", "Drive", "Driven", "Pump", "PumpThread", "PumpTurn",
-    "on_threads", "wait_for_answer",
-]  # fmt: skip
 
 _WAIT_S_MAX: Final = 3600.0  # what a thread sleeps at a stretch
 _LOOK_S: Final = 0.1  # what a caller sleeps at a stretch; a pump may look at what wakes nobody

@@ -36,9 +36,10 @@ from broker.model.control_messages import (
 )
 from broker.model.ids import BrokerId
 from broker.ports.cluster import ControlTransport
+from broker.ports.pumps import Drive
 from broker.ports.system import Clock
 from broker.runtime.inbox import Inbox
-from broker.runtime.pumps import Drive, on_threads
+from broker.runtime.pumps import on_threads
 
 _log = structlog.get_logger(__name__)
 

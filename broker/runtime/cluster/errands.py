@@ -18,9 +18,9 @@ from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId
+from broker.ports.pumps import NEVER_MS
 from broker.runtime.cluster.registration import ProposingMetadata
 from broker.runtime.metadata import newest_told
-from broker.runtime.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 

@@ -49,6 +49,7 @@ from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndRequest, FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.cluster import ControlTransport, ReplicaAddress, ReplicaTransport
+from broker.ports.pumps import Drive, Driven
 from broker.ports.system import Clock, Files
 from broker.runtime.cluster.beats import MemberBeats, SeenMetadata
 from broker.runtime.cluster.controller import Controller
@@ -59,7 +60,7 @@ from broker.runtime.ingest.sessions import note_clean_stop
 from broker.runtime.metadata import newest_told
 from broker.runtime.metadata.follower import MetadataFollower
 from broker.runtime.partition.driver import PartitionDriver
-from broker.runtime.pumps import Drive, Driven, on_threads, wait_for_answer
+from broker.runtime.pumps import on_threads, wait_for_answer
 
 _log = structlog.get_logger(__name__)
 

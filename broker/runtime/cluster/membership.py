@@ -20,10 +20,10 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.pumps import NEVER_MS, Pump
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import ALONE, note_clean_stop, take_clean_stop
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaLinks
-from broker.runtime.pumps import NEVER_MS, Pump
 
 CONFIRM_MS: Final = 3_000  # for the newest metadata
 _BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes

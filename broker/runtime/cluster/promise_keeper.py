@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from broker.errors import HeadwaterError, LogFailedError
-from broker.runtime.pumps import NEVER_MS, Drive
+from broker.ports.pumps import NEVER_MS, Drive
 from broker.storage.promises.promises import Promises
 
 _log = structlog.get_logger(__name__)

@@ -16,9 +16,9 @@ from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import HeadwaterError, NotLeaderError, ShuttingDownError, UnavailableError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
+from broker.ports.pumps import NEVER_MS
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import begin_session, note_clean_stop, take_clean_stop
-from broker.runtime.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 

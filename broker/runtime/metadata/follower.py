@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from broker.errors import LogFailedError, UnavailableError
-from broker.runtime.pumps import NEVER_MS
+from broker.ports.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from unittest import mock
 
 from broker.model.epochs import BrokerEpoch
+from broker.ports.pumps import NEVER_MS
 from broker.runtime.background import Background
 from broker.runtime.broker import Broker
 from broker.runtime.cluster import member as cluster_member
@@ -27,7 +28,6 @@ from broker.runtime.partition.groups import CommitGroup
 from broker.runtime.partition.queue import Newest, TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.retry_tables import RetryTables
-from broker.runtime.pumps import NEVER_MS
 from broker.storage.stream_folders import log_folder
 from simkit.replacing import replaced, together
 

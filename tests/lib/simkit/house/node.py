@@ -26,13 +26,13 @@ from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.replica_messages import ReplicaMessage
 from broker.ports.cluster import ReplicaAddress
 from broker.ports.partition import StoredBatch
+from broker.ports.pumps import NEVER_MS, Driven, Pump
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
-from broker.runtime.pumps import NEVER_MS, Driven, Pump
 from broker.storage.promises.promises import Promises
 from simkit.cluster.world import Network, World
 from simkit.house.lake import HouseLake

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from broker.ports.pumps import NEVER_MS, Drive, Driven, PumpTurn
 from broker.runtime.partition.commit_scheduler import Turn
-from broker.runtime.pumps import NEVER_MS, Drive, Driven, PumpTurn
 from simkit.cluster.world import World
 from simkit.disk.disk import PowerLostError, SimDisk
 

@@ -12,10 +12,10 @@ from broker.errors import CommitTimeoutError, HeadwaterError, LogFailedError, Un
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import StreamConfig
+from broker.ports.pumps import NEVER_MS
 from broker.runtime.broker import Broker
 from broker.runtime.broker_start import BrokerStart
 from broker.runtime.cluster.membership import Membership
-from broker.runtime.pumps import NEVER_MS
 from simkit.brokers.brokers import disk_broker
 from simkit.replacing import replaced
 

@@ -27,9 +27,9 @@ from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.pumps import NEVER_MS
 from broker.runtime.cluster.errands import AskingNewest, GivingUp, HandingOver
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
-from broker.runtime.pumps import NEVER_MS
 from simkit.disk.disk import SimDisk
 
 A, B, C = (BrokerId(name) for name in "abc")

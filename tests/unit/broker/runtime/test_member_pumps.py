@@ -23,11 +23,11 @@ from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAn
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.pumps import NEVER_MS
 from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.registration import Registration
 from broker.runtime.ingest.sessions import note_clean_stop
 from broker.runtime.metadata.follower import MetadataFollower
-from broker.runtime.pumps import NEVER_MS
 from simkit.disk.disk import SimDisk
 
 A, B = BrokerId("a"), BrokerId("b")

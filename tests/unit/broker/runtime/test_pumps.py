@@ -7,15 +7,9 @@ import threading
 from collections.abc import Callable
 
 from broker.adapters.clock import SystemClock
+from broker.ports.pumps import NEVER_MS, Drive, Driven, PumpTurn
 from broker.runtime.background import Background
-from broker.runtime.pumps import (
-    NEVER_MS,
-    Drive,
-    Driven,
-    PumpTurn,
-    on_threads,
-    wait_for_answer,
-)
+from broker.runtime.pumps import on_threads, wait_for_answer
 
 
 class Hand:
