@@ -176,6 +176,42 @@ class ClusterStatus(_Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStatus(_Wire):
+    """A broker's part in the metadata group, as the teller sees it."""
+
+    broker: str
+    votes: bool
+    leads: bool
+    behind: int | None  # entries of the log that it has not confirmed; only who leads knows
+    silent_ms: int | None  # since who leads heard of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllersStatus(_Wire):
+    """Who votes on the metadata, and who follows it."""
+
+    told_by: str
+    leader: str | None
+    settled: bool  # no change of who votes is under way
+    members: tuple[ControllerStatus, ...]
+
+    @property
+    def voters(self) -> list[str]:
+        """The brokers that vote."""
+        return [one.broker for one in self.members if one.votes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerChanged(_Wire):
+    """What became of one step of a change of the controllers."""
+
+    done: bool
+    reason: str  # why it is not done yet
+    told_by: str
+    leader: str | None  # whom to ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatus(_Wire):
     """A follower, according to the last message that its leader got from it."""
 
@@ -215,7 +251,7 @@ class Proposed(_Wire):
     refused: str | None = None  # only if other partitions of the same command may have succeeded
 
 
-_NESTED: Final = (LossStatus, BrokerStatus, PartitionInfo, FollowerStatus)
+_NESTED: Final = (LossStatus, BrokerStatus, PartitionInfo, ControllerStatus, FollowerStatus)
 
 
 def _built(hint: Any, value: Any) -> Any:

@@ -164,3 +164,31 @@ def standing_of(stored: Stored) -> Standing:
     end = Floor(last.term, last.index) if last else Floor(log.base_term, log.base_index)
     term = max(stored.hard.term, end.term)
     return Standing(behind=stored.floor > Floor(), term=term, last=max(end, stored.floor))
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A member, as another one sees it."""
+
+    node: NodeId
+    votes: bool
+    behind: int | None = None  # entries that it has not confirmed; None: only a leader knows
+    silent_ms: int | None = None  # since the leader heard of it
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """Who votes, who watches and how far they are, as one member sees it; never for decisions."""
+
+    leader: NodeId | None
+    settled: bool  # no change of the voters is under way
+    members: tuple[MemberSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VoterChanged:
+    """What became of a change of the voters that was asked for."""
+
+    done: bool
+    reason: str  # why it is not done yet
+    leader: NodeId | None  # whom to ask, as far as is known

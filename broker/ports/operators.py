@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.model.cluster_status import ClusterStatus, Proposed, ReplicaStatus
+from broker.model.cluster_status import (
+    ClusterStatus,
+    ControllerChanged,
+    ControllersStatus,
+    Proposed,
+    ReplicaStatus,
+)
 
 
 class OperatorApi(Protocol):
@@ -17,6 +23,23 @@ class OperatorApi(Protocol):
 
     def status(self, *, confirm_ms: int = 1_000) -> ClusterStatus:
         """Return the newest metadata; if it is not confirmed in time, this broker's metadata."""
+
+    def controllers(self) -> ControllersStatus:
+        """Return who votes on the metadata and who follows it; how far, if this broker leads them.
+
+        Raises:
+            InvalidRequestError: this is a broker alone.
+        """
+
+    def change_controller(self, broker: str, *, votes: bool) -> ControllerChanged:
+        """Go on with making a broker vote on the metadata, or follow it only.
+
+        It returns at once: ask again, at the leader that it names, until it is done.
+
+        Raises:
+            InvalidRequestError: this is a broker alone, or what is asked for can never be.
+            UnknownBrokerError: the leader has no such broker in its configuration.
+        """
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return the state of the replicas on this broker."""

@@ -363,6 +363,7 @@ def _operations(
         clock=clock,
         controllers=config.cluster.voters(),
         controller=lambda: metadata.leader,
+        voters=metadata,
     )
 
 

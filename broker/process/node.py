@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,9 +19,11 @@ from broker.adapters.peer.replicas import PeerReplicaTransport
 from broker.config import BrokerConfig
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
+from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
+from broker.core.raft.voters import standing_on_disk
 from broker.core.replication.follower import FollowerTiming
 from broker.errors import HeadwaterError, InvalidConfigError
 from broker.model.ids import BrokerId, StreamUuid
@@ -33,7 +35,7 @@ from broker.runtime.broker import Broker, LeadListener
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import LedPartitions
-from broker.runtime.metadata.controllers_note import check_controllers, note_controllers
+from broker.runtime.metadata.controllers_note import note_controllers, noted_controllers
 from broker.runtime.metadata.lone_journal import FOLDER
 from broker.runtime.metadata.lone_takeover import take_over
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
@@ -64,8 +66,8 @@ class ClusterNode:
         ``on_refused`` hears, on any thread, that the others will never take this broker in.
 
         Raises:
-            InvalidConfigError: certificates, addresses, other controllers than at the first
-                start, or the folder of a broker alone, which is the only controller at first.
+            InvalidConfigError: certificates, addresses, or the folder of a broker alone, which is
+                the only controller at first.
             ControllersLostError: more members lost their disks than the group survives.
             MetadataCorruptError: the metadata journal is damaged.
             ShuttingDownError: ``stopping`` was set before Raft had started.
@@ -143,14 +145,14 @@ class ClusterNode:
     ) -> RaftMetadataLog:
         """Be let into the group, then start."""
         cluster, me = config.node.cluster, NodeId(config.node.id)
-        voters = config.cluster.voters()
+        configured, noted = config.cluster.voters(), noted_controllers(files)
+        voters = noted or configured  # of a new group: who votes by now is in the log
         others = sorted(set(config.cluster.members()) - set(voters))
         raft = RaftConfig(
             members=tuple(map(NodeId, voters)),
             observers=tuple(map(NodeId, others)),
             restart_grace_ms=config.cluster.restart_grace_ms,
         )
-        known = check_controllers(files, voters)
         desk = self._control
         journal = take_part(
             files,
@@ -160,9 +162,15 @@ class ClusterNode:
             me=me,
             clock=clock,
             stopping=stopping,
-            has_taken_part=known,
+            has_taken_part=bool(noted),
             promises=promises,
         )
+        if (
+            noted == (me,) != configured
+            and not standing_on_disk(raft.members, journal.stored).voters
+        ):
+            journal.close()
+            raise _only_controller(me, configured)
         note_controllers(files, voters)
         name = cast(RaftName, config.cluster.raft)  # it was looked at when it was read
         transport = PeerRaftTransport(self.link, raft=name, on_other=self._on_refused)
@@ -178,6 +186,7 @@ class ClusterNode:
             new_core=consensus_of(config),
         )
         desk.answer_with(metadata.tell_standing)
+        metadata.subscribe(_compare_controllers(configured, lambda: metadata.voters))
         return metadata
 
     # ------------------------------------------------------------------ see ``Node``
@@ -231,6 +240,39 @@ class ClusterNode:
         self._control.close()
         self.metadata.close()
         self.link.close()
+
+
+def _only_controller(me: NodeId, configured: Sequence[str]) -> InvalidConfigError:
+    """Return what says that a broker that was alone begins the cluster alone, too."""
+    return InvalidConfigError(
+        f'{me} is the only controller of its cluster so far: write cluster.controllers = "{me}" at '
+        "every broker; `headwater cluster controllers add` lets others vote once they follow",
+        expected=me,
+        found=",".join(configured),
+    )
+
+
+def _compare_controllers(
+    configured: Sequence[str], voters: Callable[[], Sequence[str]]
+) -> Callable[[int, MetadataState], None]:
+    """Return what says, on each change, that the file names others than vote: the log counts."""
+    said = set(configured)
+
+    def look(_index: int, _state: MetadataState) -> None:
+        in_force = voters()
+        if set(in_force) == said:
+            return
+        said.clear()
+        said.update(in_force)
+        if said != set(configured):
+            _log.warning(
+                "controllers_differ",
+                configured=",".join(configured),
+                in_force=",".join(in_force),
+                reason="cluster.controllers is for a new cluster only; the metadata says who votes",
+            )
+
+    return look
 
 
 class LateListener:

@@ -22,6 +22,7 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.placement import balance
 from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
     FencedError,
     HeadwaterError,
@@ -37,6 +38,9 @@ from broker.errors import (
 )
 from broker.model.cluster_status import (
     ClusterStatus,
+    ControllerChanged,
+    ControllersStatus,
+    ControllerStatus,
     FollowerStatus,
     Proposed,
     ReplicaStatus,
@@ -44,6 +48,7 @@ from broker.model.cluster_status import (
 from broker.model.epochs import PartitionEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
+from broker.model.raft import GroupSeen, NodeId, VoterChanged
 from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.system import Clock
@@ -54,6 +59,9 @@ _log = structlog.get_logger(__name__)
 
 _ATTEMPTS: Final = 5  # at a change that somebody else's change overtook
 _BARRIER_MS: Final = 5_000
+_NEVER: Final = frozenset(
+    one.value for one in (ChangeRefusal.LAST, ChangeRefusal.TOO_MANY, ChangeRefusal.FIXED)
+)
 _STALE: Final = (StaleBrokerEpochError, StaleLeaderEpochError, StalePartitionEpochError)
 
 
@@ -69,6 +77,20 @@ class OperatedMetadata(Protocol):
 
     def barrier(self, *, timeout_ms: int = ...) -> int:
         """See ``MetadataLog.barrier``."""
+
+
+class OperatedVoters(Protocol):
+    """The Raft member beneath the metadata log, as operators need it."""
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Which brokers vote on the metadata."""
+
+    def group(self) -> GroupSeen:
+        """Return who votes and who watches."""
+
+    def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
+        """Go on with making a member vote, or watch only."""
 
 
 class OperatedBroker(Protocol):
@@ -102,6 +124,7 @@ class ClusterOperations:
         clock: Clock,
         controllers: Sequence[str] = (),
         controller: Callable[[], str | None] | None = None,
+        voters: OperatedVoters | None = None,
     ) -> None:
         """Without ``controllers`` this broker is its own cluster, and its own controller."""
         self._cluster = cluster
@@ -110,6 +133,7 @@ class ClusterOperations:
         self._broker = broker
         self._clock = clock
         self._controllers = tuple(controllers)
+        self._voters = voters
         self._controller = controller or (lambda: me)
 
     # ------------------------------------------------------------------ looking
@@ -130,10 +154,54 @@ class ClusterOperations:
             alone=not self._controllers,
             confirmed=confirmed,
             controller=controller,
-            controllers=self._controllers,
+            controllers=self._voting(),
             feature_level=state.feature_level,
             brokers=tuple(brokers_of(state, controller)),
             partitions=tuple(partitions_of(state)),
+        )
+
+    def _voting(self) -> tuple[str, ...]:
+        if not self._controllers or self._voters is None:
+            return self._controllers
+        return self._voters.voters
+
+    def controllers(self) -> ControllersStatus:
+        """See ``OperatorApi.controllers``."""
+        if not self._controllers or self._voters is None:
+            raise _alone(self._me)
+        found = self._voters.group()
+        return ControllersStatus(
+            told_by=self._me,
+            leader=found.leader,
+            settled=found.settled,
+            members=tuple(
+                ControllerStatus(
+                    broker=one.node,
+                    votes=one.votes,
+                    leads=one.node == found.leader,
+                    behind=one.behind,
+                    silent_ms=one.silent_ms,
+                )
+                for one in found.members
+            ),
+        )
+
+    def change_controller(self, broker: str, *, votes: bool) -> ControllerChanged:
+        """See ``OperatorApi.change_controller``."""
+        if not self._controllers or self._voters is None:
+            raise _alone(self._me)
+        found = self._voters.change_voter(NodeId(broker), votes=votes)
+        if found.reason == ChangeRefusal.UNKNOWN.value:
+            raise UnknownBrokerError(
+                f"{self._me}, which leads the controllers, does not know {broker!r}: write it into "
+                "cluster.brokers of every broker and restart them one by one; then start it",
+                broker=broker,
+            )
+        if found.reason in _NEVER:
+            raise InvalidRequestError(f"{broker} was not changed: {found.reason}", broker=broker)
+        _log.info("controller_change_asked", broker=broker, votes=votes, done=found.done)
+        return ControllerChanged(
+            done=found.done, reason=found.reason, told_by=self._me, leader=found.leader
         )
 
     def replicas(self) -> list[ReplicaStatus]:
@@ -342,6 +410,13 @@ class ClusterOperations:
         reply = self._metadata.propose(encode(command))
         _log.info("operator_changed", command=type(command).__name__)
         return reply
+
+
+def _alone(me: BrokerId) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{me} is a broker alone, its own and only controller: `headwater up --brokers 3`, or "
+        "cluster.brokers in its configuration, makes it one of several"
+    )
 
 
 def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatus]:

@@ -20,6 +20,7 @@ from broker.model.cluster_status import STATUS_NAMES
 from headwater.cli import cluster_view as view
 from headwater.cli import console
 from headwater.cli.cluster_certs import certs
+from headwater.cli.cluster_controllers import app as controllers_app
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, ServerOption, StreamArgument, duration_option
 
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(certs)
+app.add_typer(controllers_app, name="controllers")
 
 _POLL_S: Final = 0.2
 

@@ -19,6 +19,8 @@ from broker.errors import (
 from broker.model.cluster_status import (
     BrokerStatus,
     ClusterStatus,
+    ControllerChanged,
+    ControllersStatus,
     Proposed,
     ReplicaStatus,
 )
@@ -38,6 +40,38 @@ class Operations:
         """Return how the cluster stands, as the metadata has it."""
         values = _one(self._client, "cluster_status", {"confirm_ms": confirm_ms})
         return ClusterStatus.from_dict(values)
+
+    def controllers(self) -> ControllersStatus:
+        """Return who votes on the metadata, and how far behind each is, if the leader answers."""
+        found = ControllersStatus.from_dict(_one(self._client, "cluster_controllers", {}))
+        leader = self._address_of(found.leader) if found.leader != found.told_by else None
+        if leader is None:
+            return found
+        try:
+            with Client(leader) as client:
+                return ControllersStatus.from_dict(_one(client, "cluster_controllers", {}))
+        except UnavailableError:
+            return found
+
+    def change_controller(self, broker: str, *, votes: bool) -> ControllerChanged:
+        """Go on with making a broker vote on the metadata or follow it; ask until it is done.
+
+        Raises:
+            InvalidRequestError: it can never be.
+            UnknownBrokerError: the controllers' configuration does not name it.
+            UnavailableError: nobody answers, or who leads is not known.
+        """
+        values = {"broker": broker, "votes": votes}
+        found = ControllerChanged.from_dict(_one(self._client, "change_controller", values))
+        leader = self._address_of(found.leader) if found.leader != found.told_by else None
+        if found.done or leader is None:
+            return found
+        with Client(leader) as client:
+            return ControllerChanged.from_dict(_one(client, "change_controller", values))
+
+    def _address_of(self, broker: str | None) -> str | None:
+        found = None if broker is None else self.status().broker(broker)
+        return None if found is None else found.addresses.get("flight")
 
     def replicas(self, brokers: Iterable[BrokerStatus] | None = None) -> list[ReplicaStatus]:
         """Return what brokers say of their replicas; a broker that does not answer is left out.

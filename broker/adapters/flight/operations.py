@@ -23,6 +23,10 @@ def operate(
     match action:
         case "cluster_status":
             return [api.status(**values).to_dict()]
+        case "cluster_controllers":
+            return [api.controllers().to_dict()]
+        case "change_controller":
+            return [api.change_controller(**values).to_dict()]
         case "cluster_replicas":
             return [one.to_dict() for one in api.replicas()]
         case "move_partition":

@@ -12,8 +12,8 @@ judged by the same simulation. Rules of its own:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from broker.adapters.raft_pysyncobj import pinned
@@ -49,7 +49,16 @@ from broker.core.raft.log import RaftLog
 from broker.core.raft.member import Role
 from broker.core.raft.voters import VoterHistory
 from broker.errors import InvalidConfigError
-from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Standing, Stored
+from broker.model.raft import (
+    U64_MAX,
+    GroupSeen,
+    MemberSeen,
+    NodeId,
+    Snapshot,
+    SnapshotId,
+    Standing,
+    Stored,
+)
 
 _WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
 _DRAWS: Final = 1 << 32
@@ -66,6 +75,8 @@ class Seen:
     commit: int = 0
     applied: int = 0
     durable: int = 0
+    voters: Mapping[NodeId, int] = field(default_factory=dict)
+    is_voter: bool = True
 
     @property
     def log(self) -> RaftLog:
@@ -129,13 +140,19 @@ class PysyncobjCore:
         self._number = 0
         self._saving = False
         self._told: tuple[Role, int, NodeId | None] | None = None
-        self._seen = Seen(self._log)
+        self._seen = Seen(self._log, voters=dict.fromkeys(config.members, 0))
         self._publish()
 
     @property
     def member(self) -> Seen:
         """What is known, for metrics and tests; not to be changed."""
         return self._seen
+
+    @property
+    def group(self) -> GroupSeen:
+        """Who votes: all of them; how far they are the library does not tell."""
+        members = tuple(MemberSeen(one, votes=True) for one in sorted(self._seen.voters))
+        return GroupSeen(self._seen.leader, True, members)
 
     def start(self, now_ms: int) -> list[Effect]:
         """Begin; the first call, once."""

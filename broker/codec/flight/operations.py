@@ -76,6 +76,12 @@ def _confirm_ms(value: object) -> int:
     return whole_number(value, "confirm_ms", low=1, high=CONFIRM_MS_MAX)
 
 
+def _votes(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError("votes must be true or false", field="votes")
+    return value
+
+
 def _accepted(value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequestError(
@@ -89,6 +95,15 @@ OPERATIONS: Final[Mapping[str, ActionSpec]] = {
         "Return the state of the cluster's brokers and partitions. {confirm_ms?} -> the status.",
         {"confirm_ms": _confirm_ms},
         {"confirm_ms": 1_000},
+    ),
+    "cluster_controllers": ActionSpec(
+        "Tell who votes on the metadata and who follows it. {} -> one result.", {}, {}
+    ),
+    "change_controller": ActionSpec(
+        "Go on with making a broker vote on the metadata, or follow it. {broker, votes} -> whether "
+        "it is done, and whom to ask again.",
+        {"broker": _broker_of("broker"), "votes": _votes},
+        {},
     ),
     "cluster_replicas": ActionSpec(
         "Return the state of the replicas on the asked broker. {} -> one result per replica.",

@@ -89,10 +89,23 @@ class VoterChange:
         if waits is not None:
             return waits
         if wanted.add is not None:
-            return self._added(wanted.add)
-        if len(voters) == 1:
-            return ChangeRefusal.LAST
-        return tuple(one for one in voters if one.node != wanted.remove)
+            found: Voters | ChangeRefusal = self._added(wanted.add)
+        elif len(voters) == 1:
+            found = ChangeRefusal.LAST
+        else:
+            found = tuple(one for one in voters if one.node != wanted.remove)
+        if not isinstance(found, ChangeRefusal) and not self._is_alive(found):
+            return ChangeRefusal.TOO_FEW
+        return found
+
+    def _is_alive(self, voters: Voters) -> bool:
+        """Tell whether a configuration could decide anything: who is silent now may be dead."""
+        heard = sum(one.node == self._m.me or self._is_heard(one.node) for one in voters)
+        return heard >= majority(len(voters))
+
+    def _is_heard(self, node: NodeId) -> bool:
+        m, one = self._m, self._progress.get(node)
+        return one is not None and m.now_ms - one.heard_ms < m.config.election_ms_min
 
     def _waits(self) -> ChangeRefusal | None:
         """Tell why no change may begin now."""
@@ -117,7 +130,7 @@ class VoterChange:
 
     def _lags(self, node: NodeId) -> ChangeRefusal | None:
         """Tell why an observer may not vote yet."""
-        m, one = self._m, self._progress[node]
-        if m.now_ms - one.heard_ms >= m.config.election_ms_min:
+        if not self._is_heard(node):
             return ChangeRefusal.SILENT
-        return ChangeRefusal.CATCHING_UP if one.match < m.commit else None
+        behind = self._progress[node].match < self._m.commit
+        return ChangeRefusal.CATCHING_UP if behind else None

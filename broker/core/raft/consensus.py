@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.events import Effect, Event
 from broker.core.raft.member import Role
-from broker.model.raft import NodeId, Standing, Stored
+from broker.model.raft import GroupSeen, NodeId, Standing, Stored
 
 
 class Known(Protocol):
@@ -35,6 +35,14 @@ class Known(Protocol):
         """Index of the newest entry that it knows to be committed."""
 
     @property
+    def voters(self) -> Mapping[NodeId, int]:
+        """Who votes, as this member's log has it, and the numbers of their disks."""
+
+    @property
+    def is_voter(self) -> bool:
+        """Tell whether this member votes, with the disk that it has."""
+
+    @property
     def standing(self) -> Standing:
         """What it tells a member that starts with an empty disk."""
 
@@ -45,6 +53,10 @@ class Consensus(Protocol):
     @property
     def member(self) -> Known:
         """What is known; not to be changed."""
+
+    @property
+    def group(self) -> GroupSeen:
+        """Who votes and who watches, as this member sees it; for operators."""
 
     def start(self, now_ms: int) -> list[Effect]:
         """Begin; the first call, once."""

@@ -35,7 +35,15 @@ from broker.core.raft.events import (
 from broker.core.raft.follower import Follower
 from broker.core.raft.leader import Leader
 from broker.core.raft.member import Member, Role
-from broker.model.raft import U64_MAX, NodeId, Snapshot, SnapshotId, Stored
+from broker.model.raft import (
+    U64_MAX,
+    GroupSeen,
+    MemberSeen,
+    NodeId,
+    Snapshot,
+    SnapshotId,
+    Stored,
+)
 from broker.model.raft_messages import (
     Append,
     AppendReply,
@@ -81,6 +89,16 @@ class RaftCore:
     def member(self) -> Member:
         """What is known, for metrics and tests; not to be changed."""
         return self._m
+
+    @property
+    def group(self) -> GroupSeen:
+        """Who votes and who watches; how far they are, if this member leads."""
+        m, leader = self._m, self._leader
+        members = [
+            MemberSeen(one, one in m.voters, *(leader.seen(one) if leader else (None, None)))
+            for one in sorted(m.known)
+        ]
+        return GroupSeen(m.leader, m.history.index <= m.commit, tuple(members))
 
     # ------------------------------------------------------------------ steps
 

@@ -128,6 +128,12 @@ class Save:
     entries: tuple[Entry, ...]
     disk: int | None = None
 
+    @property
+    def adds_only(self) -> bool:
+        """Tell whether it does nothing but add entries: one sync may do for it and others."""
+        rest = (self.hard, self.snapshot, self.image, self.truncate, self.disk)
+        return all(one is None for one in rest)
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -180,6 +186,7 @@ class ChangeRefusal(Enum):
     INVITED = "it was asked for its disk"
     CATCHING_UP = "it has not caught up with the leader's commit"
     LAST = "it is the only voter"
+    TOO_FEW = "no majority of those who would vote answers"
     TOO_MANY = "there are too many voters"
     FIXED = "the voters of a group that runs pysyncobj cannot change"
 

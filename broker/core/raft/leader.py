@@ -111,6 +111,13 @@ class Leader:
         """Learn the number of a member's disk."""
         self._change.disks[sender] = disk
 
+    def seen(self, node: NodeId) -> tuple[int | None, int | None]:
+        """Return how many entries a member lacks, and for how long it was silent."""
+        m, one = self._m, self._progress.get(node)
+        if one is None:
+            return (m.log.last_index - m.durable, 0) if node == m.me else (None, None)
+        return m.log.last_index - one.match, m.now_ms - one.heard_ms
+
     def _count_voters(self) -> None:
         """Let all counts run over the configuration that is in force now."""
         m = self._m

@@ -1,6 +1,9 @@
-"""Which brokers vote on the metadata, noted the first time: their number must never change.
+"""Which brokers voted on the metadata first, as this broker was told at its first start.
 
-Two majorities of different lists need not share a broker, so each could decide without the other.
+Who votes by now stands in the metadata log; the list of the configuration file is the beginning of
+a new group only. So the list that was noted at the first start stays what it was, whatever the file
+says later: two majorities of different lists need not share a broker, and would decide without each
+other (`docs/decisions/0023-*.md`).
 """
 
 from __future__ import annotations
@@ -17,15 +20,14 @@ _FILE: Final = "controllers.json"
 _BYTES_MAX: Final = 4096
 
 
-def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
-    """Compare the configured controllers with those that were noted; tell whether any were.
+def noted_controllers(files: Files) -> tuple[str, ...]:
+    """Return the first controllers that were noted, sorted; () before the first start.
 
     Raises:
-        InvalidConfigError: they are not the same.
         MetadataCorruptError: the note is not readable.
     """
     if not files.exists(_FILE):
-        return False
+        return ()
     file = files.open(_FILE)
     try:
         noted = json.loads(file.read_at(0, _BYTES_MAX))
@@ -35,14 +37,25 @@ def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
         file.close()
     if not isinstance(noted, list) or not all(isinstance(one, str) for one in noted):
         raise MetadataCorruptError(f"{_FILE} is not readable", path=_FILE)
-    if noted != sorted(controllers):
+    return tuple(sorted(noted))
+
+
+def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
+    """Compare with those that were noted, for a broker alone; tell whether any were.
+
+    Raises:
+        InvalidConfigError: they are not the same.
+        MetadataCorruptError: the note is not readable.
+    """
+    noted = noted_controllers(files)
+    if noted and noted != tuple(sorted(controllers)):
         raise InvalidConfigError(
-            f"the controllers of this cluster are {', '.join(noted)} and never change: write "
-            f'cluster.controllers = "{",".join(noted)}"; other brokers may be added beside them',
+            f"this data directory belongs to a cluster whose first controllers were "
+            f"{', '.join(noted)}: write cluster.brokers as the others have it",
             expected=",".join(noted),
             found=",".join(sorted(controllers)),
         )
-    return True
+    return bool(noted)
 
 
 def note_controllers(files: Files, controllers: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 import structlog
 
@@ -49,6 +49,8 @@ from broker.core.raft.events import (
     StateHashed,
     Tick,
     TransferLeadership,
+    VotersChanged,
+    VotersKept,
 )
 from broker.core.raft.member import Role
 from broker.errors import (
@@ -61,11 +63,22 @@ from broker.errors import (
     ShuttingDownError,
     UnavailableError,
 )
-from broker.model.raft import ENTRY_OVERHEAD, PAYLOAD_BYTES_MAX, U64_MAX, Entry, NodeId, Standing
+from broker.model.raft import (
+    ENTRY_OVERHEAD,
+    PAYLOAD_BYTES_MAX,
+    U64_MAX,
+    Entry,
+    GroupSeen,
+    NodeId,
+    Standing,
+    VoterChanged,
+)
 from broker.model.raft_messages import Forward, Message
 from broker.ports.system import Clock, Files
 from broker.runtime.metadata.raft_machine import MetadataMachine, read_reply
-from broker.runtime.metadata.raft_waiting import NEVER, Waiter, Waiting
+from broker.runtime.metadata.raft_transport import RaftTransport
+from broker.runtime.metadata.raft_voters import ChangeAsked, GroupAsked, VoterDesk
+from broker.runtime.metadata.raft_waiting import NEVER, Reader, StandingAsked, Waiter, Waiting
 from broker.storage.raft.journal import RaftJournal
 
 _log = structlog.get_logger(__name__)
@@ -82,36 +95,6 @@ _SNAPSHOT_AGAIN_MS: Final = 10_000  # after one that a full disk had no room for
 _GRACE_S: Final = 5.0
 
 Subscriber = Callable[[int, MetadataState], None]
-
-
-class RaftTransport(Protocol):
-    """Carries messages between members; loses them when it must, never delays the caller."""
-
-    def start(self, deliver: Callable[[NodeId, Message], None]) -> None:
-        """Begin; ``deliver`` may be called on any thread, with an identified sender."""
-
-    def send(self, target: NodeId, message: Message) -> None:
-        """Send, or lose."""
-
-    def close(self) -> None:
-        """End all connections."""
-
-
-@dataclass(slots=True)
-class _Reader:
-    """A caller that waits for a barrier."""
-
-    deadline_ms: int
-    done: Future[int] = field(default_factory=Future)
-    retry_ms: int = NEVER
-
-
-@dataclass(frozen=True, slots=True)
-class _StandingAsked:
-    """A member that starts wants to know how far the group is."""
-
-    asker: NodeId
-    told: Callable[[Standing], None]
 
 
 class RaftMetadataLog:
@@ -151,8 +134,9 @@ class RaftMetadataLog:
         self._applier = Applier(self._machine)
         dice = random.SystemRandom()
         self._core = new_core(config, me, self._journal.stored, random=dice.randint)
+        self._voters = VoterDesk(config, me, self._core)
         self._waiting = Waiting(lambda: dice.randint(1, U64_MAX))
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, Reader] = {}
         self._reader_number = 0
         self._saves: deque[Save] = deque()
         self._full_until_ms = 0
@@ -189,6 +173,23 @@ class RaftMetadataLog:
     def leader(self) -> NodeId | None:
         """Who leads, as far as this member knows: for operators, never for decisions."""
         return self._core.member.leader
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Which brokers vote on the metadata, as this member's log has it."""
+        return tuple(sorted(self._core.member.voters))
+
+    def group(self, *, timeout_ms: int = 1_000) -> GroupSeen:
+        """Return who votes and who watches, and how far they are if this member leads."""
+        asked = GroupAsked()
+        found: GroupSeen = self._ask(asked, asked.done, timeout_ms)
+        return found
+
+    def change_voter(self, node: NodeId, *, votes: bool, timeout_ms: int = 1_000) -> VoterChanged:
+        """Go on with making a member vote, or watch only; ask again until it is done."""
+        asked = ChangeAsked(node, votes)
+        found: VoterChanged = self._ask(asked, asked.done, timeout_ms)
+        return found
 
     @property
     def known(self) -> Known:
@@ -249,7 +250,7 @@ class RaftMetadataLog:
         self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int = 1_000
     ) -> None:
         """Begin a barrier; ``passed`` hears as in :meth:`propose_soon`."""
-        reader = _Reader(self._clock.monotonic_ms() + timeout_ms, retry_ms=0)
+        reader = Reader(self._clock.monotonic_ms() + timeout_ms, retry_ms=0)
 
         def done(outcome: Future[int]) -> None:
             error = outcome.exception()
@@ -274,7 +275,7 @@ class RaftMetadataLog:
         Raises:
             UnavailableError: no leader could confirm that in time.
         """
-        reader = _Reader(self._clock.monotonic_ms() + timeout_ms, retry_ms=0)
+        reader = Reader(self._clock.monotonic_ms() + timeout_ms, retry_ms=0)
         index: int = self._ask(reader, reader.done, timeout_ms)
         return index
 
@@ -293,7 +294,7 @@ class RaftMetadataLog:
         A question that finds no room in the queue, or no thread, is lost; who asked asks again.
         """
         with contextlib.suppress(HeadwaterError):
-            self._put(_StandingAsked(asker, told))
+            self._put(StandingAsked(asker, told))
 
     def transfer_leadership(self, target: NodeId) -> None:
         """Ask the leader, if this member is it, to hand over."""
@@ -356,8 +357,10 @@ class RaftMetadataLog:
                 item = self._inbox.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(item, Waiter | _Reader) and not item.done.done():
+            waits = isinstance(item, Waiter | Reader | GroupAsked | ChangeAsked)
+            if waits and not item.done.done():
                 item.done.set_exception(error)
+        self._voters.fail_all(error)
         self._waiting.fail_all(error)
         for reader in self._readers.values():
             if not reader.done.done():
@@ -398,12 +401,16 @@ class RaftMetadataLog:
         match item:
             case Waiter():
                 self._waiting.add(item)
-            case _Reader():
+            case Reader():
                 self._reader_number += 1
                 self._readers[self._reader_number] = item
             case Received() | TransferLeadership():
                 self._step(item)
-            case _StandingAsked(asker, told):
+            case GroupAsked():
+                item.done.set_result(self._core.group)
+            case ChangeAsked():
+                self._step(self._voters.event_of(item))
+            case StandingAsked(asker, told):
                 self._step(MemberAsks(asker))
                 told(self._core.member.standing)
             case _:
@@ -450,6 +457,7 @@ class RaftMetadataLog:
         return True
 
     def _housekeeping(self) -> None:
+        self._voters.look()
         if self._now_ms >= self._checkpoint_ms and not self._saves:
             self._checkpoint_ms = self._now_ms + _CHECKPOINT_MS
             self._journal.checkpoint(self._core.member.applied)
@@ -481,6 +489,8 @@ class RaftMetadataLog:
                 case BarrierFailed(number):
                     if number in self._readers:
                         self._readers[number].retry_ms = self._now_ms + _SOON_MS
+                case VotersChanged() | VotersKept():
+                    self._voters.answered(effect)
                 case RoleChanged():
                     self._role_changed(effect)
                 case FloorReached():
@@ -559,7 +569,7 @@ class RaftMetadataLog:
         """Make the oldest save durable, and with the same sync the entries right behind it."""
         first = self._saves.popleft()
         entries, number = list(first.entries), first.number
-        while self._saves and first.image is None and _only_entries(self._saves[0]):
+        while self._saves and first.image is None and self._saves[0].adds_only:
             following = self._saves.popleft()
             entries += following.entries
             number = following.number
@@ -579,13 +589,3 @@ class RaftMetadataLog:
             return
         self._now_ms = self._clock.monotonic_ms()
         self._step(Saved(number))
-
-
-def _only_entries(save: Save) -> bool:
-    return (
-        save.hard is None
-        and save.snapshot is None
-        and save.image is None
-        and save.truncate is None
-        and save.disk is None
-    )

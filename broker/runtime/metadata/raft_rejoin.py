@@ -19,14 +19,16 @@ import structlog
 from broker.core.raft.compare import Compare, GoOn
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.rejoin import Rejoin, TakePart
+from broker.core.raft.voters import standing_on_disk
 from broker.errors import MetadataCorruptError, ShuttingDownError
 from broker.model.control_messages import ControlMessage, MemberAsked, MemberTold
 from broker.model.ids import BrokerId
-from broker.model.raft import Floor, NodeId, Standing, standing_of
+from broker.model.raft import DISK_MAX, Floor, NodeId, Standing
 from broker.ports.cluster import ControlTransport
 from broker.ports.system import Clock, Files
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal, has_lost_all
+from broker.storage.raft.member_note import noted_disk
 
 _log = structlog.get_logger(__name__)
 
@@ -35,6 +37,8 @@ _ASK_AGAIN_S: Final = 0.03
 _SAY_AFTER_MS: Final = 1_000
 _SAY_AGAIN_MS: Final = 10_000
 _LEAVE_OUT_AGAIN_MS: Final = 1_000
+_ANOTHER_DISK: Final = "the controllers were changed, and this broker's vote is lost with its disk"
+_REPLACE: Final = "headwater cluster controllers replace ID ID, if the old id is to vote again"
 
 TellStanding = Callable[[NodeId, Callable[[Standing], None]], None]
 
@@ -110,8 +114,8 @@ def take_part(
     ``has_taken_part``: something outside of the folder says that this member is not new, as
     ``promises`` may, which also say that the folder is of an earlier moment. With an
     empty folder it blocks for as long as one of the others does not answer; else for
-    ``config.restart_grace_ms`` at most, and as long as there is no majority. An observer, which has
-    never promised anything that counts, asks nobody, nor does a member alone.
+    ``config.restart_grace_ms`` at most, and as long as there is no majority. An observer that was
+    never asked for its disk has promised nothing that counts and asks nobody, nor does one alone.
 
     Raises:
         ControllersLostError: more disks are lost than the group survives.
@@ -132,19 +136,19 @@ def take_part(
         promises=promises,
     )
     has_taken_part |= RaftJournal.is_noted(promises)
-    votes, others = me in config.members, len(config.members) + len(config.observers) > 1
-    if votes and others and has_lost_all(files, folder):
-        return start.remake()
+    is_first, others = me in config.members, len(config.members) + len(config.observers) > 1
+    if others and has_lost_all(files, folder):
+        if noted_disk(files, folder):
+            return start.remake_as_another()
+        if is_first:
+            return start.remake()
     journal = RaftJournal(files, folder, cluster=cluster, node=me, promises=promises)
     try:
-        if votes and journal.has_forgotten and len(config.members) == 1:
-            raise MetadataCorruptError(
-                f"the folder {folder} is of an earlier moment than what this broker has promised "
-                "since, and no other controller knows what that was. Nothing was changed. Bring "
-                "back the folder that was there, or a copy of the whole data directory",
-                path=folder,
-            )
-        if votes and journal.is_fresh:
+        votes = is_first or journal.stored.disk != 0
+        voters = standing_on_disk(config.members, journal.stored).voters or config.members
+        if votes and journal.has_forgotten and voters == (me,):
+            raise _forgotten(folder)
+        if is_first and journal.is_fresh:
             if has_taken_part and not others:
                 raise MetadataCorruptError(
                     f"the folder {folder} holds nothing, and this broker has been in use: what it "
@@ -160,6 +164,15 @@ def take_part(
         journal.close()
         raise
     return journal
+
+
+def _forgotten(folder: str) -> MetadataCorruptError:
+    return MetadataCorruptError(
+        f"the folder {folder} is of an earlier moment than what this broker has promised "
+        "since, and no other controller knows what that was. Nothing was changed. Bring "
+        "back the folder that was there, or a copy of the whole data directory",
+        path=folder,
+    )
 
 
 class _Start:
@@ -199,13 +212,31 @@ class _Start:
             node=self._me,
             term=found.term,
             floor=found.floor,
+            disk=found.disk,
+            promises=self._promises,
+        )
+
+    def remake_as_another(self) -> RaftJournal:
+        """Begin anew as an observer: whoever votes under this id does so with a disk that is lost.
+
+        It gets another number, by which an operator can make it a voter again.
+        """
+        _log.error("raft_files_lost", folder=self._folder)
+        return RaftJournal.remade(
+            self._files,
+            self._folder,
+            cluster=self._cluster,
+            node=self._me,
+            term=0,
+            floor=Floor(),
+            disk=random.SystemRandom().randint(1, DISK_MAX),
             promises=self._promises,
         )
 
     def begin(self, journal: RaftJournal, *, has_taken_part: bool) -> None:
         """Take part with an empty folder: new, or wiped."""
         found = self._rejoin(has_taken_part=has_taken_part)
-        journal.take_part(found.term, found.floor)
+        journal.take_part(found.term, found.floor, found.disk)
 
     def _rejoin(self, *, has_taken_part: bool) -> TakePart:
         self._desk.answer_with(_tell_fresh)
@@ -217,6 +248,8 @@ class _Start:
         )
         asking: _Asking[TakePart] = _Asking(rejoin, self._desk, self._clock, self._stopping)
         found = asking.run(rejoin.told)
+        if found.disk:
+            _log.error("raft_begins_as_observer", reason=_ANOTHER_DISK, remedy=_REPLACE)
         if found.term:
             _log.warning(
                 "raft_rejoins",
@@ -230,12 +263,13 @@ class _Start:
         """Take part with what is in the folder, which may be older than what was promised."""
         if not journal.has_member_file:  # it has taken part since before there was a note of it
             journal.take_part(0, Floor())
-        if len(self._config.members) == 1:
+        if len(self._config.members) + len(self._config.observers) == 1:
             return
         stored = journal.stored
-        standing = standing_of(stored)
+        standing = standing_on_disk(self._config.members, stored)
         self._desk.answer_with(lambda _asker, told: told(standing))
-        compare = Compare(self._config, self._me, stored.hard, random=random.SystemRandom().randint)
+        dice = random.SystemRandom().randint
+        compare = Compare(self._config, self._me, stored.hard, random=dice, own=standing)
         asking: _Asking[GoOn] = _Asking(compare, self._desk, self._clock, self._stopping)
         if journal.has_forgotten:  # known, so everybody has to answer
             _log.error("raft_folder_is_older", folder=self._folder)

@@ -15,7 +15,7 @@ from typing import Final
 
 from broker.core.raft.applier import WINDOW, Outcome, Verdict
 from broker.errors import CommitTimeoutError, HeadwaterError, OverloadedError
-from broker.model.raft import EntryKind, Proposal
+from broker.model.raft import EntryKind, NodeId, Proposal, Standing
 
 QUEUED_MAX: Final = 4096
 NEVER: Final = 1 << 62
@@ -33,6 +33,23 @@ class Waiter:
     taken: bool = False  # some node may have it in its log
     office: int | None = None  # only as the leader of this term; never handed to another
     refused: str = "no leader was found"
+
+
+@dataclass(slots=True)
+class Reader:
+    """A caller that waits for a barrier."""
+
+    deadline_ms: int
+    done: Future[int] = field(default_factory=Future)
+    retry_ms: int = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAsked:
+    """A member that starts wants to know how far the group is."""
+
+    asker: NodeId
+    told: Callable[[Standing], None]
 
 
 class Waiting:

@@ -32,6 +32,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "high_watermarks": {"names": ["s", "t"]},
     "tier_flush": {"name": "s", "timeout_ms": 1_000},
     "cluster_status": {"confirm_ms": 500},
+    "cluster_controllers": {},
+    "change_controller": {"broker": "a", "votes": True},
     "cluster_replicas": {},
     "move_partition": {"name": "s", "partition": 0, "target": ["a", "b"]},
     "transfer_leader": {"name": "s", "partition": 0, "to": "a"},
@@ -115,6 +117,8 @@ def test_an_unknown_field_is_refused_by_name(action: str) -> None:
         ("elect_unclean", {"operator": ""}),
         ("elect_unclean", {"accept_data_loss": "yes"}),
         ("remove_broker", {"broker": "a/b"}),
+        ("change_controller", {"broker": "a/b"}),
+        ("change_controller", {"votes": 1}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(action: str, change: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from broker.core.metadata.commands import (
     encode,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
     DiskFullError,
     EnvelopeError,
@@ -39,6 +40,7 @@ from broker.model.cluster_status import ReplicaStatus
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.raft import GroupSeen, MemberSeen, NodeId, VoterChanged
 from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
@@ -394,3 +396,71 @@ def test_what_an_older_broker_tells_is_understood(metadata: Metadata) -> None:
     del told["log_end"]
     with pytest.raises(EnvelopeError, match="log_end"):
         ReplicaStatus.from_dict(told)
+
+
+class Voters:
+    """The controllers as one member sees them; a change gets the answer that was put in."""
+
+    voters = ("a", "b", "c")
+
+    def __init__(self, answer: VoterChanged) -> None:
+        self._answer = answer
+
+    def group(self) -> GroupSeen:
+        """Return a voter that leads, and one that watches."""
+        seen = (MemberSeen(NodeId("a"), True, 0, 0), MemberSeen(NodeId("d"), False, 3, 40))
+        return GroupSeen(NodeId("a"), True, seen)
+
+    def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
+        """Answer as was said."""
+        return self._answer
+
+
+def _with_voters(metadata: Metadata, answer: VoterChanged) -> ClusterOperations:
+    return ClusterOperations(
+        cluster="hw", me=A, metadata=metadata, broker=Broker(), clock=FakeClock(),
+        controllers=("x",), controller=lambda: "a", voters=Voters(answer),
+    )  # fmt: skip
+
+
+def test_controllers_are_those_of_the_log_not_of_the_file(metadata: Metadata) -> None:
+    """In the status as well; who leads knows how far the others are."""
+    operations = _with_voters(metadata, VoterChanged(True, "", NodeId("a")))
+    assert operations.status().controllers == ("a", "b", "c")
+    found = operations.controllers()
+    assert (found.leader, found.settled, found.voters) == ("a", True, ["a"])
+    assert [(one.broker, one.behind, one.leads) for one in found.members] == [
+        ("a", 0, True),
+        ("d", 3, False),
+    ]
+    assert type(found).from_dict(found.to_dict()) == found
+    changed = operations.change_controller("d", votes=True)
+    assert (changed.done, changed.leader) == (True, "a")
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [
+        (ChangeRefusal.UNKNOWN, UnknownBrokerError),
+        (ChangeRefusal.LAST, InvalidRequestError),
+        (ChangeRefusal.TOO_MANY, InvalidRequestError),
+        (ChangeRefusal.FIXED, InvalidRequestError),
+    ],
+)
+def test_a_change_that_can_never_be_is_an_error(
+    metadata: Metadata, reason: ChangeRefusal, error: type[Exception]
+) -> None:
+    """Everything else is worth another try."""
+    operations = _with_voters(metadata, VoterChanged(False, reason.value, None))
+    with pytest.raises(error):
+        operations.change_controller("d", votes=True)
+
+
+def test_a_broker_alone_has_no_controllers_to_change(metadata: Metadata) -> None:
+    """It says how it becomes one of several."""
+    operations = ClusterOperations(
+        cluster="hw", me=A, metadata=metadata, broker=Broker(), clock=FakeClock()
+    )
+    for ask in (operations.controllers, lambda: operations.change_controller("d", votes=True)):
+        with pytest.raises(InvalidRequestError, match="broker alone"):
+            ask()

@@ -12,6 +12,7 @@ from broker.adapters.clock import SystemClock
 from broker.core.metadata.commands import RegisterBroker, encode
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
+from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
     DiskFullError,
     HeadwaterError,
@@ -147,3 +148,16 @@ def test_what_was_decided_in_an_office_that_is_over_is_not_proposed(rig: Rig) ->
     rig.log.propose_soon(REGISTER, outcomes.put, office=office)
     assert outcomes.get(timeout=10) is None
     assert rig.register() == epoch + 2
+
+
+def test_a_member_alone_tells_who_votes_and_stays_a_voter(rig: Rig) -> None:
+    """Each implementation refuses with its reason; who votes already is left alone."""
+    rig.register()
+    assert rig.log.voters == ("n0",)
+    assert [(one.node, one.votes) for one in rig.log.group().members] == [("n0", True)]
+    refused = rig.log.change_voter(NodeId("n0"), votes=False)
+    assert not refused.done
+    assert refused.reason in {ChangeRefusal.LAST.value, ChangeRefusal.FIXED.value}
+    rig.log.close()
+    with pytest.raises(HeadwaterError):
+        rig.log.change_voter(NodeId("n0"), votes=False)

@@ -365,3 +365,45 @@ def test_whatever_is_saved_is_noted_first() -> None:
     files = disk.files()
     found = RaftJournal(files, "raft", cluster="c", node=A, promises=Promises(files))
     assert not found.has_forgotten
+
+
+def test_a_wiped_controller_of_a_changed_group_begins_as_an_observer() -> None:
+    """With a number for its disk, by which it can be made a voter again."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    _others_tell(wires, Standing(term=7, last=Floor(6, 40), voters=(B, C)), B, C)
+    journal = _begin(disk, ControlDesk(wires.transport(A)), A, threading.Event())
+    assert journal.stored.hard == HardState()
+    number = journal.stored.disk
+    assert number > 0
+    journal.close()
+    disk.lose_power()
+    assert _open(disk).stored.disk == number
+
+
+def test_a_disk_with_a_number_that_lost_its_files_gets_another_number() -> None:
+    """Whoever votes under the old one is lost with it; nobody has to be asked."""
+    disk = SimDisk(random.Random(1))
+    _open(disk).take_part(5, Floor(), 77)
+    files = disk.files()
+    for name in ("meta", "journal"):
+        files.remove(f"raft/{name}")
+    journal = _begin(disk, ControlDesk(Wires().transport(A)), A, threading.Event())
+    assert journal.stored.disk not in (0, 77)
+    assert journal.stored.hard.term == 5
+
+
+def test_a_broker_beside_the_first_controllers_asks_once_its_disk_has_a_number() -> None:
+    """A disk that may vote may have been put back; one without a number asks nobody."""
+    wires, disk = Wires(), SimDisk(random.Random(1))
+    config = RaftConfig(members=(B, C, NodeId("d")), observers=(A,), restart_grace_ms=60_000)
+    desk, never = ControlDesk(wires.transport(A)), threading.Event()
+
+    def begin() -> RaftJournal:
+        return take_part(
+            disk.files(), config, desk, cluster="c", me=A, clock=SystemClock(), stopping=never
+        )
+
+    begin().save(disk=9)
+    _others_tell(wires, Standing(term=7, last=Floor(6, 40)), B, C, NodeId("d"))
+    journal = begin()
+    assert (journal.stored.hard.term, journal.stored.bar) == (7, Floor(6, 40))

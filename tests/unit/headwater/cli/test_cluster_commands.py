@@ -26,10 +26,12 @@ from broker.core.metadata.commands import (
     encode,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
+from broker.core.raft.events import ChangeRefusal
 from broker.errors import HeadwaterError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.raft import GroupSeen, MemberSeen, NodeId, VoterChanged
 from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.operations import ClusterOperations
@@ -96,6 +98,32 @@ class Cluster:
         self.do(FenceBroker(broker=broker, broker_epoch=self.state.brokers[broker].epoch))
 
 
+class Voters:
+    """The controllers as b sees them, which leads; each change takes two steps."""
+
+    def __init__(self) -> None:
+        self.voters: tuple[str, ...] = ("a", "b", "c")
+        self._begun: set[str] = set()
+
+    def group(self) -> GroupSeen:
+        """Return who votes, and d."""
+        names = sorted({*self.voters, "d"})
+        seen = (MemberSeen(NodeId(one), one in self.voters, 0, 0) for one in names)
+        return GroupSeen(NodeId("b"), True, tuple(seen))
+
+    def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
+        """Begin, and be done the next time."""
+        if node == "nobody":
+            return VoterChanged(False, ChangeRefusal.UNKNOWN.value, NodeId("b"))
+        if (node in self.voters) != votes and node not in self._begun:
+            self._begun.add(node)
+            return VoterChanged(False, ChangeRefusal.CATCHING_UP.value, NodeId("b"))
+        self._begun.discard(node)
+        others = {*self.voters} - {node}
+        self.voters = tuple(sorted({*others, node} if votes else others))
+        return VoterChanged(True, "", NodeId("b"))
+
+
 @pytest.fixture
 def cluster() -> Cluster:
     """Return four brokers, the first two of which hold a partition; the first leads."""
@@ -113,7 +141,7 @@ def run(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """Return a function that runs ``headwater cluster`` against broker b."""
     operations = ClusterOperations(
         cluster="hw", me=B, metadata=cluster, broker=cluster, clock=FakeClock(),
-        controllers=("a", "b", "c"), controller=lambda: "a",
+        controllers=("a", "b", "c"), controller=lambda: "a", voters=Voters(),
     )  # fmt: skip
     memory = MemoryBroker()
     config = FlightServiceConfig(host="127.0.0.1", port=0)
@@ -143,6 +171,28 @@ def test_looking_works_for_people_and_scripts(run: Run, cluster: Cluster) -> Non
     assert json.loads(run("partitions", "s", "--json").stdout)["isr"] == ["a", "b"]
     assert len(run("brokers", "--json").stdout.splitlines()) == 4
     assert run("partitions", "nothing").exit_code == 2
+
+
+def test_controllers_are_shown_added_removed_and_replaced(run: Run) -> None:
+    """What it waits for is said; an even number gets a note; what cannot be is an error."""
+    lines = run("controllers").stdout.splitlines()
+    assert lines[0].split()[:3] == ["BROKER", "VOTES", "LEADS"]
+    assert lines[2].split()[:3] == ["b", "yes", "yes"]
+    added = run("controllers", "add", "d")
+    assert "not caught up" in added.output
+    assert "The controllers are a, b, c, d." in added.output
+    assert "no more than 3" in added.output
+    assert "are a, b, c." in run("controllers", "remove", "d").output
+    assert "are b, c, d." in run("controllers", "replace", "a", "d").output
+    assert "are b, c, d." in run("controllers", "replace", "d", "d").output
+    shown = map(json.loads, run("controllers", "--json").stdout.splitlines())
+    assert {one["broker"]: one["votes"] for one in shown}["d"]
+    refused = run("controllers", "add", "nobody")
+    assert refused.exit_code == 2
+    assert "cluster.brokers" in refused.output
+    late = run("controllers", "add", "a", "--timeout", "1ms")
+    assert late.exit_code != 0
+    assert "goes on" in late.output
 
 
 def test_leaders_are_transferred_and_balanced(run: Run, cluster: Cluster) -> None:

@@ -332,4 +332,4 @@ def test_a_server_without_operations_says_so(run: Run) -> None:
     """An operator's command against something else than a broker is a wrong request."""
     result = run("cluster", "status")
     assert result.exit_code == 2
-    assert "does not offer cluster_status" in result.stderr
+    assert "does not offer the action cluster_status" in result.stderr

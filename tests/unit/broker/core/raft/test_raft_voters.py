@@ -164,6 +164,18 @@ def test_only_a_leader_changes_voters_and_the_last_one_stays() -> None:
     assert (_kept(rig), _kept(alone)) == ([ChangeRefusal.NOT_LEADER], [ChangeRefusal.LAST])
 
 
+def test_nothing_is_changed_to_what_could_not_decide() -> None:
+    """One of three is silent: without another there is no majority any more."""
+    rig = _leader(B, C)
+    for _ in range(11):
+        rig.wait(100)
+        rig.get(B, _ok(rig))
+    rig.step(ChangeVoters(1, remove=B))
+    assert _kept(rig) == [ChangeRefusal.TOO_FEW]
+    rig.step(ChangeVoters(2, remove=C))
+    assert rig.member.history.voters == FIRST[:2]
+
+
 # ---------------------------------------------------------------------------- removing
 
 

@@ -1,0 +1,173 @@
+"""``headwater cluster controllers``: who votes on the metadata, and changes of that on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from broker.errors import CommitTimeoutError, UnavailableError
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server
+from headwater.cli.options import JsonOption, ServerOption, duration_option
+
+if TYPE_CHECKING:
+    from broker.model.cluster_status import ControllersStatus
+    from headwater.client.operations import Operations
+
+app = typer.Typer(
+    help="See who votes on the metadata; make a broker vote, or follow only.",
+    rich_markup_mode="rich",
+)
+
+_POLL_S: Final = 0.2
+COLUMNS: Final = ("broker", "votes", "leads", "behind", "silent ms")
+
+BrokerArgument = Annotated[str, typer.Argument(metavar="BROKER", help="Its id.")]
+TimeoutOption = Annotated[
+    int, duration_option("--timeout", help="Stop trying after this long; run it again to go on.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def show(context: typer.Context, server: ServerOption = None, json: JsonOption = False) -> None:
+    """Show who votes on the metadata, who leads, who follows, and how far behind each is.
+
+    One, three or five should vote: an even number survives no more than one less.
+
+    [bold]Examples[/bold]
+
+      headwater cluster controllers
+      headwater cluster controllers add broker-4
+      headwater cluster controllers replace broker-2 broker-4
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with _operations(server) as operations:
+        found = operations.controllers()
+    if json:
+        for one in found.members:
+            console.json_line(one.to_dict())
+        return
+    if not found.settled:
+        console.note("[yellow]A change of the controllers is under way.[/yellow]")
+    console.columns(COLUMNS, _rows(found))
+
+
+@app.command()
+def add(
+    broker: BrokerArgument,
+    *,
+    timeout: TimeoutOption = "60s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Make a broker vote on the metadata. It follows already, and has to have caught up.
+
+    [bold]Example[/bold]
+
+      headwater cluster controllers add broker-4
+    """
+    with _operations(server) as operations:
+        _change(operations, broker, votes=True, timeout_ms=timeout)
+        _say(operations.controllers())
+
+
+@app.command()
+def remove(
+    broker: BrokerArgument,
+    *,
+    timeout: TimeoutOption = "60s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Let a broker follow the metadata without voting. It goes on to hold and lead partitions.
+
+    [bold]Example[/bold]
+
+      headwater cluster controllers remove broker-4
+    """
+    with _operations(server) as operations:
+        _change(operations, broker, votes=False, timeout_ms=timeout)
+        _say(operations.controllers())
+
+
+@app.command()
+def replace(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Who votes no more; it may be dead.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Who votes in its place.")],
+    *,
+    timeout: TimeoutOption = "60s",  # type: ignore[assignment]  # typer parses defaults, too
+    server: ServerOption = None,
+) -> None:
+    """Let another broker vote in the place of one, dead or alive. Run it again to go on with it.
+
+    With the same id twice, a broker whose disk was lost votes again with its new one.
+
+    [bold]Examples[/bold]
+
+      headwater cluster controllers replace broker-2 broker-4
+      headwater cluster controllers replace broker-2 broker-2
+    """
+    with _operations(server) as operations:
+        if old == new:
+            _change(operations, old, votes=False, timeout_ms=timeout)
+        _change(operations, new, votes=True, timeout_ms=timeout)
+        if old != new:
+            _change(operations, old, votes=False, timeout_ms=timeout)
+        _say(operations.controllers())
+
+
+def _change(operations: Operations, broker: str, *, votes: bool, timeout_ms: int) -> None:
+    """Ask until it is so, and say what it waits for."""
+    deadline_s = time.monotonic() + timeout_ms / 1000
+    said = ""
+    while True:
+        try:
+            found = operations.change_controller(broker, votes=votes)
+            done, reason = found.done, found.reason
+        except (UnavailableError, CommitTimeoutError) as error:
+            done, reason = False, error.message
+        if done:
+            return
+        if time.monotonic() >= deadline_s:
+            raise UnavailableError(
+                f"{broker} {'does not vote' if votes else 'still votes'}: {reason}. Nothing is "
+                "lost; `headwater cluster controllers` shows how it stands, and the same command "
+                "goes on",
+                broker=broker,
+            )
+        if reason != said:
+            console.note(f"{console.plain(broker)}: {console.plain(reason)} …")
+            said = reason
+        time.sleep(_POLL_S)
+
+
+def _say(found: ControllersStatus) -> None:
+    voters = found.voters
+    console.say(f"The controllers are [bold]{console.plain(', '.join(voters))}[/bold].")
+    if len(voters) % 2 == 0:
+        console.note(
+            f"{len(voters)} survive the loss of no more than {len(voters) - 1}: "
+            "make them one, three or five."
+        )
+
+
+def _rows(found: ControllersStatus) -> Iterator[tuple[Any, ...]]:
+    for one in found.members:
+        yield (
+            one.broker,
+            "yes" if one.votes else "no",
+            "yes" if one.leads else "no",
+            one.behind,
+            one.silent_ms,
+        )
+
+
+@contextmanager
+def _operations(server: str | None) -> Iterator[Operations]:
+    from headwater.client.operations import Operations
+
+    with connect(find_server(server)) as client:
+        yield Operations(client)
