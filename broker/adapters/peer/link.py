@@ -135,7 +135,7 @@ class PeerLink:
 
     @property
     def refused(self) -> Counter[str]:
-        """Number of refused connections by reason, for metrics."""
+        """Number of connections that this broker closed, by reason, for metrics."""
         return self._receiver.refused
 
     @property

@@ -65,7 +65,7 @@ class PeerReceiver:
         deliver: Deliver,
     ) -> None:
         """Take a listening socket and the members by URI; ``start`` begins to accept."""
-        self.refused: Counter[str] = Counter()  # refused connections by reason
+        self.refused: Counter[str] = Counter()  # closed connections by reason
         self.received_bytes = 0
         self._listener = listener
         self._context = context
