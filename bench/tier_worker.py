@@ -23,6 +23,7 @@ from broker.ports.tiering import TierSource
 from broker.process.arrow_without_pandas import keep_pandas_out
 from broker.process.logging import configure_logging
 from broker.runtime.broker import Broker
+from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.partition.commit_scheduler import CommitScheduler
 from tiering.read.lake import Lake
@@ -75,6 +76,7 @@ def main(arguments: list[str]) -> int:
         namespace="default",
         files=files,
         metadata=metadata,
+        membership=Alone(metadata, me, files),
         clock=clock,
         scheduler=scheduler,
     )

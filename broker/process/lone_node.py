@@ -11,6 +11,7 @@ from broker.ports.system import Clock, Files
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.node import consensus_of
 from broker.runtime.broker import Broker, LeadListener
+from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.promises.promises import Promises
@@ -76,12 +77,13 @@ class LoneNode:
             promises=promises,
             new_core=consensus_of(config),
         )
+        self._membership = Alone(self.metadata, BrokerId(config.node.id), files)
         self._claim_wait_ms = config.lake.claim_timeout_ms
 
     @property
     def broker_options(self) -> Mapping[str, Any]:
-        """See ``Node.broker_options``: a broker is alone unless it is told otherwise."""
-        return {}
+        """See ``Node.broker_options``."""
+        return {"membership": self._membership}
 
     @property
     def claim_wait_ms(self) -> int:

@@ -56,7 +56,7 @@ from broker.ports.tiering import (
 from broker.runtime.background import Background
 from broker.runtime.broker_start import BrokerStart
 from broker.runtime.cluster.directory import brokers_in, places_in
-from broker.runtime.cluster.membership import CONFIRM_MS, Alone, Membership, Metadata
+from broker.runtime.cluster.membership import CONFIRM_MS, Membership, Metadata
 from broker.runtime.cluster.opened_marks import marks_of
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
@@ -98,8 +98,8 @@ class Broker:
         metadata: Metadata,
         clock: Clock,
         scheduler: TurnScheduler,
+        membership: Membership,
         on_commit: OnCommit = ignore_commit,
-        membership: Membership | None = None,
         tick_ms: int = _TICK_MS,
         limits: LagLimits | None = None,
         timing: FollowerTiming | None = None,
@@ -120,7 +120,7 @@ class Broker:
         self._metadata = metadata
         self._lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self._clock = clock
-        self._membership = membership or Alone(metadata, broker_id, files)
+        self._membership = membership
         self._remote: RemoteLog | None = None
         self._listeners: list[LeadListener] = []
         self._start_s = start_s

@@ -11,15 +11,21 @@ newest session: a later process that does not stop cleanly leaves no such file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
+from collections.abc import Iterator
 from typing import Final
+
+import structlog
 
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports.system import Files
 from broker.storage.log.folder import ignoring_full_disk
 from broker.storage.whole_file import write_whole
+
+_log = structlog.get_logger(__name__)
 
 _FILE: Final = "sessions.json"
 _CLEAN_FILE: Final = "clean_stop.json"
@@ -43,12 +49,16 @@ def begin_session(files: Files) -> tuple[str, tuple[str, ...]]:
 def note_alone(files: Files) -> None:
     """Note durably that a lone broker uses this folder, unless this is the last note already.
 
-    If the broker later becomes one of several, this note proves its folder.
-
-    Raises:
-        MetadataCorruptError: the file is damaged.
+    If the broker later becomes one of several, this note proves its folder. A lone broker needs
+    none of the older notes, so a file that is not legible is kept aside.
     """
-    known = _read(files) if files.exists(_FILE) else ()
+    try:
+        known = _read(files) if files.exists(_FILE) else ()
+    except MetadataCorruptError as error:
+        aside = next(name for name in _asides() if not files.exists(name))
+        _log.warning("sessions_set_aside", kept=aside, reason=error.message)
+        files.replace(_FILE, aside)
+        known = ()
     if known[-1:] != (ALONE,):
         _write(files, (*known, ALONE))
 
@@ -82,6 +92,10 @@ def take_clean_stop(files: Files) -> str | None:
     files.remove(_CLEAN_FILE)
     files.sync_folder("")
     return session if whole else None
+
+
+def _asides() -> Iterator[str]:
+    return (f"{_FILE}.aside-{number}" for number in itertools.count())
 
 
 def _write(files: Files, sessions: tuple[str, ...]) -> None:

@@ -78,8 +78,11 @@ def open_alone(
     try:
         metadata.barrier()
         _require_no_others(metadata, me)
-    except BaseException:
+        note_alone(files)
+    except BaseException as error:
         metadata.close()
+        if isinstance(error, OSError):
+            raise _translated(error) from error
         raise
     return metadata
 
@@ -105,8 +108,12 @@ def open_lone_journal(
     try:
         return _open(files, cluster=cluster, me=me, promises=promises)
     except OSError as cause:
-        kind = DiskFullError if is_full(cause) else LogFailedError
-        raise kind(f"the metadata cannot be opened: {cause}") from cause
+        raise _translated(cause) from cause
+
+
+def _translated(cause: OSError) -> DiskFullError | LogFailedError:
+    kind = DiskFullError if is_full(cause) else LogFailedError
+    return kind(f"the metadata cannot be opened: {cause}")
 
 
 def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) -> RaftJournal:
@@ -123,7 +130,6 @@ def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) 
     )
     try:
         _require_not_forgotten(journal)
-        note_alone(files)
         if not journal.has_member_file:  # from now on an empty folder has lost what it held
             journal.take_part(0, Floor())
         note_controllers(files, [me])

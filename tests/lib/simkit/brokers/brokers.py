@@ -12,7 +12,7 @@ from broker.adapters.disk.files import DiskFiles
 from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
 from broker.runtime.broker import Broker
-from broker.runtime.cluster.membership import Metadata
+from broker.runtime.cluster.membership import Alone, Metadata
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -60,12 +60,14 @@ def disk_broker(
         raise
     scheduler = CommitScheduler(workers, on_crash or crashes.append)
     scheduler.start()
+    followed = watched(metadata)
     broker = Broker(
         cluster="test",
         broker_id=ME,
         namespace="default",
         files=files,
-        metadata=watched(metadata),
+        metadata=followed,
+        membership=Alone(followed, ME, files),
         clock=clock,
         scheduler=scheduler,
         promises=promises,

@@ -240,8 +240,14 @@ def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
     """Alone it would lead what others hold; also when only it was ever registered."""
     with _log(tmp_path) as log:
         log.propose(encode(RegisterBroker(broker=ME, session="s", known_sessions=("",))))
+    files = DiskFiles(tmp_path)
+    session, _ = begin_session(files)
+    files.close()
     with pytest.raises(InvalidConfigError, match="belongs to a cluster"), _log(tmp_path):
         pass
+    files = DiskFiles(tmp_path)
+    assert begin_session(files)[1][-1] == session, "its proof of a clean stop is as it was"
+    files.close()
 
 
 def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> None:

@@ -7,7 +7,13 @@ import random
 import pytest
 
 from broker.errors import MetadataCorruptError
-from broker.runtime.ingest.sessions import begin_session, note_clean_stop, take_clean_stop
+from broker.runtime.ingest.sessions import (
+    ALONE,
+    begin_session,
+    note_alone,
+    note_clean_stop,
+    take_clean_stop,
+)
 from simkit.disk.disk import SimDisk
 
 
@@ -40,6 +46,22 @@ def test_a_damaged_file_is_never_taken_for_none(damage: str) -> None:
         disk.cut("sessions.json", 20)
     with pytest.raises(MetadataCorruptError):
         begin_session(disk.files())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_broker_alone_keeps_a_damaged_file_aside(damage: str) -> None:
+    """It needs none of what it said, and says from now on that it is alone."""
+    disk = SimDisk(random.Random(1))
+    note_alone(disk.files())
+    if damage == "flipped":
+        disk.flip_bit("sessions.json", 8, 1)
+    else:
+        disk.cut("sessions.json", 10)
+    damaged = disk.peek("sessions.json")
+    note_alone(disk.files())
+    assert disk.peek("sessions.json.aside-0") == damaged
+    disk.lose_power()
+    assert begin_session(disk.files())[1] == (ALONE,)
 
 
 def test_a_clean_stop_is_durable_and_believed_once() -> None:
