@@ -1,4 +1,4 @@
-"""The public face of Headwater: the client, the read helpers and the ``headwater`` command.
+"""The public API of Headwater: the client, the read helpers and the ``headwater`` command.
 
 Names are loaded when they are first used, so that ``import headwater`` costs nothing and works
 where pyarrow or Spark are not installed.

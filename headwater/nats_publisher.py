@@ -1,14 +1,14 @@
-"""Publish through NATS so that every record is known to be durable: the client's only NATS file.
+"""Publishes through NATS with an acknowledgement for every record: the client's only NATS file.
 
-A plain NATS publish says nothing about what became of the message. A stream with ``puback`` on
-answers each message once it is on disk; this publisher keeps a window of unanswered messages, so
-that the answers cost no round trip each, and sends again what is not answered in time. Every
-message carries its own ``Nats-Msg-Id``, so the broker stores a repeated one only once. While a
-partition has no leader nobody listens, or a broker answers that it does not lead: such messages go
-again soon, until the time is up. Order within a partition holds as long as nothing has to be sent
-again.
+A plain NATS publish has no acknowledgement. A stream with ``puback`` answers each message once the
+record is on disk. This publisher keeps a window of unacknowledged messages, so that it need not
+wait for each answer, and sends a message again if its answer does not come in time. Every message
+has its own ``Nats-Msg-Id``, so the broker stores a repeated message only once. While a partition
+has no leader, no broker listens to its subject, or a broker answers that it does not lead: the
+publisher sends such a message again soon, up to a time limit. The order within a partition holds
+unless a message had to be sent again.
 
-The event loop lives in a thread of its own: callers are ordinary blocking code.
+The event loop runs in a thread of its own, so that callers are ordinary blocking code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class NatsMessage:
-    """What one publish sends. Header values are text without line breaks."""
+    """One message to publish. Header values are text without line breaks."""
 
     subject: str
     value: bytes
@@ -54,11 +54,11 @@ class NatsMessage:
 
 @dataclass(frozen=True, slots=True)
 class PublishCounts:
-    """How far a publisher is. ``acked`` records are on the broker's disk."""
+    """Counts of a publisher's messages. ``acked`` records are on the broker's disk."""
 
     sent: int
     acked: int
-    duplicates: int  # answered as stored before, after a retry
+    duplicates: int  # of the acknowledged: stored already, by an earlier attempt
     retried: int
 
 
@@ -77,12 +77,13 @@ class NatsPublisher:
     With ``acks=False`` messages are only handed to the NATS server; ``acked`` stays 0.
 
     Args:
-        url: of the NATS server.
-        window: how many messages may wait for their acknowledgement.
-        ack_timeout_s: a message without one is sent again after this.
-        give_up_s: after this long without one, :meth:`publish` and :meth:`finish` raise.
-        patience_s: how long nobody may listen before the first acknowledgement: an election takes
-            so long, and a wrong subject should be told soon.
+        url: The address of the NATS server.
+        window: How many messages may be unacknowledged at a time.
+        ack_timeout_s: A message without an acknowledgement is sent again after this.
+        give_up_s: If a message has no acknowledgement after this, :meth:`publish` and
+            :meth:`finish` raise.
+        patience_s: Before the first acknowledgement, how long the subject may have no subscriber.
+            It must be longer than an election, and short, to report a wrong subject soon.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class NatsPublisher:
         self._run_id = secrets.token_hex(8)
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
         self._unanswered: dict[str, _Unanswered] = {}  # oldest sending first
-        self._again: dict[str, float] = {}  # refused for now -> when to send it again
+        self._again: dict[str, float] = {}  # message refused for now -> when to send it again
         self._sent = self._acked = self._duplicates = self._retried = 0
         self._failure: HeadwaterError | None = None
         self._loop = asyncio.new_event_loop()
@@ -118,14 +119,14 @@ class NatsPublisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Return how far it is; any thread."""
+        """Return the counts; any thread."""
         return PublishCounts(self._sent, self._acked, self._duplicates, self._retried)
 
     def __enter__(self) -> Self:
         """Connect; blocks.
 
         Raises:
-            UnavailableError: no NATS server answers there.
+            UnavailableError: no NATS server answers at the address.
         """
         self._thread.start()
         try:
@@ -148,18 +149,18 @@ class NatsPublisher:
         """Send messages in order; blocks while the window is full.
 
         Raises:
-            UnavailableError: no stream records the subject, or NATS is gone for too long.
-            CommitTimeoutError: a message stayed unanswered; its outcome is unknown.
-            HeadwaterError: what the broker answered.
+            UnavailableError: no stream records the subject, or the NATS server is away too long.
+            CommitTimeoutError: a message was not acknowledged in time; its outcome is unknown.
+            HeadwaterError: the error that the broker answered.
         """
         self._call(self._publish(messages))
 
     def finish(self) -> PublishCounts:
-        """Block until every message is acknowledged (or handed over); raises as publish does."""
+        """Block until all messages are acknowledged (sent, without acks); raises like publish."""
         self._call(self._finish())
         return self.counts
 
-    # -- below: on the loop's thread only
+    # -- below: only on the thread of the event loop
 
     async def _connect(self) -> None:
         connecting = asyncio.create_task(
@@ -167,7 +168,7 @@ class NatsPublisher:
                 self._url,
                 name="headwater-publisher",
                 connect_timeout=_CONNECT_TIMEOUT_S,
-                max_reconnect_attempts=-1,  # later; also of the first attempt, hence the callback
+                max_reconnect_attempts=-1,  # also applies to the first connection: see error_cb
                 reconnect_time_wait=1,
                 pending_size=_PENDING_BYTES_MAX,
                 error_cb=self._on_error,
@@ -187,7 +188,7 @@ class NatsPublisher:
             self._sweeper = asyncio.create_task(self._sweep())
 
     async def _on_error(self, error: Exception) -> None:
-        """Fail a first connection at once; later ones are tried until :attr:`give_up_s`."""
+        """Fail the first connection at once; a reconnection is retried until ``give_up_s``."""
         self._last_error = error
         if self._connection is None and self._connecting is not None:
             self._connecting.cancel()
@@ -226,14 +227,14 @@ class NatsPublisher:
                 await self._connection.publish(
                     message.subject, message.value, reply=to, headers=headers
                 )
-            except nats.errors.OutboundBufferLimitError as cause:  # it reconnects meanwhile
+            except nats.errors.OutboundBufferLimitError as cause:  # the client is reconnecting
                 if time.monotonic() > deadline_s:
                     raise UnavailableError(f"lost NATS server {self._url}") from cause
                 await asyncio.sleep(_SWEEP_S)
             except nats.errors.MaxPayloadError as cause:
                 raise InvalidRequestError(
-                    f"a value of {len(message.value)} bytes is more than NATS server "
-                    f"{self._url} takes",
+                    f"a value of {len(message.value)} bytes is larger than the NATS server "
+                    f"{self._url} accepts",
                     size_bytes=len(message.value),
                 ) from cause
             except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as cause:
@@ -247,7 +248,7 @@ class NatsPublisher:
         token = answer.subject[len(self._inbox) :]
         waiting = self._unanswered.get(token)
         if waiting is None:
-            return  # the second answer to a message that was sent twice
+            return  # a second answer, to a message that was sent twice
         if answer.headers is not None and answer.headers.get("Status") == "503":
             self._on_no_listener(token, waiting)
             return
@@ -265,24 +266,28 @@ class NatsPublisher:
         self._room.set()
 
     def _send_again_soon(self, token: str, waiting: _Unanswered) -> None:
-        """Let the sweeper send it, each time a little later."""
+        """Let the sweeper send the message again, with a growing delay."""
         waiting.backoff_s = min(max(_SWEEP_S, 2 * waiting.backoff_s), _BACKOFF_S_MAX)
         self._again.setdefault(token, time.monotonic() + waiting.backoff_s)
 
     def _on_no_listener(self, token: str, waiting: _Unanswered) -> None:
-        """A partition has a leader again soon; if there never was an answer, it is a mistake."""
+        """Send the message again; fail if no message was ever acknowledged and time is up.
+
+        A partition without a leader gets one soon. Without any acknowledgement so far, the subject
+        or the server is probably wrong.
+        """
         self._send_again_soon(token, waiting)
         waited_s = time.monotonic() - waiting.first_sent_s
         if self._acked == 0 and waited_s >= self._patience_s:
             self._failure = UnavailableError(
-                f"nobody listens to subject {waiting.message.subject!r}: no stream records it, or "
+                f"subject {waiting.message.subject!r} has no subscriber: no stream records it, or "
                 "the broker is connected to another NATS server",
                 subject=waiting.message.subject,
             )
             self._room.set()
 
     async def _sweep(self) -> None:
-        """Send again what waited too long, oldest first; give up on what waited far too long."""
+        """Send overdue messages again, oldest first; fail if one is older than ``give_up_s``."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             try:
@@ -299,9 +304,9 @@ class NatsPublisher:
             if now_s - waiting.last_sent_s < self._ack_timeout_s:
                 break
             overdue.add(token)
-        for token in sorted(overdue, key=int):  # as they were sent first
+        for token in sorted(overdue, key=int):  # in the order of the first sending
             self._again.pop(token, None)
-            if token not in self._unanswered:  # answered while an earlier one was sent
+            if token not in self._unanswered:  # answered while an earlier message was sent
                 continue
             waiting = self._unanswered.pop(token)
             if now_s - waiting.first_sent_s > self._give_up_s:
@@ -349,14 +354,14 @@ class NatsPublisher:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:  # also Ctrl-C while waiting: nothing goes on behind our back
+        except BaseException:  # also Ctrl-C during the wait: stop the work on the other thread
             future.cancel()
             raise
 
 
 def _parse_answer(data: bytes) -> bool | HeadwaterError:
-    """Return whether a PubAck is for a duplicate, or the error it tells."""
-    if data.startswith(b'{"stream":'):  # only a success begins so; parsing half a million is slow
+    """Return whether a PubAck is for a duplicate, or the error in the answer."""
+    if data.startswith(b'{"stream":'):  # only a success begins so; parsing JSON would be slow
         return b'"duplicate":true' in data
     try:
         body = json.loads(data)
@@ -367,7 +372,7 @@ def _parse_answer(data: bytes) -> bool | HeadwaterError:
     error = body.get("error")
     if error is None:
         return bool(body.get("duplicate", False))
-    ours = body.get("headwater")  # class and facts; JetStream clients want them beside the error
+    ours = body.get("headwater")  # class and facts; beside "error", as JetStream clients need
     return _typed_error(
         (ours if isinstance(ours, dict) else {})
         | (error if isinstance(error, dict) else {"description": error})
@@ -375,7 +380,7 @@ def _parse_answer(data: bytes) -> bool | HeadwaterError:
 
 
 def _typed_error(error: dict[str, Any]) -> HeadwaterError:
-    """Return Headwater's own error where the answer names one, else the nearest to its code."""
+    """Return Headwater's own error if the answer names one, else the nearest for its code."""
     message = str(error.get("description", "no reason given"))
     named = from_wire(
         json.dumps(

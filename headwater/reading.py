@@ -1,18 +1,18 @@
-"""Reading a stream's whole history with Spark: what a notebook needs, and nothing else.
+"""Reads a stream's whole history with Spark: the functions that a notebook needs.
 
     spark = headwater.session()                      # here, on a cluster, or by Spark Connect
     flights = headwater.read(spark, "flights")       # Delta table and live tail, one DataFrame
-    headwater.certificate(flights)                   # what is proved of it
+    headwater.certificate(flights)                   # the checked counts of these rows
     text = headwater.cut_of(flights).save()          # the same rows again tomorrow: as_of=text
     headwater.read(spark, "flights", as_of="2026-01-31T08:00:00Z")       # or {0: 1200}, or text
     headwater.read(spark, "flights", latest=True)    # newest record of each key
     headwater.sql(spark, "SELECT count(*) FROM flights")                 # every stream is a table
     headwater.read_many(spark, ["flights", "fares"]) # several streams at one instant
     print(headwater.explain(flights))                # which files, which offsets, which lease
-    headwater.release(flights)                       # what it held may be deleted from now on
+    headwater.release(flights)                       # end the lease: retention may delete its files
 
-The work is in spark_jobs; this module needs the extra ``spark``. It is not called ``read``, because
-a submodule of that name would hide the function as soon as somebody imported it.
+The work is done in spark_jobs; this module needs the extra ``spark``. The module is not called
+``read``, because an imported submodule ``headwater.read`` would hide the function.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ def session(
 ) -> SparkSession:
     """Return a Spark session that reads streams: classic, or of Spark Connect.
 
-    Without ``master`` and ``remote`` the surroundings decide: SPARK_REMOTE names a Connect server,
-    spark-submit brings its own master and settings, and otherwise Spark starts in this process.
+    Without ``master`` and ``remote`` the environment decides: if SPARK_REMOTE names a Connect
+    server, that server; under spark-submit, its master and settings; otherwise Spark starts in this
+    process.
 
     Args:
-        app_name: shown in Spark's UI and logs.
+        app_name: The name in Spark's UI and logs.
         master: ``local[4]`` or a cluster's address; see :func:`spark_jobs.session.build_session`.
-        remote: a server of Spark Connect, ``sc://host:port``; see spark_jobs/connect_server.py.
-        conf: Spark settings that win over those chosen for you; Connect takes runtime ones only.
+        remote: A server of Spark Connect, ``sc://host:port``; see spark_jobs/connect_server.py.
+        conf: Spark settings that override the defaults; Connect accepts runtime settings only.
 
     Raises:
-        InvalidConfigError: Java is missing or too old; the session would be without Delta.
+        InvalidConfigError: Java is missing or too old, or the session would have no Delta.
         UnavailableError: the jars are not cached yet and cannot be fetched.
     """
     if remote is None and master is None:
@@ -78,10 +79,10 @@ def read(
     server: str | Client | None = None,
     lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
 ) -> DataFrame:
-    """Return every committed record of a stream, each once, as one pinned DataFrame.
+    """Return every committed record of a stream, each once, as one DataFrame with fixed rows.
 
-    ``server`` is an address (``grpc://host:port``) or a client; by default HEADWATER_SERVER's.
-    The other arguments and the errors are those of :func:`spark_jobs.read.unified.read`.
+    ``server`` is an address (``grpc://host:port``) or a client; the default is HEADWATER_SERVER.
+    :func:`spark_jobs.read.unified.read` explains the other arguments and the errors.
     """
     return unified.read(
         spark,
@@ -123,7 +124,7 @@ def read_many(
 
 
 def explain(rows: DataFrame, *, files_max: int | None = 20) -> str:
-    """Return which files and ranges a read covers; see :func:`spark_jobs.read.explain.explain`."""
+    """Return the files and ranges of a read; see :func:`spark_jobs.read.explain.explain`."""
     return explaining.explain(rows, files_max=files_max)
 
 
@@ -145,7 +146,7 @@ def register(
     server: str | Client | None = None,
     certificate: unified.Proof = "counts",
 ) -> dict[str, DataFrame]:
-    """Make a temporary view of each stream, all of one instant; again to move them up.
+    """Make a temporary view of each stream, all of one instant; a second call renews the views.
 
     See :func:`spark_jobs.read.sql.register`.
     """
@@ -155,7 +156,7 @@ def register(
 def cut(
     stream: str, *, server: str | Client | None = None, lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT
 ) -> Cut:
-    """Take a cut of a stream, under a lease that ends after ``lease_ttl_ms`` unless it is read.
+    """Take a cut of a stream; its lease ends after ``lease_ttl_ms`` unless a read renews it.
 
     ``cut.save()`` is one line of text; ``read(spark, stream, as_of=text)`` reads its rows.
 
@@ -166,7 +167,7 @@ def cut(
 
 
 def certificate(rows: DataFrame) -> Certificate:
-    """Return what was proved of a DataFrame that :func:`read` returned."""
+    """Return the certificate of a DataFrame that :func:`read` returned."""
     return held_reads.certificate(rows)
 
 
@@ -181,7 +182,7 @@ def release(what: DataFrame | Cut) -> bool:
 
 
 def release_all() -> int:
-    """End every lease that this process holds for its reads; return how many there were."""
+    """End every lease that this process holds for its reads; return their number."""
     return held_reads.release_all()
 
 

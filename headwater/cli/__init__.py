@@ -1,1 +1,1 @@
-"""The ``headwater`` command: one module per group of commands; typer and rich stay in here."""
+"""The ``headwater`` command, one module per group; only this package imports typer and rich."""

@@ -1,4 +1,4 @@
-"""``headwater cluster``: how a cluster stands, and changes to it on purpose."""
+"""``headwater cluster``: show the status of a cluster, and change it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="See how the brokers of a cluster stand; move partitions and leaders.",
+    help="Show the status of a cluster's brokers; move partitions and leaders.",
     rich_markup_mode="rich",
 )
 app.command()(certs)
@@ -43,17 +43,17 @@ OptionalStream = Annotated[
     str | None, typer.Argument(metavar="[STREAM]", help="One stream; without it, all of them.")
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Return once it is done, or at once.")
+    bool, typer.Option("--wait/--no-wait", help="Wait until the change is done, or return at once.")
 ]
 TimeoutOption = Annotated[
-    int, duration_option("--timeout", help="Stop waiting after this long; the work goes on.")
+    int, duration_option("--timeout", help="Wait at most this long; the change itself continues.")
 ]
 ToBrokerOption = Annotated[str, typer.Option("--to", metavar="BROKER", help="The new leader.")]
 
 
 @app.command()
 def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """Show the brokers, the controller in office, and every partition that is in trouble.
+    """Show the brokers, the active controller, and every partition that has a problem.
 
     [bold]Examples[/bold]
 
@@ -80,7 +80,7 @@ def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def brokers(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """List the brokers: their state, who votes, what they lead and hold, their addresses.
+    """List the brokers: state, vote, number of led and held partitions, addresses.
 
     [bold]Examples[/bold]
 
@@ -100,7 +100,7 @@ def brokers(*, server: ServerOption = None, json: JsonOption = False) -> None:
 def partitions(
     stream: OptionalStream = None, *, server: ServerOption = None, json: JsonOption = False
 ) -> None:
-    """List the partitions: status, leader and its epoch, replicas, ISR, what is behind.
+    """List the partitions: status, leader and its epoch, replicas, ISR, lag of the followers.
 
     A status is Online, Election, CandidateFound or Offline.
 
@@ -137,7 +137,7 @@ def move(
     timeout: TimeoutOption = "1h",  # type: ignore[assignment]  # typer parses defaults, too
     server: ServerOption = None,
 ) -> None:
-    """Move a partition to other brokers, under load; the old ones leave once the new have all.
+    """Move a partition to other brokers, under load; old replicas stay until new ones have all.
 
     [bold]Examples[/bold]
 
@@ -148,13 +148,15 @@ def move(
     with _operations(server) as operations:
         done = operations.move(stream, partition, target)
         if not done.changed:
-            console.note(f"{console.plain(stream)}/{partition} is there, or on its way.")
+            console.note(
+                f"{console.plain(stream)}/{partition} has these replicas already, or is moving."
+            )
         if wait:
             _wait_moved(operations, stream, partition, target, timeout)
     if wait:
         console.say(console.plain(f"{stream}/{partition} is on {', '.join(target)}."))
     else:
-        console.note("`headwater cluster partitions` shows how far it is.")
+        console.note("`headwater cluster partitions` shows the progress of the move.")
 
 
 @app.command("transfer-leader")
@@ -167,7 +169,7 @@ def transfer_leader(
     timeout: TimeoutOption = "30s",  # type: ignore[assignment]  # typer parses defaults, too
     server: ServerOption = None,
 ) -> None:
-    """Let another in-sync replica of a partition lead. Publishers follow; nothing is lost.
+    """Let another in-sync replica of a partition lead. Publishers follow; no record is lost.
 
     [bold]Example[/bold]
 
@@ -191,7 +193,8 @@ def balance(
 ) -> None:
     """Give leadership back to each partition's preferred leader, the first of its replicas.
 
-    After a failure leaders gather where they found room. Replicas that are not in sync wait.
+    After a failure, one broker may lead many partitions. A preferred leader that is not in sync
+    does not lead yet: run the command again later.
 
     [bold]Example[/bold]
 
@@ -207,7 +210,7 @@ def balance(
             console.json_line(one.to_dict())
         return
     if not done:
-        console.say("Every partition is led by its preferred leader, or by who can.")
+        console.say("Nothing to do: every partition whose preferred leader can lead is led by it.")
         return
     console.columns(
         ("partition", "leader", "refused"),
@@ -220,17 +223,19 @@ def unclean_elect(
     stream: StreamArgument,
     partition: PartitionArgument,
     *,
-    broker: Annotated[str, typer.Option("--broker", metavar="BROKER", help="Who is to lead.")],
+    broker: Annotated[str, typer.Option("--broker", metavar="BROKER", help="The new leader.")],
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="You have read what is lost, and accept it.")
+        bool, typer.Option("--accept-data-loss", help="Accept the loss that the command shows.")
     ] = False,
     wait: WaitOption = True,
     timeout: TimeoutOption = "30s",  # type: ignore[assignment]  # typer parses defaults, too
     server: ServerOption = None,
 ) -> None:
-    """Let a replica lead that may lack acknowledged records, when nobody who has them returns.
+    """Let a replica lead that may lack acknowledged records: the last resort.
 
-    Shows what would be lost. Does it only with --accept-data-loss; then the loss is recorded.
+    Use this only if no broker that has all acknowledged records can come back. The command shows
+    the records that would be lost. It changes the leader only with --accept-data-loss; then the
+    cluster records the loss.
 
     [bold]Examples[/bold]
 
@@ -249,7 +254,7 @@ def unclean_elect(
             console.note(console.plain(line))
         if not accept_data_loss:
             raise InvalidRequestError(
-                "nothing was changed; --accept-data-loss gives these records up"
+                "nothing was changed; to give these records up, add --accept-data-loss"
             )
         operations.elect_unclean(
             stream,
@@ -275,7 +280,7 @@ def remove_broker(
     *,
     server: ServerOption = None,
 ) -> None:
-    """Forget a broker that has been stopped for good and holds no replica any more.
+    """Remove a broker from the cluster; it must be stopped for good and hold no replica.
 
     [bold]Example[/bold]
 
@@ -283,7 +288,7 @@ def remove_broker(
     """
     with _operations(server) as operations:
         operations.remove_broker(broker)
-    console.say(f"The cluster has forgotten [bold]{console.plain(broker)}[/bold].")
+    console.say(f"[bold]{console.plain(broker)}[/bold] is removed from the cluster.")
 
 
 @contextmanager
@@ -326,7 +331,7 @@ def _wait_led(
 def _wait_moved(
     operations: Operations, stream: str, partition: int, target: tuple[str, ...], timeout_ms: int
 ) -> None:
-    """Wait until the replicas are the wanted ones, and show who is in sync meanwhile."""
+    """Wait until ``target`` are the replicas; meanwhile show which of them are in sync."""
     said = ""
     with console.progress(total=len(target), what="replicas in sync") as progress:
         (task,) = progress.task_ids
@@ -351,10 +356,10 @@ def _wait(
     done: Callable[[PartitionInfo], bool],
     timeout_ms: int,
 ) -> None:
-    """Look at the partition until it is as wanted; who answers may change meanwhile.
+    """Poll the partition until ``done`` is true; another broker may answer each time.
 
     Raises:
-        CommitTimeoutError: it is not so in time; the work goes on.
+        CommitTimeoutError: the timeout was reached; the change itself continues.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
@@ -370,7 +375,7 @@ def _wait(
                 shown = STATUS_NAMES.get(one.status, one.status)
                 raise CommitTimeoutError(
                     f"{one.name} is {shown} with leader {one.leader}, "
-                    f"ISR {' '.join(one.isr)} after {timeout_ms / 1000:.0f} s; the work goes on, "
-                    "`headwater cluster partitions` shows how far it is"
+                    f"ISR {' '.join(one.isr)} after {timeout_ms / 1000:.0f} s; the change "
+                    "continues, `headwater cluster partitions` shows its progress"
                 )
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""How a cluster looks to a person and to a script. Pure: values in, rows and sentences out."""
+"""The status of a cluster, for people and for scripts. Pure: values in, rows and sentences out."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _USUAL: Final = (ReplicaState.LEADING, ReplicaState.FOLLOWING)
 
 
 class Replicas:
-    """What brokers said of their replicas, by partition. What nobody said is not known."""
+    """The replicas that brokers reported, by partition. A broker that is away reports none."""
 
     def __init__(self, told: Sequence[ReplicaStatus] = ()) -> None:
         self._told = {(one.stream, one.partition, one.broker): one for one in told}
 
     def of(self, one: PartitionInfo) -> list[ReplicaStatus]:
-        """Return the replicas of a partition that were told of."""
+        """Return the reported replicas of a partition."""
         found = [self._told.get((one.stream, one.partition, name)) for name in one.replicas]
         return [replica for replica in found if replica is not None]
 
     def on(self, one: PartitionInfo, broker: str) -> ReplicaStatus | None:
-        """Return the replica on a broker, if that was told."""
+        """Return the replica on a broker, if the broker reported it."""
         return self._told.get((one.stream, one.partition, broker))
 
     def high_watermark(self, one: PartitionInfo) -> int | None:
-        """Return what is committed, as far as anybody said: the leader's word, or the highest."""
+        """Return the highest high watermark that any replica reported; None if none did."""
         return max((replica.high_watermark for replica in self.of(one)), default=None)
 
     def known_end(self, one: PartitionInfo) -> int:
-        """Return the highest end of a log that anybody said, or that the table proves."""
+        """Return the highest log end that any replica reported, or that the table proves."""
         ends = [max(replica.log_end, replica.high_watermark) for replica in self.of(one)]
         return max([one.cold_end, *ends])
 
     def lags(self, one: PartitionInfo) -> dict[str, int]:
-        """Return how many records each follower is behind, as the leader heard."""
+        """Return how many records each follower is behind, as the leader reported."""
         leader = self.on(one, one.leader) if one.leader is not None else None
         if leader is None:
             return {}
@@ -61,7 +61,7 @@ class Replicas:
 
 
 def headline(status: ClusterStatus) -> str:
-    """Return who this is and who decides, in one line."""
+    """Return the name of the cluster and its controller, in one line."""
     if status.alone:
         return (
             f"{status.told_by} is a broker alone: its own cluster {status.cluster}, without "
@@ -75,7 +75,7 @@ def headline(status: ClusterStatus) -> str:
 
 
 def health(status: ClusterStatus) -> str:
-    """Return how the partitions stand, in one line."""
+    """Return a summary of the partitions, in one line."""
     count = len(status.partitions)
     if not count:
         return "There are no streams yet."
@@ -90,17 +90,18 @@ def health(status: ClusterStatus) -> str:
 
 
 def warnings(status: ClusterStatus) -> Iterator[str]:
-    """Yield what a person should know before believing the rest."""
+    """Yield warnings that a person should read before the rest of the status."""
     if not status.confirmed:
         yield (
-            f"No majority of the controllers answers: this is what {status.told_by} knew last, "
-            "and nothing can be changed."
+            f"No majority of the controllers answers: this is the last status that "
+            f"{status.told_by} knew, and nothing can be changed."
         )
     for one in status.partitions:
         for loss in one.losses:
             yield (
-                f"{one.name} lost records: {loss.operator} let {loss.leader} lead in epoch "
-                f"{loss.leader_epoch} with a log up to {loss.log_end}, of {loss.known_end} known."
+                f"{one.name} lost records: {loss.operator} made {loss.leader} the leader of epoch "
+                f"{loss.leader_epoch}; its log ended at {loss.log_end}, the highest known end was "
+                f"{loss.known_end}."
             )
 
 
@@ -111,7 +112,7 @@ def broker_rows(status: ClusterStatus) -> Iterator[tuple[Any, ...]]:
 
 
 def brokers_json(status: ClusterStatus) -> list[dict[str, Any]]:
-    """Return the brokers for scripts, with what is derived."""
+    """Return the brokers for scripts, with derived values."""
     return [
         {**one.to_dict(), "state": one.state, "voter": _votes(status, one)}
         for one in status.brokers
@@ -119,7 +120,7 @@ def brokers_json(status: ClusterStatus) -> list[dict[str, Any]]:
 
 
 def _votes(status: ClusterStatus, one: BrokerStatus) -> bool:
-    """Tell whether a broker votes on the metadata; the others follow them."""
+    """Tell whether a broker votes on the metadata; the other brokers only copy the metadata."""
     return status.alone or one.broker in status.controllers
 
 
@@ -155,17 +156,17 @@ def partition_row(one: PartitionInfo, replicas: Replicas) -> tuple[Any, ...]:
 
 
 def notes(one: PartitionInfo) -> Iterator[str]:
-    """Yield what is unusual about a partition."""
+    """Yield remarks about the unusual states of a partition."""
     if one.candidate is not None:
         yield f"candidate {one.candidate}"
     if one.below_min_isr:
-        yield f"below min ISR {one.min_isr}: takes no writes"
+        yield f"below min ISR {one.min_isr}: refuses writes"
     elif one.under_replicated and not one.target:
         yield "under-replicated"
     if one.eligible:
         yield f"eligible {' '.join(one.eligible)}"
     if one.restarted:
-        yield f"restarted, to be compared: {' '.join(one.restarted)}"
+        yield f"restarted, log not compared yet: {' '.join(one.restarted)}"
     if one.target:
         yield f"moving to {' '.join(one.target)}"
     if one.leader is not None and one.leader != one.preferred:
@@ -175,14 +176,14 @@ def notes(one: PartitionInfo) -> Iterator[str]:
 
 
 def _unusual(one: PartitionInfo, replicas: Replicas) -> Iterator[str]:
-    """Yield the replicas that do something else than leading or following."""
+    """Yield the replicas that neither lead nor follow, with their states."""
     for replica in replicas.of(one):
         if replica.state and replica.state not in _USUAL:
             yield f"{replica.broker} {replica.state}"
 
 
 def partition_json(one: PartitionInfo, replicas: Replicas) -> dict[str, Any]:
-    """Return a partition for scripts, with what is derived from it."""
+    """Return a partition for scripts, with derived values."""
     return {
         **one.to_dict(),
         "under_replicated": one.under_replicated,
@@ -206,33 +207,34 @@ def status_json(status: ClusterStatus, replicas: Replicas) -> dict[str, Any]:
 
 
 def what_would_be_lost(one: PartitionInfo, broker: str, replicas: Replicas) -> list[str]:
-    """Return what an unclean election of ``broker`` gives up, one sentence each."""
+    """Return sentences about the records that an unclean election of ``broker`` would lose."""
     lines = [f"{one.name} is {STATUS_NAMES.get(one.status, one.status)}."]
     away = sorted({*one.isr, *one.eligible} - {broker})
     if away:
         lines.append(
-            f"Everything committed is on {', '.join(away)}. Bring one of them back, and nothing is "
-            "lost. What they hold beyond the new leader's log is cut off when they return."
+            f"Every committed record is on {', '.join(away)}. Bring one of them back, and no "
+            "record is lost. After the election, records that they hold beyond the new leader's "
+            "log are cut off when they return."
         )
     mine = replicas.on(one, broker)
     if mine is None or (mine.state == ReplicaState.OPENING and mine.failure):
-        lines.append(f"{broker} does not say how far its log reaches.")
+        lines.append(f"{broker} does not report the end of its log.")
         return lines
     end = mine.log_end
     lines.append(
-        f"{broker}'s log ends at offset {end}, its last record is of epoch {mine.last_epoch}; it "
-        f"knew records up to {mine.high_watermark} as committed."
+        f"{broker}'s log ends at offset {end}, its last record is of epoch {mine.last_epoch}; its "
+        f"last known high watermark is {mine.high_watermark}."
     )
     known = replicas.known_end(one)
     if known > end:
-        lines.append(f"Lost for certain, unless they return: records [{end}, {known}).")
+        lines.append(f"Certainly lost, unless a replica that has them returns: [{end}, {known}).")
     if one.cold_end > end:
         lines.append(
-            f"The table holds records up to {one.cold_end}: {broker} would write other records at "
-            "offsets that the table has. Do not do this."
+            f"The table holds records up to {one.cold_end}. {broker} would write other records at "
+            "offsets that the table already has. Do not elect this broker."
         )
     lines.append(
-        f"How many acknowledged records there are from offset {max(end, known)} on, nobody that "
-        "answers can say."
+        f"From offset {max(end, known)} on there may be more acknowledged records; no replica that "
+        "answers knows how many."
     )
     return lines

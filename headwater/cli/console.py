@@ -1,7 +1,7 @@
-"""Where output goes. Results go to stdout, everything said about them to stderr.
+"""Output of commands. Results go to stdout, remarks about them to stderr.
 
-Commands ask for a table, a list of facts, JSON or plain lines; whether stdout is a terminal is
-decided by rich. This module and typer's help are the only users of rich.
+Commands ask for a table, a list of facts, JSON or plain lines. rich decides whether stdout is a
+terminal. This module and typer's help are the only users of rich.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def line(text: str) -> None:
 
 
 def flush() -> None:
-    """Push lines out now; a reader of a pipe waits for them."""
+    """Write buffered lines now, because the reader of a pipe waits for them."""
     sys.stdout.flush()
 
 
@@ -45,17 +45,17 @@ def json_line(value: Any) -> None:
 
 
 def say(markup: str) -> None:
-    """Write a line for people to stdout; rich markup is honoured."""
+    """Write a line for people to stdout; ``markup`` may have rich markup."""
     _OUT.print(markup)
 
 
 def note(markup: str) -> None:
-    """Write a remark to stderr; rich markup is honoured."""
+    """Write a remark to stderr; ``markup`` may have rich markup."""
     _ERR.print(markup)
 
 
 def plain(text: str) -> str:
-    """Return text with rich markup made harmless, for names and values from outside."""
+    """Escape rich markup in ``text``; used for names and values from outside."""
     return escape(text)
 
 
@@ -67,7 +67,7 @@ def panel(title: str, body: str) -> None:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
 ) -> None:
-    """Show rows on stdout; numbers stand on the right, values from outside are escaped."""
+    """Show rows on stdout; numbers are right-aligned, values from outside are escaped."""
     built = Table(title=title, title_justify="left", header_style="bold")
     body = [list(row) for row in rows]
     for index, name in enumerate(columns):
@@ -79,9 +79,9 @@ def table(
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Show many columns on stdout without frames, each line whole however wide it is.
+    """Show many columns on stdout without frames; lines are never wrapped or shortened.
 
-    What a person looks at in a narrow terminal, and what grep and awk cut.
+    So grep and awk can process the lines, and a narrow terminal still shows all columns.
     """
     body = [[" ".join(_text(value).split()) for value in row] for row in rows]
     heads = [name.upper() for name in names]
@@ -104,7 +104,7 @@ def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None
 
 
 def progress(*, total: int | None, what: str) -> Progress:
-    """Return a progress display on stderr; it stays silent where stderr is no terminal."""
+    """Return a progress display on stderr; it shows nothing if stderr is not a terminal."""
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
     counts = [MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
     shown = Progress(*columns, *counts, console=_ERR, transient=True, disable=not _ERR.is_terminal)

@@ -1,8 +1,8 @@
-"""Which server a command talks to, decided the same way everywhere.
+"""Finds the server that a command talks to, in the same way for every command.
 
-Order: ``--server`` (or HEADWATER_SERVER), then ``./headwater-data/headwater.json`` as ``headwater
-up`` writes it, then the default ports on this machine. ``--server`` takes a Flight URL or a
-``host:port``, several of them with commas for a cluster, a data directory or a runtime file.
+Order: ``--server`` (or HEADWATER_SERVER), then ``./headwater-data/headwater.json``, which
+``headwater up`` writes, then the default ports on this machine. ``--server`` takes one of: a Flight
+URL or ``host:port``; several of these with commas, for a cluster; a data directory; a runtime file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_NATS: Final = f"nats://{embedded.LOOPBACK}:{DEFAULT_NATS_PORT}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Addresses that a command uses, and where they are from."""
+    """The addresses that a command uses, and the source of the addresses."""
 
     flight: str
     nats: str
@@ -40,7 +40,7 @@ def find_server(given: str | None, *, nats: str | None = None) -> Server:
     """Return the server to talk to; reads at most one small file, connects to nothing.
 
     Raises:
-        InvalidConfigError: the given text is no address, or the runtime file is damaged.
+        InvalidConfigError: the given text is not an address, or the runtime file is damaged.
         UnavailableError: the runtime file belongs to a server that has ended.
     """
     if given is not None:
@@ -55,16 +55,16 @@ def find_server(given: str | None, *, nats: str | None = None) -> Server:
 
 
 def connect(server: Server) -> Client:
-    """Return a client of the server; the connection is made by its first request."""
+    """Return a client of the server; its first request makes the connection."""
     from headwater.client import Client
 
     return Client(server.flight)
 
 
 def use_lake_of(server: Server) -> None:
-    """Let S3 clients of this process reach the server's moto, if that is its lake.
+    """Set the environment of this process for the server's moto, if the lake is in moto.
 
-    Variables that are set already win: whoever sets them knows better.
+    Variables that are already set are kept, because the user set them on purpose.
     """
     if server.moto is not None:
         for name, value in embedded.moto_environment(server.moto).items():

@@ -1,7 +1,7 @@
-"""One place where an error becomes a message, a hint and an exit code.
+"""Turns an error into a message, a hint and an exit code; the only module that does.
 
 Exit codes: 1 data is damaged, 2 the request or the configuration is wrong, 3 try again later,
-130 interrupted. Anything else that reaches the top is a defect of ours and says so.
+130 interrupted. Every other exception is a bug in Headwater, and its message says so.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ EXIT_WRONG_REQUEST: Final = 2
 EXIT_TRY_LATER: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
-# What to do about an error, by the name of its class; the nearest base class decides otherwise.
+# What to do about an error, by the name of its class, else of its nearest base class listed here.
 _HINTS: Final = {
     "UnknownStreamError": "List what exists with `headwater stream list`, or make the stream with "
     "`headwater stream create NAME --subject SUBJECT`.",
-    "StreamExistsError": "Look at it with `headwater stream describe NAME`; choose another name, "
-    "or delete it first.",
+    "StreamExistsError": "`headwater stream describe NAME` shows the existing stream. Choose "
+    "another name, or delete that stream first.",
     "UnknownPartitionError": "`headwater stream describe NAME` shows the partitions.",
     "OffsetOutOfRangeError": "Start with `--from earliest`, or at an offset within the range.",
     "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
     "message carries at most 8 MiB here.",
     "UnknownLeaseError": "Take a new cut: `headwater cut STREAM`.",
-    "InvalidCutError": "Give the text that `headwater cut STREAM` printed, whole, or a file with "
-    "it as `--as-of @FILE`.",
-    "InvalidConfigError": "`headwater COMMAND --help` lists what is accepted.",
+    "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
+    "that text as `--as-of @FILE`.",
+    "InvalidConfigError": "`headwater COMMAND --help` lists the accepted values.",
     "UnfencedStoreError": "Use a store with conditional PUT (If-None-Match), such as AWS S3, "
     "MinIO or a local directory.",
-    "FencedError": "What this client knew is out of date. Run the command again.",
-    "DiskFullError": "Free disk space; the broker takes writes again by itself.",
-    "LogFailedError": "A write to the log failed and it takes no more; what was being sent may "
-    "be stored. See the broker's log and the disk, then restart the broker.",
-    "RemoteTierUnavailableError": "The object store does not answer. Nothing is lost: the broker "
-    "goes on and ships later. Check endpoint, credentials and network.",
+    "FencedError": "The cluster's state changed during the command. Run the command again.",
+    "DiskFullError": "Free disk space; the broker then accepts writes again by itself.",
+    "LogFailedError": "A write to the partition's log failed, and the log accepts no more writes. "
+    "The records that were being sent may be stored. Check the broker's messages and the disk, "
+    "then restart the broker.",
+    "RemoteTierUnavailableError": "The object store does not answer. No record is lost: the broker "
+    "continues, and ships later. Check endpoint, credentials and network.",
     "UnavailableError": "Is the server running? `headwater up` starts one; `--server` or "
     "HEADWATER_SERVER names another.",
     "CorruptDataError": "Nothing was deleted or repaired. `headwater verify STREAM` checks every "
@@ -62,7 +63,7 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], int], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How an error is told to a person and to a script."""
+    """An error as a person and a script see it."""
 
     name: str
     message: str
@@ -71,7 +72,7 @@ class Failure:
 
 
 def explain(error: BaseException) -> Failure | None:
-    """Return how to tell ``error``; None when it is nobody's mistake but ours."""
+    """Return name, message, hint and exit code of ``error``; None if it is a bug in Headwater."""
     if isinstance(error, HeadwaterError):
         hints = (_HINTS.get(kind.__name__) for kind in type(error).__mro__)
         hint = next((text for text in hints if text is not None), None)

@@ -18,22 +18,22 @@ _MODULES: Final = "spark_jobs.jobs"
 _SERVER: Final = "--server"
 _HELP: Final = frozenset({"-h", "--help"})
 
-# In the order in which people meet them.
+# In the order in which the help lists them: the most used job first.
 JOBS: Final = {
     "ingest": "Keep a table of decoded records up to date with a stream.",
     "backfill": "Append a bounded part of a stream's history to a table.",
-    "compact": "Rewrite small files of a table, and delete those that nobody needs.",
+    "compact": "Rewrite small files of a table, and delete files that no reader needs.",
     "snapshot": "Build or advance the table with the latest record of every key.",
     "verify": "Check a stream's whole history in parallel, and report.",
 }
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Run a Spark job over a stream: on this machine, or on a cluster by --master.
+    help="""Run a Spark job over a stream: on this machine, or on a cluster with --master.
 
-    Every job is safe to run twice, beside itself, to kill and to resume: the table knows how far
-    it came. Exit code 3 means: run it again later. docs/jobs.md shows how to set them up,
-    airflow_dags/README.md how to schedule them.
+    You may run a job twice, run two of it at once, kill it and run it again: the table records
+    the job's progress. Exit code 3 means: run the job again later. docs/jobs.md shows how to set
+    jobs up, airflow_dags/README.md how to schedule them.
 
     [bold]Examples[/bold]
 
@@ -62,7 +62,7 @@ def _command(name: str) -> Callable[[typer.Context], None]:
 
 
 def _with_server(words: list[str]) -> list[str]:
-    """Return the words with the server as an address, found as every command finds it."""
+    """Return the arguments with ``--server`` as an address, resolved as in every command."""
     given = os.environ.get("HEADWATER_SERVER")
     rest: list[str] = []
     position = 0
@@ -98,9 +98,9 @@ def submit_args(
         str | None, typer.Argument(metavar="[JOB]", help="Also print the job's file, at the end.")
     ] = None,
 ) -> None:
-    """Print what spark-submit needs before a job's own arguments: jars, settings, the file.
+    """Print the arguments of spark-submit that come before the job's own: jars, settings, file.
 
-    There are no credentials among it. The master is yours to give.
+    The output has no credentials, and no --master: add it yourself.
 
     [bold]Example[/bold]
 

@@ -1,4 +1,4 @@
-"""Holding a cut for as long as a command works on it."""
+"""Holds the lease of a cut for the time that a command works with the cut."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from broker.model.cut import Cut
     from headwater.client import Client
 
-_TTL_MS: Final = 600_000  # renewed three times within; a killed command holds nothing for longer
+_TTL_MS: Final = 600_000  # renewed 3 times within; the lease of a killed command ends after this
 
 
 @contextmanager
 def held_cut(client: Client, stream: str) -> Iterator[Cut]:
-    """Take a cut, renew its lease meanwhile, drop it at the end."""
+    """Take a cut, renew its lease in the background, and drop the lease at the end."""
     from spark_jobs.read.leases import KEEPER
 
     cut = client.cut(stream, ttl_ms=_TTL_MS)

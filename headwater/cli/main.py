@@ -1,8 +1,8 @@
-"""The ``headwater`` command: puts the groups together and catches what they let through.
+"""The ``headwater`` command: puts the command groups together and handles their errors.
 
-Commands raise HeadwaterError and nothing else on purpose. It becomes a message, a hint and an
-exit code here; ``--debug`` shows the traceback instead. Rooms are imported by the command that
-needs them, so that ``headwater --help`` and completion stay quick.
+Commands raise only HeadwaterError on purpose. Here the error becomes a message, a hint and an exit
+code; ``--debug`` shows the traceback instead. Each command imports other top-level folders only
+when it runs, so that ``headwater --help`` and completion are quick.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ErrorGroup(TyperGroup):
         """Run the chosen command."""
         try:
             result = super().invoke(ctx)
-            console.flush()  # a reader that is gone shows up here, not after us
+            console.flush()  # raises BrokenPipeError here, not at the exit of the interpreter
         except (typer.Exit, typer.Abort, typer.TyperException):
             raise
         except KeyboardInterrupt:
@@ -111,13 +111,13 @@ def main() -> None:
 
 
 def _report(error: Exception) -> int:
-    """Tell a person what went wrong and what to do; return the exit code."""
+    """Print what went wrong and what to do; return the exit code."""
     failure = failures.explain(error)
     if failure is None:
         console.note(
             f"[bold red]Internal error[/bold red] {type(error).__name__}: "
             f"{console.plain(str(error))}\n"
-            "This is a defect of Headwater. `headwater --debug …` shows where."
+            "This is a bug in Headwater. Please report it with the output of `headwater --debug …`."
         )
         return 70  # EX_SOFTWARE of sysexits.h
     console.note(f"[bold red]{failure.name}[/bold red]: {console.plain(failure.message)}")
@@ -127,7 +127,7 @@ def _report(error: Exception) -> int:
 
 
 def _forget_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    """Point stdout at /dev/null, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once so that they read the same everywhere."""
+"""Options that several commands share, declared once so that their names and help are the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def checked(parse: Callable[[str], _T]) -> Callable[[str], _T]:
-    """Turn a parser's ValueError into the command line's own complaint about the option."""
+    """Turn a parser's ValueError into typer's error about the option."""
 
     def parser(text: str) -> _T:
         try:
@@ -41,7 +41,7 @@ NatsOption = Annotated[
         "--nats",
         envvar="HEADWATER_NATS_URL",
         metavar="URL",
-        help="NATS server to publish through; by default the one of the running `headwater up`.",
+        help="NATS server to publish to; by default that of the running `headwater up`.",
         show_default=False,
     ),
 ]
@@ -53,7 +53,7 @@ LeaseOption = Annotated[
         "--lease",
         metavar="DURATION",
         parser=checked(parse_duration_ms),
-        help="How long the server keeps everything that the cut needs.",
+        help="How long the server keeps every record and file that the cut needs.",
     ),
 ]
 

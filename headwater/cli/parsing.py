@@ -1,7 +1,7 @@
-"""Texts that people type, turned into values: sizes, durations, start positions, headers. Pure.
+"""Parses texts that people type: sizes, durations, start positions, headers. Pure.
 
-Every function raises ValueError with a sentence that names the accepted forms; the option that
-used it adds its own name.
+Every function raises ValueError with a sentence that names the accepted forms; the caller adds the
+name of the option.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where a reader begins. ``value`` is an offset or UTC microseconds, by ``kind``."""
+    """A reader's start position. ``value`` is an offset or UTC microseconds, by ``kind``."""
 
     kind: Literal["earliest", "latest", "offset", "time"]
     value: int = 0
 
 
 def parse_size(text: str) -> int:
-    """Return bytes: ``8388608``, ``8MiB`` (1024s) or ``8MB`` (1000s)."""
+    """Return bytes: ``8388608``, ``8MiB`` (powers of 1024) or ``8MB`` (powers of 1000)."""
     match = _SIZE.match(text.strip())
     unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
@@ -100,7 +100,7 @@ def parse_header(text: str) -> tuple[str, str]:
 
 
 def expand_subject(template: str, fields: dict[str, object]) -> str:
-    """Fill ``{field}`` places of a subject from a JSON record.
+    """Replace each ``{field}`` in a subject by that field of a JSON record.
 
     Raises:
         ValueError: a field is missing, or its text is not one token of a subject.
@@ -119,7 +119,7 @@ def expand_subject(template: str, fields: dict[str, object]) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size for people, in 1024s."""
+    """Return a size for people, in powers of 1024."""
     if size < 1024:
         return f"{size} B"
     value, units = float(size), iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
@@ -137,7 +137,7 @@ def format_time_us(timestamp_us: int) -> str:
 
 
 def format_age(age_us: int) -> str:
-    """Return how long ago something was, for people."""
+    """Return an age for people."""
     seconds = max(0, age_us) / 1_000_000
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

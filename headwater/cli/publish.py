@@ -1,4 +1,4 @@
-"""``headwater publish``: lines, JSON lines or a whole file become durable records."""
+"""``headwater publish``: publishes lines, JSON lines or a whole file as durable records."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _READ_BYTES: Final = 256 * 1024
 _RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WINDOW_DEFAULT: Final = 8192
 _STORED: Final = {AckPolicy.ALL: "on disk", AckPolicy.LEADER: "on the leader's disk"}
-_NOT_ASKED: Final = "not asked whether they were stored"
+_NOT_ASKED: Final = "not acknowledged, because acks is none"
 _FIELD_PLACE: Final = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecord:
-    """A record on its way: where to, and what."""
+    """A record to send, with its destination."""
 
     partition: int
     subject: str
@@ -48,14 +48,14 @@ class Sink(Protocol):
     """A way to the broker."""
 
     def send(self, records: list[OutgoingRecord]) -> None:
-        """Send in order; blocks while too much is unanswered."""
+        """Send in order; blocks while too many records are unacknowledged."""
 
     def finish(self) -> None:
-        """Block until everything is answered."""
+        """Block until every record is acknowledged."""
 
     @property
     def acked(self) -> int:
-        """Records known to be stored, as durably as was asked for."""
+        """Records that were acknowledged under the ack policy."""
 
 
 FileArgument = Annotated[str, typer.Argument(metavar="[FILE|-]", help="File to read; - is stdin.")]
@@ -73,18 +73,20 @@ HeaderOption = Annotated[
 SubjectOption = Annotated[
     str | None,
     typer.Option(
-        help="Subject to publish on, for a stream with a wildcard. {field} is taken from "
-        "each JSON line.",
+        help="Subject to publish on, for a stream with a wildcard. {field} is replaced by that "
+        "field of each JSON line.",
         show_default=False,
     ),
 ]
 PartitionOption = Annotated[
     int | None,
-    typer.Option("--partition", "-p", min=0, help="Partition; by default by key, else in turn."),
+    typer.Option(
+        "--partition", "-p", min=0, help="Partition; default: by the hash of the key, else in turn."
+    ),
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="The whole input is one record.")]
 ViaOption = Annotated[
-    str, typer.Option(help="nats: as any NATS client; flight: Arrow batches, fastest.")
+    str, typer.Option(help="nats: as any NATS client; flight: Arrow batches, the fastest.")
 ]
 NoAckOption = Annotated[
     bool,
@@ -98,7 +100,7 @@ AcksOption = Annotated[
     ),
 ]
 WindowOption = Annotated[
-    int, typer.Option(min=1, help="Records that may wait for their answer (NATS).")
+    int, typer.Option(min=1, help="Records that may be unacknowledged at a time (NATS).")
 ]
 
 
@@ -122,8 +124,8 @@ def publish(
 ) -> None:
     """Publish each line of a file, or of stdin, as one record.
 
-    The command ends once every record is as safe as --acks says, and tells how many. By default
-    that is on the disks of all replicas in sync.
+    The command ends when every record is acknowledged under --acks, and prints the number. By
+    default a record is acknowledged when it is on the disks of all replicas in sync.
 
     [bold]Examples[/bold]
 
@@ -167,7 +169,7 @@ def publish(
 
 
 def _policy(acks: str | None, *, no_ack: bool, via: str) -> AckPolicy:
-    """Return what the two options mean together."""
+    """Return the ack policy of the options --acks and --no-ack."""
     known = {policy.value: policy for policy in AckPolicy}
     if acks is None:
         return AckPolicy.NONE if no_ack else AckPolicy.ALL
@@ -177,7 +179,7 @@ def _policy(acks: str | None, *, no_ack: bool, via: str) -> AckPolicy:
         raise typer.BadParameter("give --acks or --no-ack, not both", param_hint="--acks")
     if acks == "leader" and via == "nats":
         raise typer.BadParameter(
-            "a plain NATS message is answered once it is committed: use --via flight",
+            "the broker answers a plain NATS message only once it is committed: use --via flight",
             param_hint="--acks",
         )
     return known[acks]
@@ -198,7 +200,7 @@ class Router:
         """Check the choices against the stream.
 
         Raises:
-            UnknownPartitionError: no such partition.
+            UnknownPartitionError: the stream does not have this partition.
             InvalidRequestError: a wildcard needs a subject, or subject and partition are given.
         """
         config = stream.config
@@ -211,8 +213,8 @@ class Router:
         wildcard = any(token in ("*", ">") for token in config.subject.split("."))
         if wildcard and subject is None:
             raise InvalidRequestError(
-                f"stream {stream.name!r} records {config.subject!r}: say with --subject which "
-                "subject to publish on"
+                f"stream {stream.name!r} records {config.subject!r}: give the subject to publish "
+                "on with --subject"
             )
         self._config = config
         self._subject = subject
@@ -223,10 +225,10 @@ class Router:
         self._turn = 0
 
     def route(self, value: bytes) -> OutgoingRecord:
-        """Return where a value goes.
+        """Return the record for a value, with its partition, subject and key.
 
         Raises:
-            InvalidRequestError: it is not a JSON object, or lacks a field that is needed.
+            InvalidRequestError: the value is not a JSON object, or lacks a needed field.
         """
         fields = _fields(value) if self._parse else {}
         key = self._key if self._key_field is None else _key(fields, self._key_field)
@@ -298,7 +300,7 @@ def _values(source: BinaryIO, raw: bool) -> Iterator[list[bytes]]:
 
 
 def _read_some(source: BinaryIO) -> bytes:
-    read1 = getattr(source, "read1", None)  # returns what is there instead of waiting for all
+    read1 = getattr(source, "read1", None)  # returns available bytes without waiting for more
     chunk: bytes = read1(_READ_BYTES) if read1 else source.read(_READ_BYTES)
     return chunk
 
@@ -306,14 +308,14 @@ def _read_some(source: BinaryIO) -> bytes:
 def _refuse_too_large(size: int) -> None:
     if size > _RECORD_BYTES_MAX:
         raise RecordTooLargeError(
-            f"a record of more than {_RECORD_BYTES_MAX} bytes",
+            f"a record has more than {_RECORD_BYTES_MAX} bytes",
             size_bytes=size,
             limit_bytes=_RECORD_BYTES_MAX,
         )
 
 
 def _run(router: Router, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int, float]:
-    """Send everything, show how far it is; return the number of records and the seconds."""
+    """Send all records and show the progress; return the number of records and the seconds."""
     started, sent = time.monotonic(), 0
     try:
         with console.progress(total=None, what="publishing") as shown:
@@ -341,8 +343,8 @@ def _nats_sink(
 
     if acks and not stream.config.puback:
         raise InvalidRequestError(
-            f"stream {stream.name!r} does not answer NATS publishers (puback is off), so nobody "
-            "would know whether records are stored: use --via flight, or --no-ack"
+            f"stream {stream.name!r} does not acknowledge NATS messages (puback is off), so this "
+            "command could not know whether records are stored: use --via flight, or --no-ack"
         )
     return NatsSink(server.nats, stream, headers, window=window, acks=acks)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NatsSink:
-    """Publishes as any NATS client does; each record is answered once it is durable."""
+    """Publishes as any NATS client does; the broker acknowledges each record once it is durable."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class NatsSink:
         """Prepare; connects on entering.
 
         Raises:
-            InvalidRequestError: a header is given twice, which this client cannot send by NATS.
+            InvalidRequestError: a header is given twice; this client cannot send that by NATS.
         """
         names = [name for name, _ in headers]
         if len(set(names)) != len(names):
@@ -47,7 +47,7 @@ class NatsSink:
 
     @property
     def acked(self) -> int:
-        """Records known to be durable."""
+        """Records that were acknowledged, so they are durable."""
         return self._publisher.counts.acked
 
     def send(self, records: list[OutgoingRecord]) -> None:
@@ -55,7 +55,7 @@ class NatsSink:
         self._publisher.publish([self._message(record) for record in records])
 
     def finish(self) -> None:
-        """Block until everything is answered."""
+        """Block until every record is acknowledged."""
         self._publisher.finish()
 
     def _message(self, record: OutgoingRecord) -> NatsMessage:
@@ -65,11 +65,11 @@ class NatsSink:
             key = record.key.decode()
         except UnicodeDecodeError as cause:
             raise InvalidRequestError(
-                f"key {record.key!r} is not text, which a NATS header must be: use --via flight"
+                f"key {record.key!r} is not UTF-8 text, as a NATS header must be: use --via flight"
             ) from cause
         if key != key.strip() or "\n" in key or "\r" in key:
             raise InvalidRequestError(
-                f"key {key!r} cannot be a NATS header as it is: use --via flight"
+                f"key {key!r} cannot be sent unchanged in a NATS header: use --via flight"
             )
         return NatsMessage(record.subject, record.value, {**self._headers, self._key_header: key})
 
@@ -96,7 +96,7 @@ class FlightSink:
         headers: list[tuple[str, str]],
         acks: AckPolicy = AckPolicy.ALL,
     ) -> None:
-        """Prepare; a producer is opened with its partition's first record."""
+        """Prepare; the first record of a partition opens the partition's producer."""
         self._client = client
         self._stream = stream
         self._acks = acks
@@ -109,7 +109,7 @@ class FlightSink:
 
     @property
     def acked(self) -> int:
-        """Records known to be stored as the policy says; under NONE nothing is known."""
+        """Records that were acknowledged under the ack policy; 0 under NONE."""
         return self._acked
 
     def send(self, records: list[OutgoingRecord]) -> None:
@@ -124,7 +124,7 @@ class FlightSink:
             self._count_next()
 
     def finish(self) -> None:
-        """Block until everything is answered."""
+        """Block until every batch is answered."""
         for producer in self._producers.values():
             producer.flush()
         while self._unanswered:
@@ -153,7 +153,7 @@ class FlightSink:
         )
 
     def _count_next(self) -> None:
-        """Count the oldest batch; waits for its answer and raises what the broker refused."""
+        """Count the oldest batch: wait for its answer; raises the broker's error if refused."""
         result = self._unanswered.popleft().result()
         if result.acks is not AckPolicy.NONE:
             self._acked += result.records_count

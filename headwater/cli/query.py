@@ -1,4 +1,4 @@
-"""``headwater query``: Spark SQL in which every stream is a view of its full history."""
+"""``headwater query``: Spark SQL; every stream is a view of its full history."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def query(
     from spark_jobs.read.sql import query as run
 
     with connect(target) as client, tempfile.TemporaryDirectory() as scratch:
-        client.streams()  # a server that is not there is told before Spark takes its seconds
-        conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes a folder where we stand
+        client.streams()  # fails at once without a server; the start of Spark takes seconds
+        conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes one in the current folder
         spark = headwater.session("headwater-query", master, conf=conf)
         try:
             result = _translated(lambda: run(spark, statement, client))
@@ -90,11 +90,11 @@ def _rows(rows: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _translated(work: Callable[[], _T]) -> _T:
-    """Run a piece of Spark's work; what it raises becomes one of our errors.
+    """Call a function that runs Spark, and turn Spark's errors into HeadwaterErrors.
 
     Raises:
-        HeadwaterError: our own error that Spark carried, or InvalidRequestError with Spark's words
-            for a statement that it cannot run.
+        HeadwaterError: our own error, which Spark had wrapped; or InvalidRequestError with Spark's
+            message, for a statement that Spark cannot run.
     """
     from spark_jobs.failures import typed
 
@@ -129,7 +129,7 @@ def _write(form: str, names: list[str], rows: Iterator[tuple[Any, ...]]) -> None
 
 
 def _plain(value: Any) -> Any:
-    """Return a Spark value as JSON knows it; bytes are text where they are UTF-8."""
+    """Return a Spark value as a JSON value; bytes become text if they are UTF-8, else base64."""
     match value:
         case bytes() | bytearray():
             try:

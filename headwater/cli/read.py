@@ -1,4 +1,4 @@
-"""``headwater read`` and ``headwater cut``: a stream's full history at one exact position."""
+"""``headwater read`` and ``headwater cut``: a stream's full history up to one exact position."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ColumnsOption = Annotated[
 LimitOption = Annotated[
     int | None,
     typer.Option(
-        "--limit", "-n", min=1, help="End after this many rows; then nothing is certified."
+        "--limit", "-n", min=1, help="End after this many rows; such a read has no certificate."
     ),
 ]
 BinaryOption = Annotated[
@@ -82,9 +82,9 @@ def read(
     latest: LatestOption = False,
     server: ServerOption = None,
 ) -> None:
-    """Read everything: the Delta table and the records not yet in it, each exactly once.
+    """Read all records: the Delta table and the records not yet in it, each exactly once.
 
-    The certificate on stderr says what was proved. A read that cannot be exact fails. A file
+    The certificate on stderr lists the checked counts. A read that cannot be exact fails. A file
     given with -o appears only when it is complete.
 
     [bold]Examples[/bold]
@@ -126,10 +126,10 @@ def cut(
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print a saved cut: one line that names an exact position in both tiers.
+    """Print a saved cut: one line of text that names an exact position in both tiers.
 
-    Reading it again gives the same rows, for as long as its lease holds, and after that for as
-    long as retention has removed nothing.
+    A read as of the cut always gives the same rows while the cut's lease lasts, and after that
+    until retention removes one of these rows.
 
     [bold]Examples[/bold]
 
@@ -168,7 +168,7 @@ def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History
 
 
 def _moment_text(text: str) -> str | int:
-    """Return a moment as :func:`parse_as_of` takes it; a file's content for @."""
+    """Return the argument of :func:`parse_as_of`; for ``@FILE``, the file's content."""
     if text.startswith("@"):
         return Path(text[1:]).read_text(encoding="utf-8")
     if text.strip().lower().endswith(" ago"):
@@ -182,7 +182,7 @@ def _format(given: str | None, output: Path | None) -> str:
         given = by_suffix if by_suffix in _FORMATS else ""
         if not given and output is not None:
             raise typer.BadParameter(
-                f"{output} has no suffix of {', '.join(_FORMATS)}: give --format",
+                f"the suffix of {output} is none of {', '.join(_FORMATS)}: give --format",
                 param_hint="--format",
             )
         given = given or ("table" if console.is_terminal() else "jsonl")

@@ -1,8 +1,8 @@
-"""Records as people and scripts read them: text, JSON lines, raw values. Pure.
+"""Formats records for people and scripts: text, JSON lines, raw values. Pure.
 
-Keys and values are bytes. Where they are UTF-8 they are shown as text; where they are not, JSON has
-``key_base64`` or ``value_base64`` instead of ``key`` or ``value``, so that nothing is lost and
-nothing has to be guessed.
+Keys and values are bytes. If they are UTF-8, they are shown as text. If not, JSON has
+``key_base64`` or ``value_base64`` instead of ``key`` or ``value``: the bytes are exact, and the
+name says how they are encoded.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def _bytes_field(name: str, value: bytes) -> dict[str, str]:
 
 
 def raw_values(rows: pa.RecordBatch) -> Iterator[bytes]:
-    """Yield each value as it is; a tombstone is skipped, for it has no bytes."""
+    """Yield each value unchanged; tombstones are skipped, because they have no value."""
     for value in rows.column("value").to_pylist():
         if value is not None:
             yield value
 
 
 def printable(value: bytes) -> str:
-    """Return bytes as text that cannot disturb a terminal; base64 where they are not UTF-8."""
+    """Return bytes as text without control characters; base64 if the bytes are not UTF-8."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Rows as a terminal table, JSON lines, CSV or Parquet; a file appears only when complete."""
+"""Writes rows as a table, JSON lines, CSV or Parquet; a file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def head(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBat
 
 
 def write(form: str, batches: Iterator[pa.RecordBatch], output: Path | None, binary: str) -> int:
-    """Write all rows as ``form`` to a file or, without one, to stdout; return how many.
+    """Write all rows as ``form`` to ``output``, or to stdout if None; return the number of rows.
 
     Raises:
-        InvalidRequestError: CSV as text, and a value is not UTF-8.
+        InvalidRequestError: the form is CSV with values as text, and a value is not UTF-8.
     """
     if form == "table":
         return _write_table(batches)
@@ -51,7 +51,7 @@ def write(form: str, batches: Iterator[pa.RecordBatch], output: Path | None, bin
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Write beside the target and rename at the end: half a result is never taken for a whole."""
+    """Write a file beside the target and rename it at the end, so a partial file is never read."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         with partial.open("wb") as sink:

@@ -1,4 +1,4 @@
-"""``headwater up`` and ``headwater broker``: start servers and end them cleanly."""
+"""``headwater up`` and ``headwater broker``: start servers and stop them cleanly."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _Ports:
 
 
 DataOption = Annotated[
-    Path, typer.Option(help="Everything is kept in this directory.", metavar="DIR")
+    Path, typer.Option(help="Directory for all data of the server.", metavar="DIR")
 ]
 S3Option = Annotated[
     str | None,
     typer.Option(
         metavar="moto|s3://BUCKET/PREFIX",
-        help="Keep the tables in S3: 'moto' starts a throw-away S3 that forgets when it ends; "
-        "a URL uses a real store, with credentials as the AWS tools find them. "
+        help="Keep the tables in S3: 'moto' starts a throw-away S3 that loses all tables when it "
+        "ends; a URL uses a real store, with credentials as the AWS tools find them. "
         "Default: a local directory.",
         show_default=False,
     ),
@@ -74,8 +74,8 @@ BrokersOption = Annotated[
     typer.Option(
         "--brokers",
         metavar="1|3|…",
-        help="So many brokers that replicate each other, each a process; three or five of them "
-        "vote. Default: 1, or as many as the directory has.",
+        help="Number of brokers, each a process, that replicate each other; three or five of them "
+        "vote. Default: the number that the directory has, else 1.",
         show_default=False,
     ),
 ]
@@ -95,11 +95,11 @@ def up(
     http_port: HttpPortOption = None,
     log_level: LogLevelOption = "warning",
 ) -> None:
-    """Run everything on this machine: NATS, the broker or a cluster of them, tiering.
+    """Run a whole server on this machine: NATS, one broker or a cluster of brokers, tiering.
 
-    Ctrl-C ends it.
+    Ctrl-C stops it.
 
-    A restart with the same --data finds every stream and record again.
+    A restart with the same --data has every stream and record again.
 
     [bold]Examples[/bold]
 
@@ -150,7 +150,7 @@ def up(
 def _run_one(
     config: BrokerConfig, data: Path, children: list[embedded.EmbeddedServer], moto: str | None
 ) -> int:
-    """Run a broker alone in this process, and end it when NATS or the throw-away S3 ends."""
+    """Run a single broker in this process; stop the broker if NATS or the throw-away S3 ends."""
     stopping, all_alive = threading.Event(), threading.Event()
     all_alive.set()
     watch = partial(_watch, children, stopping, all_alive)
@@ -163,8 +163,8 @@ def _run_one(
 
 
 _MOTO_FAREWELL: Final = (
-    "Stopped. The throw-away S3 has forgotten its tables: a stream with shipped records cannot be "
-    "read in full any more."
+    "Stopped. The throw-away S3 has lost its tables: a stream with shipped records can no longer "
+    "be read in full."
 )
 
 
@@ -198,7 +198,7 @@ def broker(
 
     loaded = broker_config.load(config, os.environ)
     if check:
-        console.note("The configuration is good.")
+        console.note("The configuration is valid.")
         return
     from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
@@ -231,7 +231,7 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
 
 @contextmanager
 def _only_one(data: Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel gives it back however this process ends."""
+    """Hold the directory's lock; the kernel releases the lock however this process ends."""
     with (data / "up.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,7 +257,11 @@ def _nats_port(given: int | None) -> int:
 
 
 def _port(option: str, given: int | None, default: int) -> int:
-    """Return the port to use: the given one or an error, the default one or a free one."""
+    """Return the port to use: the given one; else the default, or 0 for a free one if it is taken.
+
+    Raises:
+        InvalidConfigError: the given port is taken.
+    """
     port = default if given is None else given
     if port == 0 or embedded.port_is_free(port):
         return port
@@ -280,7 +284,7 @@ def _lake(s3: str | None, data: Path) -> str:
 def _broker_config(
     base: BrokerConfig, *, data: Path, nats_url: str, lake: str, ports: _Ports, level: str
 ) -> BrokerConfig:
-    """Return the broker's configuration: the environment's, with what ``up`` decides itself."""
+    """Return the configuration of the environment, with the settings that ``up`` decides."""
     replace = dataclasses.replace
     return replace(
         base,
@@ -298,7 +302,7 @@ def _watch(
     stopping: threading.Event,
     all_alive: threading.Event,
 ) -> None:
-    """End the whole when a part of it has ended: half a server helps nobody."""
+    """Stop this process if one of its servers has ended, because it cannot work without it."""
     while not stopping.wait(_WATCH_S):
         for child in children:
             if not child.running():
@@ -320,7 +324,7 @@ def _banner(found: RuntimeFile, data: Path) -> None:
     ]
     if found.moto is not None:
         lines.append(
-            f"[yellow]S3 is moto at {found.moto}: it forgets every table when this ends.[/yellow]"
+            f"[yellow]S3 is moto at {found.moto}: it loses every table when this ends.[/yellow]"
         )
     server = "" if data == Path(DEFAULT_DATA_DIR) else f" --server {data}"
     lines += [
@@ -331,9 +335,9 @@ def _banner(found: RuntimeFile, data: Path) -> None:
         f"  headwater subscribe orders --follow{server}",
         f"  headwater query 'select count(*) from orders'{server}",  # noqa: S608  # a hint
         "",
-        "Ctrl-C ends it; the next start finds everything again."
+        "Ctrl-C stops the server; the next start has all streams and records again."
         if found.moto is None
-        else "Ctrl-C ends it. Use a new --data after that: these tables will be gone.",
+        else "Ctrl-C stops the server. Use a new --data after that: these tables will be gone.",
     ]
     console.panel("Headwater is running", "\n".join(lines))
     console.flush()

@@ -75,7 +75,7 @@ SegmentBytesOption = Annotated[
 SegmentAgeOption = Annotated[
     int | None,
     duration_option(
-        "--segment-age", help="Age at which it is, when traffic is thin; default: 10m."
+        "--segment-age", help="Age at which a smaller segment is sealed and shipped; default: 10m."
     ),
 ]
 IndexIntervalOption = Annotated[
@@ -85,13 +85,13 @@ IndexIntervalOption = Annotated[
 FlushOption = Annotated[
     str | None,
     typer.Option(
-        help="'always' syncs before every acknowledgement; 'interval' may lose the last "
-        "interval at a power loss; default: always."
+        help="'always' syncs before every acknowledgement; 'interval' syncs at intervals, so a "
+        "power loss may lose the last interval; default: always."
     ),
 ]
 FlushIntervalOption = Annotated[
     int | None,
-    duration_option("--flush-interval", help="That interval; default: 200ms."),
+    duration_option("--flush-interval", help="Interval of --flush interval; default: 200ms."),
 ]
 CompressionOption = Annotated[
     str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
@@ -107,8 +107,8 @@ MinIsrOption = Annotated[
     typer.Option(
         min=1,
         max=7,
-        help="How many of them have synced a record before it is acknowledged; default: the "
-        "cluster's, usually 2.",
+        help="Number of in-sync replicas that must have synced a record before it is acknowledged; "
+        "default: the cluster's, usually 2.",
     ),
 ]
 TieringOption = Annotated[
@@ -128,14 +128,15 @@ LocalRetentionOption = Annotated[
 LocalRetentionAgeOption = Annotated[
     int | None,
     duration_option(
-        "--local-retention-age", help="... and not longer than this; default: no limit."
+        "--local-retention-age",
+        help="Keep shipped history on local disk at most this long; default: no limit.",
     ),
 ]
 UnshippedOption = Annotated[
     int | None,
     size_option(
         "--unshipped",
-        help="Refuse writes beyond this much unshipped history; default: no limit.",
+        help="Refuse writes while more history than this is unshipped; default: no limit.",
     ),
 ]
 
@@ -167,7 +168,7 @@ def create(
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a stream; the same name with the same settings again changes nothing.
+    """Create a stream; to create it again with the same settings changes nothing.
 
     [bold]Examples[/bold]
 
@@ -247,7 +248,7 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
 def describe(
     name: StreamArgument, *, server: ServerOption = None, json: JsonOption = False
 ) -> None:
-    """Show a stream's settings and where each partition stands.
+    """Show a stream's settings and the offsets of each partition.
 
     [bold]Examples[/bold]
 
@@ -290,7 +291,7 @@ def delete(
 ) -> None:
     """Delete a stream's log. Its Delta table stays in the lake.
 
-    Records that are not yet in the table are gone for good; `headwater tier flush` ships them.
+    Records that are not yet in the table are lost. `headwater tier flush` ships them first.
 
     [bold]Examples[/bold]
 
@@ -339,7 +340,7 @@ def _joined(value: Any) -> Any:
 
 
 def _setting(name: str, value: Any) -> Any:
-    """Return a setting as people read it: sizes and durations with their unit."""
+    """Return a setting for people: sizes and durations with their unit."""
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if "_bytes" in name:

@@ -1,4 +1,4 @@
-"""``headwater subscribe``: read a stream from any offset or time, and follow it."""
+"""``headwater subscribe``: read a stream from any offset or time, and follow new records."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def subscribe(
     ] = "text",
     server: ServerOption = None,
 ) -> None:
-    """Print the records of a stream, from the oldest to the newest, and go on with --follow.
+    """Print the records of a stream, oldest first; with --follow, wait for new records.
 
-    Records older than the broker's disk come from the Delta table, without a seam. Each
-    partition comes in its order; several partitions are interleaved as they arrive.
+    Records that are no longer on the broker's disk come from the Delta table. Records of one
+    partition come in offset order; with --follow, several partitions are interleaved.
 
     [bold]Examples[/bold]
 
@@ -91,7 +91,7 @@ def _partitions(client: Client, stream: str, chosen: int | None) -> list[int]:
 def _batches(
     client: Client, stream: str, partitions: list[int], start: StartAt, follow: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of all partitions; one after another, or side by side when following."""
+    """Yield batches of all partitions: one partition after another, or interleaved to follow."""
     if len(partitions) == 1 or not follow:
         for partition in partitions:
             yield from _fetch(client, stream, partition, start, follow)
@@ -142,7 +142,7 @@ def _side_by_side(
 
 
 def _print_records(batches: Iterator[pa.RecordBatch], form: str, count: int | None) -> None:
-    """Write records until there are no more, or ``count`` of them; flush after each batch."""
+    """Write all records, or the first ``count`` of them; flush after each batch."""
     from headwater.cli import rendering
 
     left = count

@@ -1,4 +1,4 @@
-"""``headwater tier``: how far tiering is, and shipping what is left now."""
+"""``headwater tier``: show the progress of tiering, and ship unshipped records now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="See how far tiering is; ship now.",
+    help="Show the progress of tiering; ship now.",
     rich_markup_mode="rich",
 )
 
@@ -33,7 +33,7 @@ OptionalStream = Annotated[
 def status(
     stream: OptionalStream = None, *, server: ServerOption = None, json: JsonOption = False
 ) -> None:
-    """Show per partition what is in the table and what only the broker has.
+    """Show for each partition how much is in the table and how much only the broker has.
 
     [bold]Examples[/bold]
 
@@ -55,7 +55,7 @@ def flush(
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ship every committed record into the Delta table now; ends once it is there.
+    """Ship every committed record into the Delta table now; returns when all are there.
 
     [bold]Examples[/bold]
 

@@ -1,8 +1,8 @@
 """``headwater up --brokers 3``: several brokers on this machine, each a process of its own.
 
-A broker that is killed or fails is reported, the others go on, and after a while it is started
-again, as a service manager would do it on machines of their own. NATS and a throw-away S3 are
-shared, so their end is the end of all. Ctrl-C stops all brokers at once, each gracefully.
+If a broker is killed or fails, this process reports it and restarts it after a delay, as a service
+manager would; the other brokers continue. NATS and a throw-away S3 are shared: if one of them ends,
+all brokers are stopped. Ctrl-C stops all brokers at once, each gracefully.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from headwater.local.embedded_cluster import (
 from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFile
 
 _WATCH_S: Final = 0.3
-_AGAIN_S: Final = 2.0  # a broker that failed is started again after this; the others lead by then
-_AGAIN_S_MAX: Final = 30.0  # when it fails again and again
-_STEADY_S: Final = 60.0  # who has run so long is not one of those
-# What `up` decides for each broker itself; the environment would decide it for all of them alike.
+_AGAIN_S: Final = 2.0  # delay of a restart; by then the other brokers have elected new leaders
+_AGAIN_S_MAX: Final = 30.0  # the delay doubles up to this if a broker fails again and again
+_STEADY_S: Final = 60.0  # a broker that ran this long begins with the short delay again
+# `up` sets these for each broker; a variable of the environment would give all the same value.
 _DECIDED: Final = (
     "NODE_ID", "NODE_DATA_DIR", "NODE_CLUSTER", "NATS_URL", "FLIGHT_HOST", "FLIGHT_PORT",
     "HTTP_HOST", "HTTP_PORT", "LAKE_URI", "LOG_LEVEL", "LOG_FORMAT", "CLUSTER_BROKERS",
@@ -46,7 +46,7 @@ _DECIDED: Final = (
 
 
 def cluster_folder(data: Path) -> Path:
-    """Return where a data directory keeps its cluster."""
+    """Return the folder of the cluster in a data directory."""
     return data / "cluster"
 
 
@@ -72,10 +72,10 @@ def refuse_other_kind(data: Path, brokers: int | None) -> int:
 
 
 def planned_ports(data: Path, *, flight: int | None, http: int | None) -> BrokerPorts | None:
-    """Return where the first broker of the directory's cluster listens; None: there is none yet.
+    """Return the ports of the first broker of the directory's cluster; None if there is no cluster.
 
     Raises:
-        InvalidConfigError: other ports were asked for.
+        InvalidConfigError: the options ask for other ports.
     """
     plan = read_plan(cluster_folder(data))
     first = next(iter(plan.values()), None)
@@ -87,7 +87,8 @@ def planned_ports(data: Path, *, flight: int | None, http: int | None) -> Broker
     ):
         if given not in (None, 0, planned):
             raise InvalidConfigError(
-                f"{option} {given}: the cluster in {data} keeps its ports, {planned} is this one"
+                f"{option} {given}: the cluster in {data} keeps its ports; leave the option out, "
+                f"or give {planned}"
             )
     return first
 
@@ -100,9 +101,9 @@ def run_cluster(
     count: int,
     moto: str | None,
 ) -> int:
-    """Run brokers until SIGINT or SIGTERM, or until nothing is left; return the exit code.
+    """Run brokers until SIGINT or SIGTERM, or until NATS or the S3 ends; return the exit code.
 
-    ``config`` is what a single broker would be given; its ports are the first one's.
+    ``config`` is the configuration of a single broker; the first broker gets its ports.
     """
     for name in _DECIDED:
         os.environ.pop(f"HEADWATER_{name}", None)
@@ -139,13 +140,13 @@ def run_cluster(
         code = _watch(cluster, running, shared, stopping)
         (data / FILE_NAME).unlink(missing_ok=True)
         if code == 0:
-            console.note("Stopping: the brokers finish what they took.")
+            console.note("Stopping: the brokers finish the requests that they have accepted.")
     return code
 
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into an event; a second one changes nothing, stopping is bounded."""
+    """Turn SIGINT and SIGTERM into an event; a second signal does nothing: the stop is bounded."""
     stopping = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stopping.set())
@@ -160,7 +161,7 @@ def _stop_signal() -> Iterator[threading.Event]:
 
 @contextmanager
 def _brokers(cluster: EmbeddedCluster) -> Iterator[list[embedded.EmbeddedServer]]:
-    """Start every broker; at the end stop all at once, so that nobody waits for who is gone."""
+    """Start every broker; at the end stop all at once, so that none waits for a stopped one."""
     running: list[embedded.EmbeddedServer] = []
     try:
         running += (cluster.start(broker, wait=False) for broker in cluster.brokers)
@@ -173,14 +174,14 @@ def _brokers(cluster: EmbeddedCluster) -> Iterator[list[embedded.EmbeddedServer]
 
 @dataclass(slots=True)
 class _Life:
-    """How often and when a broker was started; and, once it has failed, when it is again."""
+    """When a broker was started, its restart delay, and after a failure the time of the restart."""
 
     started_s: float
     delay_s: float = _AGAIN_S
     again_s: float | None = None
 
     def failed(self, now_s: float) -> float:
-        """Plan the next start; return in how many seconds: more, if it did not run for long."""
+        """Plan the restart; return its delay in seconds, which grows if the broker ran briefly."""
         if now_s - self.started_s >= _STEADY_S:
             self.delay_s = _AGAIN_S
         waits_s, self.delay_s = self.delay_s, min(2 * self.delay_s, _AGAIN_S_MAX)
@@ -194,9 +195,9 @@ def _watch(
     shared: Sequence[embedded.EmbeddedServer],
     stopping: threading.Event,
 ) -> int:
-    """Report who ends and start it again; return once all has to end, with the exit code.
+    """Report and restart brokers that end; return the exit code when all brokers must stop.
 
-    ``running`` names the process of each broker at any time.
+    ``running`` always has the current process of each broker.
     """
     lives = [_Life(time.monotonic()) for _ in running]
     while not stopping.wait(_WATCH_S):
@@ -213,7 +214,7 @@ def _watch(
             elif life.again_s is not None and now_s >= life.again_s:
                 running[number] = cluster.start(name, wait=False)
                 life.started_s, life.again_s = now_s, None
-                console.note(f"{name} is started again.")
+                console.note(f"{name} was restarted.")
     return 0
 
 
@@ -227,14 +228,14 @@ def _report_ended(
     alive = [one.name for one in running if one.running()]
     deciding = sum(one in controllers for one in alive)
     rest = (
-        f"{len(alive)} of {len(running)} go on."
+        f"{len(alive)} of {len(running)} continue."
         if deciding * 2 > len(controllers)
-        else f"Only {len(alive)} of {len(running)} are left: without a majority of the controllers "
-        "nothing can be decided or written."
+        else f"Only {len(alive)} of {len(running)} run: without a majority of the controllers the "
+        "cluster cannot change leaders or accept writes."
     )
     console.note(
         f"[bold red]{ended.name} has ended[/bold red] with code {ended.process.returncode}; see "
-        f"{console.plain(str(ended.log_path))}. {rest} It is started again in {again_s:.0f} s."
+        f"{console.plain(str(ended.log_path))}. {rest} {ended.name} restarts in {again_s:.0f} s."
     )
 
 
@@ -265,7 +266,7 @@ def _banner(found: RuntimeFile, cluster: EmbeddedCluster, data: Path) -> None:
     ]
     if found.moto is not None:
         lines.append(
-            f"[yellow]S3 is moto at {found.moto}: it forgets every table when this ends.[/yellow]"
+            f"[yellow]S3 is moto at {found.moto}: it loses every table when this ends.[/yellow]"
         )
     lines += [
         "",
@@ -275,9 +276,9 @@ def _banner(found: RuntimeFile, cluster: EmbeddedCluster, data: Path) -> None:
         f"  echo hello | headwater publish orders{server}",
         f"  headwater subscribe orders --follow{server}",
         "",
-        "Ctrl-C ends all of them; the next start finds everything again."
+        "Ctrl-C stops all of them; the next start has all streams and records again."
         if found.moto is None
-        else "Ctrl-C ends it. Use a new --data after that: these tables will be gone.",
+        else "Ctrl-C stops them. Use a new --data after that: these tables will be gone.",
     ]
     console.panel(f"Headwater is running: {len(cluster.brokers)} brokers", "\n".join(lines))
     console.flush()

@@ -1,4 +1,4 @@
-"""``headwater verify``: read every byte of a stream again and compare."""
+"""``headwater verify``: reads every byte of a stream again and compares digests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def verify(
     server: ServerOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check streams from the outside: counts, contiguity and digests of every record.
+    """Check streams as a client: counts, contiguity and digests of every record.
 
-    Reads each object of the Delta table and the tail that only the broker has. Exit code 0: every
-    committed record is there once, as it was committed. 1: something is wrong, by the name of the
-    error. 3: a part could not be reached, so nothing is known.
+    Reads each object of the Delta table, and the tail that only the broker has. Exit code 0: every
+    committed record is there once, as it was committed. 1: data is damaged; the error's name says
+    how. 3: a part could not be reached, so the result is not known.
 
     [bold]Examples[/bold]
 
@@ -54,7 +54,7 @@ def verify(
 
 
 def _verify_one(client: Client, name: str, *, as_json: bool) -> bool:
-    """Verify one stream and tell; damage does not keep the others from being verified."""
+    """Verify one stream and print the result; after damage the other streams are still verified."""
     started = time.monotonic()
     try:
         with held_cut(client, name) as cut:

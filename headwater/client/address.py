@@ -1,4 +1,4 @@
-"""Where the brokers are and which certificates to show: arguments first, then the environment."""
+"""Resolves addresses of brokers and TLS certificates: from arguments, else the environment."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The address as Flight spells it."""
+        """The address as a URL for Flight."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'grpc+tls' if self.tls else 'grpc'}://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The brokers of one cluster to begin with, in the order given; at least one."""
+    """The configured brokers of one cluster, in the order given; at least one."""
 
     brokers: tuple[Address, ...]
 
     @property
     def url(self) -> str:
-        """All of them, as they may be given again."""
+        """All addresses as one text, which :func:`resolve_addresses` accepts."""
         return ",".join(one.url for one in self.brokers)
 
     def learn(self, url: str) -> Address | None:
-        """Return the address that a broker told, for which the same certificates hold.
+        """Return an address that a broker reported, with the same certificates.
 
-        None: it cannot be used. Nobody is led from TLS to a connection without it.
+        None if the address cannot be used: it is malformed, or it has no TLS and these have.
         """
         first = self.brokers[0]
         try:
@@ -68,11 +68,11 @@ def resolve_addresses(
     tls_key_file: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Addresses:
-    """Return the addresses of one or several brokers, between commas; see :func:`resolve_address`.
+    """Return the addresses in a list with commas; see :func:`resolve_address`.
 
     Raises:
-        InvalidConfigError: one of them is none, some are with TLS and some without, or a
-            certificate file cannot be read.
+        InvalidConfigError: a text is not an address, some addresses have TLS and some do not, or
+            a certificate file cannot be read.
     """
     env = os.environ if environment is None else environment
     texts = [one.strip() for one in (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).split(",")]
@@ -90,7 +90,10 @@ def resolve_addresses(
     if not found:
         raise InvalidConfigError(f"{url!r} names no broker")
     if len({one.tls for one in found}) > 1:
-        raise InvalidConfigError("the addresses of one cluster are all with TLS, or all without")
+        raise InvalidConfigError(
+            "some addresses use TLS and some do not: give all addresses of a cluster with TLS "
+            "(grpc+tls://), or none"
+        )
     return Addresses(found)
 
 
@@ -104,11 +107,11 @@ def resolve_address(
 ) -> Address:
     """Return the address of ``url``: ``grpc://host:port``, ``grpc+tls://host:port``, ``host:port``.
 
-    What is not given comes from HEADWATER_SERVER, HEADWATER_TLS_CA_FILE, HEADWATER_TLS_CERT_FILE
-    and HEADWATER_TLS_KEY_FILE, then from the defaults. A CA file makes ``host:port`` mean TLS.
+    The default of an argument is HEADWATER_SERVER, HEADWATER_TLS_CA_FILE, HEADWATER_TLS_CERT_FILE
+    or HEADWATER_TLS_KEY_FILE. With a CA file, ``host:port`` means TLS.
 
     Raises:
-        InvalidConfigError: not such an address, or a certificate file cannot be read.
+        InvalidConfigError: the text is not an address, or a certificate file cannot be read.
     """
     env = os.environ if environment is None else environment
     text = (url or env.get("HEADWATER_SERVER") or DEFAULT_URL).strip()
@@ -121,7 +124,7 @@ def resolve_address(
 
 
 def _parse(text: str, *, tls: bool) -> Address:
-    """Return an address without certificates; ``tls`` decides where it does not say."""
+    """Return an address without certificates; ``tls`` applies to a text without a scheme."""
     if "://" not in text:
         text = f"{'grpc+tls' if tls else 'grpc'}://{text}"
     try:

@@ -1,8 +1,9 @@
-"""The brokers of one cluster, as a client knows them: whom to ask, whom to ask next, who leads.
+"""The brokers of one cluster that a client knows: the order to ask them in, and the leaders.
 
-It begins with the addresses that it was given and learns those that brokers tell. A call goes to
-the broker that answered last; when that one is gone, to the next. Every action here may be done
-twice: creating is the same stream again, a lease too many ends by itself.
+The client starts with the configured addresses and adds the addresses that brokers report. A call
+goes to the broker that answered last; if that broker does not answer, to the next. So an action may
+run twice, and that is safe: creating a stream again returns the same stream, and a second lease
+expires by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from broker.model.ids import StreamUuid
 from headwater.client.address import Address, Addresses
 from headwater.client.flight_connection import CALL_TIMEOUT_MS, Connection
 
-_PATIENCE_MS: Final = 10_000  # with one broker, while there are others to ask
+_PATIENCE_MS: Final = 10_000  # timeout of one broker if there are others to ask
 _LOCATE_MS: Final = 1_000
 _PING_MS: Final = 2_000
 _ASK_AGAIN_S: Final = 0.1
@@ -39,19 +40,19 @@ _KNOWN_MAX: Final = 64  # addresses; brokers that come and go must not fill the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldPlace:
-    """Where one partition is, as a broker sees it."""
+    """Leader and replicas of one partition, as one broker reports them."""
 
     stream_uuid: StreamUuid
     partition: int
     leader: str | None  # a broker's id
     leader_epoch: LeaderEpoch
-    address: Address | None  # the leader's; None: not known, or not told
+    address: Address | None  # the leader's; None: the answer had none
     replicas: tuple[str, ...]
     isr: tuple[str, ...]
 
 
 class Brokers:
-    """Any thread. Connections are made when they are needed and live until :meth:`close`."""
+    """Thread-safe. Connections are made when they are needed and live until :meth:`close`."""
 
     def __init__(self, addresses: Addresses) -> None:
         self.addresses = addresses
@@ -71,20 +72,20 @@ class Brokers:
         for one in connections:
             one.close()
 
-    # ------------------------------------------------------------------ whom to ask
+    # ------------------------------------------------------------------ known brokers
 
     @property
     def several(self) -> bool:
-        """Whether there is another broker to turn to."""
+        """Whether more than one broker is known."""
         return len(self._known) > 1
 
     def known(self) -> list[Address]:
-        """Return the addresses, the one to ask first in front."""
+        """Return the addresses in the order to ask them."""
         with self._lock:
             return list(self._known)
 
     def learn(self, url: str | None) -> Address | None:
-        """Return the address that a broker told, and remember it; None: it cannot be used."""
+        """Return an address that a broker reported, and remember it; None: it cannot be used."""
         told = None if url is None else self.addresses.learn(url)
         if told is not None:
             with self._lock:
@@ -97,7 +98,7 @@ class Brokers:
         return self._by_id.get(broker)
 
     def avoid(self, address: Address) -> None:
-        """Ask this one last from now on."""
+        """Move an address to the end of the order."""
         with self._lock:
             if address in self._known:
                 self._known.remove(address)
@@ -121,7 +122,8 @@ class Brokers:
         """Run an action at the first broker that answers.
 
         Raises:
-            HeadwaterError: what a broker answered; NoAnswerError: none does.
+            HeadwaterError: the error that a broker answered.
+            NoAnswerError: no broker answers.
         """
         patience_ms = timeout_ms
         if self.several and timeout_ms <= CALL_TIMEOUT_MS:
@@ -130,7 +132,7 @@ class Brokers:
         for address in self.known():
             connection = self.connection(address)
             try:
-                if self.several and patience_ms > _PATIENCE_MS:  # is anybody there at all?
+                if self.several and patience_ms > _PATIENCE_MS:  # does this broker run at all?
                     connection.action("brokers", {}, timeout_ms=_PING_MS)
                 return connection.action(name, values, timeout_ms=patience_ms)
             except (UnavailableError, NotLeaderError) as error:
@@ -144,12 +146,12 @@ class Brokers:
     def at_leaders(
         self, name: str, stream: str, values: Mapping[str, Any], *, timeout_ms: int
     ) -> list[dict[str, Any]]:
-        """Run an action that speaks for the partitions a broker leads, at every leader of a stream.
+        """Run an action at every leader of a stream; each leader answers for its partitions.
 
         Returns one result per partition, by number; asks again while leaders change.
 
         Raises:
-            HeadwaterError: what a broker answered last, once the time is up.
+            HeadwaterError: the last error that a broker answered, after the timeout.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while True:
@@ -174,14 +176,14 @@ class Brokers:
             self._ended.wait(_ASK_AGAIN_S)
 
     def locate(self, stream: str) -> list[ToldPlace]:
-        """Return where a stream's partitions are, by number.
+        """Return leaders and replicas of a stream's partitions, by number.
 
         Raises:
             UnknownStreamError; NoAnswerError: no broker answers.
         """
         rows = self.action("locate", {"name": stream}, timeout_ms=_LOCATE_MS)
         if any(one not in self._by_id for row in rows for one in row["replicas"]):
-            self._discovered = False  # somebody has joined
+            self._discovered = False  # a broker has joined the cluster
             self.discover()
         return [
             ToldPlace(
@@ -197,7 +199,7 @@ class Brokers:
         ]
 
     def place(self, stream: str, partition: int, stream_uuid: StreamUuid | None) -> ToldPlace:
-        """Return where one partition is.
+        """Return leader and replicas of one partition.
 
         Raises:
             UnknownStreamError, UnknownPartitionError, StreamRecreatedError, NoAnswerError.
@@ -221,7 +223,7 @@ class Brokers:
         return place
 
     def discover(self) -> None:
-        """Learn the other brokers' addresses, once, as far as one answers."""
+        """Ask a broker for the addresses of the others, until it succeeded once; ignores errors."""
         if self._discovered:
             return
         with suppress(HeadwaterError):
@@ -233,6 +235,6 @@ class Brokers:
 
 
 def _is_about_the_broker(error: HeadwaterError) -> bool:
-    """Tell whether another broker may do better: this one is gone, or cut off from the others."""
+    """Tell whether to ask another broker: this one is gone, or has lost contact to the others."""
     cut_off = type(error) is UnavailableError or isinstance(error, CommitTimeoutError)
     return cut_off or isinstance(error, NoAnswerError | ShuttingDownError | NotLeaderError)

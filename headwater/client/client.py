@@ -1,4 +1,4 @@
-"""The client: everything a program may ask of a broker, as plain calls.
+"""The client: all requests to a broker, as plain calls.
 
 One Client holds one connection and may be used from any thread. Producers have connections of
 their own. Calls block; errors are those of broker/errors.py, with their facts.
@@ -43,7 +43,7 @@ _CUT_TIMEOUT_MS: int = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPosition:
-    """Where a partition's log stands: the table and the log together hold ``[start, HW)``."""
+    """The offsets of a partition: the table and the log together hold ``[start, HW)``."""
 
     partition: int
     subject: str
@@ -85,10 +85,10 @@ class StreamHighWatermarks:
 class Client:
     """A broker, by its address: ``grpc://host:port``, ``grpc+tls://host:port`` or ``host:port``.
 
-    A cluster is known by the addresses of some of its brokers, with commas between them: any that
-    answers will do, and the others are learned. Without ``url`` HEADWATER_SERVER says where, else
-    it is grpc://127.0.0.1:7410. Connects with the first call. For TLS against a private authority
-    give its ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files).
+    For a cluster, give the addresses of some of its brokers, with commas: the client asks any that
+    answers for the addresses of the others. The default of ``url`` is HEADWATER_SERVER, then
+    grpc://127.0.0.1:7410. The first call connects. For TLS with a private authority give its
+    ``tls_ca_file``; for mutual TLS also a certificate and its key (PEM files).
 
     Raises:
         InvalidConfigError: the address or a certificate file is not usable.
@@ -135,7 +135,7 @@ class Client:
     ) -> Stream:
         """Create a stream on ``subject`` (its own name by default); see StreamConfig for the rest.
 
-        The same name and configuration again returns the stream that is there.
+        If a stream with this name and configuration exists, return that stream.
 
         Raises:
             InvalidStreamError, StreamExistsError.
@@ -173,15 +173,16 @@ class Client:
         )
 
     def locate(self, name: str) -> list[ToldPlace]:
-        """Return who leads and who holds each partition, by number; raises UnknownStreamError."""
+        """Return leader and replicas of each partition, by number; raises UnknownStreamError."""
         return self._brokers.locate(name)
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays.
 
         Raises:
-            UnknownStreamError: there is none; also when a broker deleted it and then was gone
-                before it could say so, for another is asked then.
+            UnknownStreamError: there is no such stream. The client also gets this error if a
+                broker deleted the stream and failed before it could answer: the client then asks
+                another broker.
         """
         uuid = stream_uuid or self.stream(name).uuid  # a second try must not delete the next one
         return _stream(self._one("delete_stream", {"name": name, "stream_uuid": uuid}))
@@ -210,7 +211,8 @@ class Client:
                 CommitTimeoutError.
             stream_uuid: Refuse to write to another incarnation of the stream; the default is the
                 incarnation that the name means now.
-            producer_id: 63 random bits by default. Whoever chooses one continues its numbers.
+            producer_id: 63 random bits by default. Give the id of an earlier producer, with the
+                next ``sequence``, to continue its sequence numbers.
             sequence: The sequence number of the first record that is sent.
             acks: What an acknowledgement waits for: ``all`` replicas in sync, the ``leader``'s
                 disk, or ``none``. Below ``all`` records can be lost or doubled by a failover.
@@ -248,14 +250,15 @@ class Client:
     ) -> Fetch:
         """Read the committed rows of ``[start, end)`` of one partition, in offset order.
 
-        ``end`` None means the high watermark of now, or for ever with ``follow``. ``columns`` are
-        names of ROW_SCHEMA in the order wanted; None means all. Old rows come from the table, new
-        ones from the log; the result checks that no offset is missing or doubled. With several
-        brokers the read goes on at another one when one is gone.
+        ``end`` None means the current high watermark; with ``follow``, no end. ``columns`` are
+        names of ROW_SCHEMA in the order of the result; None means all. Old rows come from the
+        table, new rows from the log; the result checks that no offset is missing or doubled. With
+        several brokers, the read continues at another broker if one fails.
 
-        ``leader_epoch`` is that of the record before ``start``, as ``Fetch.leader_epoch`` said it:
-        the read begins only if the log still has that record. ``isolation="uncommitted"`` reads up
-        to the end of the leader's log, of which the tail may be truncated later.
+        ``leader_epoch`` is the leader epoch of the record before ``start``, from
+        ``Fetch.leader_epoch`` of an earlier read: the read begins only if the log still has that
+        record. ``isolation="uncommitted"`` reads up to the end of the leader's log; the tail of
+        that log may be truncated later.
 
         Raises (with the first batch):
             UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
@@ -278,7 +281,7 @@ class Client:
         )
         self._brokers.discover()
         if follow and start == "latest" and self._brokers.several:
-            # Said once: a broker that takes over would begin at a later end.
+            # Resolve "latest" now: a broker that takes over would resolve it to a later offset.
             position = self.describe(stream).partitions[partition].high_watermark
             request = replace(request, start=int(position))
         return Fetch(ReadRoute(self._brokers, request), request, leader_epoch=epoch)
@@ -288,7 +291,7 @@ class Client:
     def take_lease(
         self, name: str, *, ttl_ms: int = _LEASE_TTL_MS, owner: str | None = None
     ) -> Lease:
-        """Hold everything of a stream, in both tiers, until the lease ends."""
+        """Keep every record and file of a stream, in both tiers, until the lease ends."""
         values = {"name": name, "owner": owner or default_owner(), "ttl_ms": ttl_ms}
         return _lease(self._one("take_lease", values))
 
@@ -297,7 +300,7 @@ class Client:
         return _lease(self._one("renew_lease", {"lease_id": lease_id, "ttl_ms": ttl_ms}))
 
     def drop_lease(self, lease_id: LeaseId) -> None:
-        """End a lease; one that has ended is fine."""
+        """End a lease; does nothing if the lease has ended."""
         self._brokers.action("drop_lease", {"lease_id": lease_id})
 
     def leases(self, name: str) -> list[HeldLease]:
@@ -313,12 +316,12 @@ class Client:
         return Cut.from_dict(self._one("cut", values, timeout_ms=_CUT_TIMEOUT_MS))
 
     def check_cut(self, cut: Cut) -> None:
-        """Confirm that a cut, saved by whomever, is of the history that the stream has now.
+        """Check that a saved cut belongs to the stream's current history.
 
         Raises:
-            ForeignHistoryError: the stream was restored from an older copy since, or the cut is
-                of another copy of it; other records may be at its offsets.
-            InvalidCutError: the cut does not name every partition, or not whose history it is of.
+            ForeignHistoryError: the stream was restored from an older copy after the cut, or the
+                cut belongs to another copy of the stream; other records may be at its offsets.
+            InvalidCutError: the cut does not name every partition, or has no lineage ids.
             UnknownStreamError, StreamRecreatedError: the stream is gone.
         """
         values = {
@@ -331,14 +334,15 @@ class Client:
     def check_history(
         self, name: str, stream_uuid: str, positions: Sequence[tuple[str, int]]
     ) -> None:
-        """Confirm that what somebody has copied of a stream is of the history that it has now.
+        """Check that records copied from a stream belong to the stream's current history.
 
-        ``positions`` has for each partition a lineage id of :meth:`high_watermarks` and an end at
-        or below the high watermark beside it. Leaderships too old to be remembered are believed.
+        ``positions`` has for each partition a lineage id from :meth:`high_watermarks`, and an end
+        at or below the high watermark that came with it. A lineage id that the stream no longer
+        remembers, because it is too old, passes the check.
 
         Raises:
-            ForeignHistoryError: the stream was restored from an older copy since, or it is another
-                copy of it; other records may be below these ends.
+            ForeignHistoryError: the stream was restored from an older copy after that, or the
+                positions belong to another copy; other records may be below these ends.
             StreamRecreatedError, UnknownStreamError: the stream is gone.
         """
         values = {"name": name, "stream_uuid": stream_uuid, "positions": [*map(list, positions)]}
@@ -348,8 +352,8 @@ class Client:
         """Return the high watermarks of some streams, all as they were at one moment.
 
         Raises:
-            UnknownStreamError: there is no stream of one of the names.
-            OverloadedError: the broker found no such moment; try again.
+            UnknownStreamError: a name is not the name of a stream.
+            OverloadedError: the high watermarks changed during every attempt; try again.
         """
         if not names:
             return {}
@@ -370,7 +374,7 @@ class Client:
         return self._tier("tier_status", name, {"name": name}, timeout_ms=30_000)
 
     def tier_flush(self, name: str, *, timeout_ms: int = 300_000) -> list[TierStatus]:
-        """Ship every committed record into the table now; return when it is there."""
+        """Ship every committed record into the table now; return when all are there."""
         values = {"name": name, "timeout_ms": timeout_ms}
         return self._tier("tier_flush", name, values, timeout_ms=timeout_ms + 10_000)
 
@@ -388,18 +392,18 @@ class Client:
     def call(
         self, action: str, values: Mapping[str, object], *, timeout_ms: int = 30_000
     ) -> list[dict[str, object]]:
-        """Run a Flight action as it is; the operators' calls are built on it."""
+        """Run a Flight action and return its results; ``operations.py`` uses this."""
         return self._brokers.action(action, values, timeout_ms=timeout_ms)
 
     def _one(self, action: str, values: dict[str, Any], *, timeout_ms: int = 30_000) -> Any:
         results = self._brokers.action(action, values, timeout_ms=timeout_ms)
         if len(results) != 1:
-            raise EnvelopeError(f"{action} gave {len(results)} results, not one")
+            raise EnvelopeError(f"the broker answered {action} with {len(results)} results, not 1")
         return results[0]
 
 
 def default_owner() -> str:
-    """Return who we are to a person who looks at the leases: user, host, process."""
+    """Return user, host and process id of this process, for a person who lists the leases."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -1,7 +1,8 @@
-"""Reading a range or the live tail, with its own proof that no offset is missing or doubled.
+"""Reads a range or the live tail, and checks that no offset is missing or doubled.
 
-A position is the next offset and the leader epoch of the record before it. With several brokers a
-read goes on at another one from its position; the broker says if that record is not there any more.
+A position is the next offset and the leader epoch of the record before that offset. If a broker
+fails, the read continues at another broker from its position. That broker answers TruncatedError if
+its log does not have the record before the position.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from headwater.client.read_route import IDLE_MS, Call, ReadOpener
 
-_AHEAD_MAX: Final = 4  # batches that a follower may have received and its caller not yet taken
+_AHEAD_MAX: Final = 4  # batches that the thread may have received before the caller takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class Fetched:
 class Fetch:
     """An iterator over the batches of one read; close it, or use it in a ``with`` statement.
 
-    Raises while it is iterated:
+    The iteration raises:
         GapError, OverlapError: the broker's batches are not contiguous, or end too early.
-        TruncatedError: records that this read has returned are not in the log any more.
-        HeadwaterError: what the broker ended the read with.
+        TruncatedError: the log no longer has records that this read has returned.
+        HeadwaterError: the error with which the broker ended the read.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Fetch:
         self._leader_epoch = leader_epoch
         self._cancelled = threading.Event()
         self._source: _Source | None = None
-        self._failure: HeadwaterError | None = None  # of opening; told with the first batch
+        self._failure: HeadwaterError | None = None  # raised by the next call of __next__
         try:
             self._open()
         except HeadwaterError as error:
@@ -60,7 +61,7 @@ class Fetch:
 
     @property
     def position(self) -> Offset | None:
-        """The next offset to come; None before the first batch of a symbolic start."""
+        """The next offset; None before the first batch if the start was not an offset."""
         return self._position
 
     @property
@@ -72,7 +73,7 @@ class Fetch:
         return self
 
     def __next__(self) -> Fetched:
-        """Return the next batch; blocks. A follower's wait can be interrupted by Ctrl-C."""
+        """Return the next batch; blocks. With ``follow``, Ctrl-C interrupts the wait."""
         received = self._receive()
         if received is None:
             self._check_end()
@@ -97,7 +98,7 @@ class Fetch:
             call.cancel()
 
     def _receive(self) -> tuple[pa.RecordBatch, bytes] | None:
-        """Return what comes next, from whichever broker has it."""
+        """Return the next batch and its mark, from another broker if one fails; None at the end."""
         while not self._cancelled.is_set():
             try:
                 if self._failure is not None:
@@ -114,7 +115,7 @@ class Fetch:
                 if source is not None:
                     source.cancel()
                 if not self._route.again(error):
-                    self._failure = error  # every later call says the same
+                    self._failure = error  # every later call raises the same error
                     raise
         return None
 
@@ -151,7 +152,7 @@ class Fetch:
         where = f"{self._request.stream}/{self._request.partition}"
         if mark.base_offset > expected or rows_count != mark.end_offset - mark.base_offset:
             raise GapError(
-                f"{where}: offset {expected} was due, a batch of {rows_count} rows for "
+                f"{where}: offset {expected} was expected, but a batch of {rows_count} rows for "
                 f"[{mark.base_offset}, {mark.end_offset}) came",
                 partition=self._request.partition,
                 start=expected,
@@ -159,7 +160,7 @@ class Fetch:
             )
         if mark.base_offset < expected:
             raise OverlapError(
-                f"{where}: offset {expected} was due, {mark.base_offset} came again",
+                f"{where}: offset {expected} was expected, but {mark.base_offset} came again",
                 partition=self._request.partition,
                 start=mark.base_offset,
                 end=expected,
@@ -167,14 +168,15 @@ class Fetch:
         end = self._request.end
         if end is not None and mark.end_offset > end:
             raise OverlapError(
-                f"{where}: asked up to {end}, got up to {mark.end_offset}",
+                f"{where}: the read ends at {end}, but the broker sent rows up to "
+                f"{mark.end_offset}",
                 partition=self._request.partition,
                 start=end,
                 end=mark.end_offset,
             )
 
     def _check_end(self) -> None:
-        """A read with a known end that was not cancelled must have reached it."""
+        """Raise GapError if a read with a given end, not cancelled, has not reached that end."""
         end = self._request.end
         if (
             self._cancelled.is_set()
@@ -193,20 +195,20 @@ class Fetch:
 
 
 class _Source(Protocol):
-    """A call, or what reads it ahead."""
+    """A call, or a thread that reads the call ahead."""
 
     def read(self) -> tuple[pa.RecordBatch, bytes] | None:
         """Return the next batch and its mark, or None at the end. Blocks."""
 
     def cancel(self) -> None:
-        """End it. Any thread."""
+        """End the call. Any thread."""
 
 
 class _Ahead:
     """Reads a call on a thread of its own, so that the caller's wait can be interrupted.
 
-    Arrow waits in C++, where Python's signal handlers do not run. While nothing comes, the route
-    looks whether the broker is still the one to wait for.
+    Arrow waits in C++, where Python's signal handlers do not run. While no batch comes, the route
+    checks whether the read should still wait for this broker.
     """
 
     def __init__(self, call: Call, route: ReadOpener) -> None:

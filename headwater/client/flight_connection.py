@@ -1,4 +1,4 @@
-"""The only file of the client that knows pyarrow.flight; what leaves it is bytes and our errors."""
+"""The only file of the client that uses pyarrow.flight; it returns batches and our own errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.client.address import Address
 
 CALL_TIMEOUT_MS: Final = 30_000
 _FLIGHT_ERRORS: Final = (flight.FlightError, pa.ArrowException, OSError)
-# A broker that restarts is found again within a fraction of a second, not after gRPC's minutes.
+# Reconnect within a second after a broker's restart; gRPC's own backoff grows to minutes.
 _CHANNEL_OPTIONS: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -29,28 +29,31 @@ _CHANNEL_OPTIONS: Final = [
 
 
 class _Channel:
-    """Holds a Flight client until it is given up: the frames of a kept error hold only this."""
+    """Holds a Flight client until :meth:`give_up`.
+
+    The traceback of a kept error refers to this object only, so it does not keep the client alive.
+    """
 
     def __init__(self, client: flight.FlightClient) -> None:
         self._client: flight.FlightClient | None = client
 
     @property
     def client(self) -> flight.FlightClient:
-        """The Flight client; raises FlightUnavailableError once it was given up."""
+        """The Flight client; raises FlightUnavailableError after :meth:`give_up`."""
         if self._client is None:
-            raise flight.FlightUnavailableError("another call has just found nobody there")
+            raise flight.FlightUnavailableError("another call has just failed to connect")
         return self._client
 
     def give_up(self) -> None:
-        """Let it end with the last call that uses it."""
+        """Drop the client; it is closed when the last call that uses it ends."""
         self._client = None
 
 
 class Connection:
-    """One Flight channel to a broker at a time. Connects lazily; any thread.
+    """One Flight channel to a broker at a time. Connects lazily; thread-safe.
 
-    A channel that could not connect tries again for ever, also when nobody calls: at a port that
-    may be somebody else's by now. So it is given up, and the next call makes another.
+    A gRPC channel that could not connect retries forever, even without calls, and another process
+    may use that port by then. So the channel is dropped, and the next call makes a new one.
     """
 
     def __init__(self, address: Address) -> None:
@@ -61,7 +64,7 @@ class Connection:
     def close(self) -> None:
         """Close the channel; running calls end with an error."""
         channel = self._open()
-        with suppress(flight.FlightUnavailableError):  # it was given up a moment ago
+        with suppress(flight.FlightUnavailableError):  # another thread has just dropped it
             channel.client.close()
 
     def _open(self) -> _Channel:
@@ -90,7 +93,8 @@ class Connection:
         """Run an action and return its results.
 
         Raises:
-            HeadwaterError: what the broker answered, or NoAnswerError when it does not.
+            HeadwaterError: the error that the broker answered.
+            NoAnswerError: the broker does not answer.
         """
         options = flight.FlightCallOptions(timeout=timeout_ms / 1000)
         channel = self._open()
@@ -137,7 +141,7 @@ class PutCall:
             raise _ours(error, self._address, self._unreachable) from error
 
     def finish(self) -> None:
-        """Tell the broker that nothing more comes; its remaining answers still do."""
+        """Tell the broker that no more batches come; its remaining answers can still be read."""
         with translated(self._address):
             self._writer.done_writing()
 
@@ -150,7 +154,7 @@ class PutCall:
         return None if frame is None else bytes(frame)
 
     def close(self) -> None:
-        """End the call; raises what the broker ended it with. After the last :meth:`read` only."""
+        """End the call; raises the broker's final error. Only after the last :meth:`read`."""
         with translated(self._address):
             self._writer.close()
 
@@ -180,7 +184,7 @@ class GetCall:
 
 @contextmanager
 def translated(address: Address, unreachable: Callable[[], None] | None = None) -> Iterator[None]:
-    """Raise our errors instead of Flight's and Arrow's; tell of a broker that is not there."""
+    """Turn Flight's and Arrow's errors into ours; call ``unreachable`` if there is no broker."""
     try:
         yield
     except _FLIGHT_ERRORS as error:
@@ -197,11 +201,13 @@ def _ours(
             return known
     if unreachable is not None and isinstance(error, flight.FlightUnavailableError):
         unreachable()
-    # Flight appends its own diagnosis to the text, over several sentences; the first says it.
+    # Flight appends its own diagnosis to the message; keep only the first sentence.
     text = str(error).split(". gRPC client debug context", maxsplit=1)[0]
     text = text.split(". Detail: ", maxsplit=1)[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
-        return InvalidRequestError(f"the broker at {address.url} refuses us: {text}")
+        return InvalidRequestError(
+            f"the broker at {address.url} does not accept this client's identity: {text}"
+        )
     if isinstance(error, pa.ArrowInvalid):
         return InvalidRequestError(text)
     return NoAnswerError(f"no answer from the broker at {address.url}: {text}", address=address.url)

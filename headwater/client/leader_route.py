@@ -1,4 +1,4 @@
-"""Finding the leader of one partition, and following it, for one producer."""
+"""Finds the leader of one partition for one producer, again after each change of the leader."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headwater.client.brokers import Brokers
 from headwater.client.flight_connection import Connection
 from headwater.client.stall_watch import sever
 
-_HINTS_MAX: Final = 3  # in a row: two brokers that name each other must not keep us busy
+_HINTS_MAX: Final = 3  # in a row, because two brokers may name each other as the leader
 
 
 class Route(Protocol):
-    """Where a producer's next connection goes."""
+    """Chooses the broker for a producer's next connection."""
 
     @property
     def several(self) -> bool:
@@ -26,20 +26,20 @@ class Route(Protocol):
         """Return a new connection to the leader; raises a HeadwaterError if there is none now."""
 
     def failed(self, error: HeadwaterError) -> None:
-        """Hear why the last connection came to nothing."""
+        """Note why the last connection failed."""
 
     def succeeded(self, leader_epoch: LeaderEpoch) -> None:
-        """Hear that the leader of this epoch has stored a batch."""
+        """Note that the leader of this epoch has stored a batch."""
 
     def leave(self) -> None:
         """Break the connections to the last leader if another one has been elected. Blocks."""
 
 
 class LeaderRoute:
-    """Asks any broker who leads; follows the hints of those who do not.
+    """Asks any broker for the leader, and follows the hints of brokers that do not lead.
 
-    With one known broker nothing is asked before that broker says that it does not lead. One call
-    at a time, except :meth:`leave`.
+    If only one broker is known, the route connects to that broker without asking, until the broker
+    answers that it does not lead. One call at a time, except :meth:`leave`.
     """
 
     def __init__(self, brokers: Brokers, path: StreamPath) -> None:
@@ -49,7 +49,7 @@ class LeaderRoute:
         self._partition = path.partition
         self._hint: Address | None = None
         self._hints_count = 0
-        self._epoch = LeaderEpoch(0)  # newest that a leader has answered with
+        self._epoch = LeaderEpoch(0)  # the newest leader epoch in an answer
         self._at: Address | None = None
 
     @property
@@ -71,13 +71,13 @@ class LeaderRoute:
         if place.leader is None or place.leader_epoch < self._epoch:
             self._look_elsewhere()
             raise NotLeaderError(
-                f"nobody leads {self._path.stream}/{self._partition} now",
+                f"{self._path.stream}/{self._partition} has no leader now",
                 partition=self._partition,
             )
         return place.address or brokers.known()[0]
 
     def _look_elsewhere(self) -> None:
-        """Ask another broker next time: this one may know less than others."""
+        """Ask another broker next time: the metadata of this broker may be older."""
         self._brokers.avoid(self._brokers.known()[0])
 
     def failed(self, error: HeadwaterError) -> None:

@@ -1,7 +1,7 @@
-"""What operators ask of a cluster, as plain calls: how it stands, and changes on purpose.
+"""The requests of an operator as plain calls: the status of a cluster, and changes to it.
 
-Any broker answers for the cluster. How far a replica is, its own broker knows: :meth:`replicas`
-asks each of them, and passes over who does not answer.
+Any broker answers for the cluster. Only a replica's own broker knows the progress of the replica,
+so :meth:`Operations.replicas` asks each broker, and leaves out brokers that do not answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Operations:
         self._client = client
 
     def status(self, *, confirm_ms: int = 1_000) -> ClusterStatus:
-        """Return how the cluster stands, as the metadata has it."""
+        """Return the status of the cluster from the metadata."""
         values = _one(self._client, "cluster_status", {"confirm_ms": confirm_ms})
         return ClusterStatus.from_dict(values)
 
@@ -74,10 +74,10 @@ class Operations:
         return None if found is None else found.addresses.get("flight")
 
     def replicas(self, brokers: Iterable[BrokerStatus] | None = None) -> list[ReplicaStatus]:
-        """Return what brokers say of their replicas; a broker that does not answer is left out.
+        """Return the replicas that brokers report; a broker that does not answer is left out.
 
         Args:
-            brokers: whom to ask, each at its own address; None: only the broker we talk to.
+            brokers: The brokers to ask, each at its own address; None: only the client's broker.
         """
         if brokers is None:
             return _replicas(self._client, timeout_ms=_CHANGE_TIMEOUT_MS)
@@ -88,7 +88,12 @@ class Operations:
             return [one for told in pool.map(_ask, addresses) for one in told]
 
     def move(self, name: str, partition: int, target: Sequence[str]) -> Proposed:
-        """Begin to move a partition; raises InvalidAssignmentError and what names a stream."""
+        """Begin to move a partition.
+
+        Raises:
+            InvalidAssignmentError: the target is not possible.
+            UnknownStreamError, UnknownPartitionError.
+        """
         values = {"name": name, "partition": partition, "target": list(target)}
         return Proposed.from_dict(_one(self._client, "move_partition", values))
 
@@ -98,7 +103,7 @@ class Operations:
         return Proposed.from_dict(_one(self._client, "transfer_leader", values))
 
     def balance(self) -> list[Proposed]:
-        """Give leadership back to preferred leaders; return what was done."""
+        """Give leadership back to preferred leaders; return the changes, and refused ones."""
         results = self._client.call("balance_leaders", {}, timeout_ms=_CHANGE_TIMEOUT_MS)
         return [Proposed.from_dict(one) for one in results]
 
@@ -113,11 +118,11 @@ class Operations:
         operator: str,
         accept_data_loss: bool,
     ) -> Proposed:
-        """Let a broker lead although it may lack records; asked of that very broker.
+        """Let a broker lead although it may lack records; the request goes to that broker itself.
 
         Raises:
-            InvalidRequestError: not accepted, or somebody can lead without a loss.
-            StalePartitionEpochError: the partition has changed since it was looked at.
+            InvalidRequestError: the loss was not accepted, or a replica can lead without a loss.
+            StalePartitionEpochError: the partition has changed since ``partition_epoch`` was read.
             UnavailableError: that broker does not answer.
         """
         values = {
@@ -131,12 +136,14 @@ class Operations:
         }
         address = broker.addresses.get("flight")
         if address is None:
-            raise UnavailableError(f"broker {broker.broker} has told nobody its address")
+            raise UnavailableError(
+                f"the cluster has no Flight address of broker {broker.broker}; start that broker"
+            )
         with Client(address) as client:
             return Proposed.from_dict(_one(client, "elect_unclean", values))
 
     def remove_broker(self, broker: str) -> None:
-        """Forget a broker; raises UnknownBrokerError, InvalidRequestError."""
+        """Remove a broker from the cluster; raises UnknownBrokerError, InvalidRequestError."""
         _one(self._client, "remove_broker", {"broker": broker})
 
 
@@ -156,7 +163,7 @@ def _ask(address: str) -> list[ReplicaStatus]:
         with Client(address) as client:
             return _replicas(client, timeout_ms=_ASK_TIMEOUT_MS)
     except (UnavailableError, InvalidRequestError):
-        return []  # away, or of an older build; nothing depends on it
+        return []  # the broker is away or runs an older version; the reports are optional
 
 
 def _replicas(client: Client, *, timeout_ms: int) -> list[ReplicaStatus]:
@@ -167,5 +174,5 @@ def _replicas(client: Client, *, timeout_ms: int) -> list[ReplicaStatus]:
 def _one(client: Client, action: str, values: dict[str, Any]) -> dict[str, Any]:
     results = client.call(action, values, timeout_ms=_CHANGE_TIMEOUT_MS)
     if len(results) != 1:
-        raise EnvelopeError(f"{action} gave {len(results)} results, not one")
+        raise EnvelopeError(f"the broker answered {action} with {len(results)} results, not 1")
     return results[0]

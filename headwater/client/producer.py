@@ -1,12 +1,13 @@
-"""Sending batches: pipelined, in order, each stored once, also across broken connections.
+"""Sends batches: pipelined, in order, each stored once, even if connections break.
 
-Callers write to the connection themselves (one outstanding record costs no hop to another
-thread); a thread per connection reads the answers, and when the connection ends before its
-batches are settled, that thread opens the next one. Decisions are in window.py.
+Callers write to the connection on their own thread, which saves a change of threads per record. One
+thread per connection reads the answers. If the connection ends before its batches are settled, that
+thread opens the next connection. Decisions are in window.py.
 
-Only under ack policy ALL do batches have numbers by which a broker knows them again: under LEADER
-a leader may die with a batch that it acknowledged, and the producer's next one would be a gap.
-Under NONE a batch is settled once the connection has taken it; refusals are told by ``flush``.
+Batches have sequence numbers, by which a broker recognises them, only under ack policy ALL. Under
+LEADER, a leader may fail after it acknowledged a batch; with numbers, the producer's next batch
+would then be refused as a gap. Under NONE, a batch is settled once the connection has taken it;
+``flush`` raises refusals.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from headwater.client.records import Records, to_batch
 from headwater.client.stall_watch import StallWatch
 from headwater.client.window import SendWindow, WindowEntry, worth_retrying
 
-WINDOW_BATCHES_MAX: Final = 64  # the broker recognises that many batches of a producer again
+WINDOW_BATCHES_MAX: Final = 64  # a broker recognises the last 64 batches of a producer
 _WINDOW_BYTES_MAX: Final = 64 * 1024 * 1024
 _BACKOFF_MS_MIN: Final = 20
 _BACKOFF_MS_MAX: Final = 250  # a leader is found in seconds
@@ -48,11 +49,11 @@ _ENDED: Final = UnavailableError("the broker ended the stream")
 
 
 class Producer:
-    """Sends batches to one partition. Any thread; batches keep the order of their ``send``.
+    """Sends batches to one partition. Thread-safe; batches keep the order of their ``send``.
 
-    Batches of one schema are pipelined; a change of the schema waits for those before it. Use it
-    in a ``with`` statement, or :meth:`close` it: what is not flushed is not known to be stored.
-    docs/client.md says what the ack policies mean.
+    Batches of one schema are pipelined; a batch of another schema waits for all earlier batches.
+    Use the producer in a ``with`` statement, or call :meth:`close`: without a flush, the last
+    batches may not be stored. docs/client.md explains the ack policies.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class Producer:
         numbered = path.acks is AckPolicy.ALL
         if not numbered and (producer_id is not None or sequence):
             raise InvalidRequestError(
-                f"under acks={path.acks.value} no broker looks at a producer id",
+                f"under acks={path.acks.value} batches have no producer id and no sequence: leave "
+                "producer_id and sequence out, or use acks=all",
                 field="producer_id",
             )
         if not 1 <= window_batches <= WINDOW_BATCHES_MAX:
@@ -87,13 +89,14 @@ class Producer:
         self._schema: pa.Schema | None = None
         self._session: PutSession | None = None
         self._connecting = False  # one thread opens the next session
-        self._failed: HeadwaterError | None = None  # no further batch is taken
+        self._failed: HeadwaterError | None = None  # if set, the producer accepts no more batches
         self._refused: HeadwaterError | None = None  # first batch that failed since the last flush
         self._closed = False
-        self._struggling_since_ms: float | None = None  # since when nothing was stored
+        self._struggling_since_ms: float | None = None  # the first failure since the last success
         self._backoff_ms = _BACKOFF_MS_MIN
-        # Held while numbers are given and written, so that the broker sees them in order. Never
-        # taken while holding `_changed`; a write under it may block until answers are read.
+        # Held while a batch gets its numbers and is written, so that numbers arrive in order. Never
+        # acquired while holding `_changed`: a write under this lock may block until the other
+        # thread reads answers.
         self._write_lock = threading.Lock()
         self._answers_count = 0
         self._watch = StallWatch(self._progress, route.leave)
@@ -101,12 +104,12 @@ class Producer:
     # ------------------------------------------------------------------ callers
 
     def send(self, records: Records) -> Future[AppendResult]:
-        """Send records as one batch; the future has its offsets once it is durable.
+        """Send records as one batch; the future gets the offsets once the batch is durable.
 
         Blocks while the window is full.
 
         Raises:
-            InvalidRequestError, SchemaMismatchError: these are not records.
+            InvalidRequestError, SchemaMismatchError: the argument is not a batch of records.
             CommitTimeoutError: the producer has given up; see :attr:`error`.
         """
         batch = to_batch(records)
@@ -126,12 +129,12 @@ class Producer:
     def flush(self, timeout_ms: int = 60_000) -> None:
         """Wait until every batch sent before is settled.
 
-        Under NONE, until the broker has answered for everything that it was sent; a broken
-        connection counts as a refusal, for nobody knows what was lost with it.
+        Under NONE, wait until the broker has processed every batch and ended the call. A broken
+        connection counts as a refusal, because it is not known which batches were lost.
 
         Raises:
-            HeadwaterError: why the first batch that failed since the last flush did.
-            CommitTimeoutError: time is up.
+            HeadwaterError: the error of the first batch that failed since the last flush.
+            CommitTimeoutError: the timeout was reached.
         """
         with self._changed:
             settled = self._changed.wait_for(lambda: not self._window, timeout_ms / 1000)
@@ -146,14 +149,14 @@ class Producer:
             raise CommitTimeoutError(f"{left} batches are not settled after {timeout_ms} ms")
 
     def _drain(self, timeout_ms: int) -> bool:
-        """End the connection in order; tell whether the broker has ended it, too."""
+        """End the connection normally; tell whether the broker has ended it too, in time."""
         with self._write_lock, self._changed:
             session = self._session
             self._retire_session()
         return session is None or session.join(timeout_ms)
 
     def close(self, timeout_ms: int = 60_000) -> None:
-        """Flush, then end the connection; a second close is fine."""
+        """Flush, then end the connection; a second call does nothing."""
         with self._changed:
             if self._closed:
                 return
@@ -165,22 +168,24 @@ class Producer:
                 self._watch.end()
                 self._failed = self._failed or ShuttingDownError("the producer is closed")
                 session = self._session
-            self._give_up(CommitTimeoutError("closed before it was known to be stored"))
+            self._give_up(
+                CommitTimeoutError("the producer was closed before it was known to be stored")
+            )
             if session is not None:
                 session.finish()
                 session.join(5_000)
 
     @property
     def producer_id(self) -> ProducerId:
-        """The id under which batches are sent now; 63 random bits unless the caller chose it.
+        """The current producer id; 63 random bits unless the caller gave an id.
 
-        Below ack policy ALL it is NO_PRODUCER: batches are not recognised when they are sent again.
+        Below ack policy ALL it is NO_PRODUCER: the broker does not recognise a repeated batch.
         """
         return self._window.producer_id
 
     @property
     def error(self) -> HeadwaterError | None:
-        """Why the producer takes no more batches, if so."""
+        """The error after which the producer accepts no more batches; None if it accepts them."""
         return self._failed
 
     def __enter__(self) -> Self:
@@ -216,7 +221,7 @@ class Producer:
             return entry, None if due is None else self._session
 
     def _write(self, session: PutSession, entry: WindowEntry) -> None:
-        """Write a batch; under NONE that was all."""
+        """Write a batch; under NONE the batch is then settled."""
         if session.write(entry) and self._path.acks is AckPolicy.NONE:
             with self._changed:
                 self._window.handed_over(entry)
@@ -226,13 +231,13 @@ class Producer:
             _resolve(entry, _handed_over(entry.records_count))
 
     def _retire_session(self) -> None:
-        """Let the session end, with nothing unsettled on it: a do_put has one schema."""
+        """End the session, which has no unsettled batch: a do_put has only one schema."""
         session, self._session = self._session, None
         if session is not None:
             session.finish()
 
     def _must_connect(self) -> bool:
-        """Tell whether the caller has to open a session; nobody else will then."""
+        """Tell whether the calling thread must open a session; then no other thread does."""
         with self._changed:
             if self._session is not None or self._connecting or not self._window:
                 return False
@@ -242,10 +247,12 @@ class Producer:
     # ------------------------------------------------------------------ connections
 
     def _open_session(self, *, patient: bool) -> None:
-        """Connect and send everything unsettled; again until time is up, not on a caller's thread.
+        """Connect and send all unsettled batches.
 
-        By whoever set ``_connecting``; others add to the window meanwhile. What goes wrong after
-        the connection stands is the business of the new session's thread.
+        With ``patient``, retry until the time limit; without (on the thread of a caller of
+        ``send``), leave retries to a new thread. Called only by the thread that set
+        ``_connecting``; meanwhile other threads add to the window. The new session's thread
+        handles failures after the connection is made.
         """
         session: PutSession | None = None
         while session is None:
@@ -272,7 +279,7 @@ class Producer:
                 closed = self._closed
             session.start(self._answered, self._ended)
             if self._path.acks is AckPolicy.NONE:
-                session.wait_ready()  # a broker that does not lead is to be given nothing
+                session.wait_ready()  # send no batch to a broker that does not lead
             while (entry := self._next_to_send(session)) is not None:
                 self._write(session, entry)
         if closed:
@@ -285,14 +292,14 @@ class Producer:
             return None if session.over else self._window.next_to_send()
 
     def _progress(self) -> tuple[int, int] | None:
-        """Return what changes with every answer; None while none is awaited."""
+        """Return a value that changes with every answer; None while no answer is awaited."""
         with self._changed:
             if self._session is None or not self._window:
                 return None
             return id(self._session), self._answers_count
 
     def _may_retry(self, error: HeadwaterError) -> bool:
-        """Wait a while and return True, or give up and return False."""
+        """Wait for the backoff and return True, or give up and return False."""
         now_ms = time.monotonic() * 1000
         if self._struggling_since_ms is None:
             self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
@@ -313,7 +320,7 @@ class Producer:
             return
         with self._changed:
             if session is not self._session:
-                return  # retired: nothing is awaited on it
+                return  # retired: no answer is awaited on it
             self._answers_count += 1
             entry = None
             if answer is None:
@@ -330,7 +337,7 @@ class Producer:
                 if isinstance(answer, HeadwaterError):
                     self._refused = self._refused or answer
             elif isinstance(answer, HeadwaterError) and self._worth_retrying(answer):
-                session.refusal = answer  # says more than how the call ends afterwards
+                session.refusal = answer  # more specific than the error that ends the call
             draining = self._window.draining
             self._changed.notify_all()
         if entry is not None and answer is not None:
@@ -339,13 +346,13 @@ class Producer:
             session.finish()
 
     def _told(self, session: PutSession, answer: AppendResult | HeadwaterError | None) -> None:
-        """Hear of a refusal under NONE, or that the broker closes (None); its batch is lost."""
+        """Apply an answer under NONE: a refusal (the batch is lost), or None: the broker closes."""
         with self._changed:
             self._answers_count += 1
             leave = answer is None
             if isinstance(answer, HeadwaterError):
                 self._refused = self._refused or answer
-                leave = self._worth_retrying(answer)  # others may take what comes next
+                leave = self._worth_retrying(answer)  # another broker may accept later batches
                 session.refusal = answer if leave else session.refusal
             if leave and session is self._session:
                 self._window.draining = True
@@ -353,7 +360,7 @@ class Producer:
             session.finish()
 
     def _ended(self, session: PutSession, cause: HeadwaterError | None) -> None:
-        """Replace a session that is over, unless nothing is left to do; on its thread."""
+        """Replace an ended session, unless nothing is left to send; on the session's thread."""
         unacked = self._path.acks is AckPolicy.NONE
         with self._changed:
             session.over = True
@@ -378,14 +385,14 @@ class Producer:
             self._reopen(cause)
 
     def _nothing_left(self) -> bool:
-        """Tell whether nothing waits to be sent; then the next ``send`` connects."""
+        """Tell whether the window is empty; then the next ``send`` connects."""
         with self._changed:
             if not self._window:
                 self._connecting = False
             return not self._connecting
 
     def _reopen(self, cause: HeadwaterError) -> None:
-        """Open the next session after a failure, if it makes sense, after a while."""
+        """Open the next session after a failure and a wait, if a retry may succeed."""
         if self._may_retry(cause):
             self._open_session(patient=True)
 
@@ -393,7 +400,7 @@ class Producer:
         return worth_retrying(error, several=self._window.several)
 
     def _give_up(self, cause: HeadwaterError) -> None:
-        """Settle everything that is left; no further batch is taken."""
+        """Settle all remaining batches with an error, and accept no more batches."""
         error = cause
         if self._worth_retrying(cause) and not self._closed:
             error = CommitTimeoutError(
@@ -419,7 +426,7 @@ def _first_id(chosen: ProducerId | None) -> ProducerId:
 
 
 def _handed_over(records_count: int) -> AppendResult:
-    """Return what is known of a batch under NONE."""
+    """Return the result of a batch under NONE: its offset and leader epoch are not known."""
     return AppendResult(Offset(-1), records_count, LeaderEpoch(0), acks=AckPolicy.NONE)
 
 

@@ -1,4 +1,4 @@
-"""One do_put of a producer: written to by its callers, read by a thread of its own."""
+"""One do_put call of a producer: its callers write batches, a thread of its own reads answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headwater.client.window import WindowEntry
 
 
 class PutSession:
-    """One connection with one do_put: written to by callers, read by a thread of its own."""
+    """One connection with one do_put: callers write batches, a thread of its own reads answers."""
 
     def __init__(self, connection: Connection, path: StreamPath, schema: pa.Schema) -> None:
-        self.over = False  # this and the next are set by the producer, under its lock
+        self.over = False  # the producer sets this and the next two, under its lock
         self.progressed = False  # a batch was settled
         self.refusal: HeadwaterError | None = None  # the last answer that is worth a retry
         self._connection = connection
         self._call = connection.put(path, schema)
-        self._ready = threading.Event()  # the broker takes batches, or the call has ended
+        self._ready = threading.Event()  # the broker accepts batches, or the call has ended
         self._guard = threading.Lock()  # one write, finish or close at a time
         self._finish_wanted = False
         self._finished = False
@@ -42,9 +42,9 @@ class PutSession:
         self._thread.start()
 
     def write(self, entry: WindowEntry) -> bool:
-        """Send a batch; a broken connection is noticed by the reading thread.
+        """Send a batch; the reading thread notices a broken connection.
 
-        True once the connection has taken it, which says nothing of the broker.
+        True means that the connection has taken the batch, not that the broker has it.
         """
         mark = encode_put_mark(entry.producer_id, entry.base_sequence)
         taken = False
@@ -58,11 +58,11 @@ class PutSession:
         return taken
 
     def wait_ready(self) -> None:
-        """Wait until the broker has taken the call, or ended it; under NONE only."""
+        """Wait until the broker has accepted the call, or ended it; under NONE only."""
         self._ready.wait()
 
     def finish(self) -> None:
-        """Tell the broker that nothing more comes. Never waits for a blocked write."""
+        """Tell the broker that no more batches come. Never waits for a blocked write."""
         self._finish_wanted = True
         self._finish_if_wanted()
 
@@ -73,7 +73,8 @@ class PutSession:
         return self._thread is None or not self._thread.is_alive()
 
     def _finish_if_wanted(self) -> None:
-        # Whoever holds the guard looks again after letting it go, so a wish is never lost.
+        # A thread that holds the guard checks `_finish_wanted` after its release, so that a
+        # finish that is requested meanwhile is not forgotten.
         while self._finish_wanted and not self._finished and self._guard.acquire(blocking=False):
             try:
                 if not self._finished:
@@ -104,5 +105,5 @@ class PutSession:
         except HeadwaterError as error:
             cause = cause or error
         self._connection.close()
-        self._ready.set()  # before ``ended``, which may wait for whoever waits for this
+        self._ready.set()  # before ``ended``, which may wait for a thread in ``wait_ready``
         ended(self, cause)

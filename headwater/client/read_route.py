@@ -1,7 +1,7 @@
-"""Where a read goes, and where it goes on when a broker is gone.
+"""Chooses the broker for a read, and another broker after a failure.
 
-The leader first: it knows what is committed. When it does not answer, the other replicas, each
-once, then again after a while, until the time without a single row is up.
+The leader comes first, because it knows the high watermark. If the leader does not answer, the read
+asks each other replica once, waits, and begins again, until no row has come for the time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwater.client.address import Address
 from headwater.client.brokers import Brokers, ToldPlace
 
 RETRY_MS: Final = 30_000
-IDLE_MS: Final = 2_000  # a follower that hears nothing for so long asks whether somebody is there
+IDLE_MS: Final = 2_000  # after so long without rows, a following read checks the broker
 _PROBE_MS: Final = 2_000
 _BACKOFF_MS_MIN: Final = 20
 _BACKOFF_MS_MAX: Final = 500
@@ -44,19 +44,19 @@ class ReadOpener(Protocol):
     """Opens a read, and opens it again elsewhere."""
 
     def get(self, request: ReadRequest) -> Call:
-        """Open a read; raises a HeadwaterError if there is nobody to ask now."""
+        """Open a read; raises a HeadwaterError if there is no broker to ask now."""
 
     def again(self, error: HeadwaterError) -> bool:
-        """Tell whether the read should go on after this error; waits a while before another try."""
+        """Tell whether the read should continue after this error; waits before another attempt."""
 
     def progressed(self) -> None:
-        """Hear that rows came."""
+        """Note that rows came."""
 
     def stop(self) -> None:
-        """Let nobody wait any longer. Any thread."""
+        """End all waits of the route. Any thread."""
 
     def lost(self) -> HeadwaterError | None:
-        """Return why the broker that is silent has to be left, if it has to. Blocks."""
+        """Check a silent broker; return why the read must leave it, else None. Blocks."""
 
 
 class ReadRoute:
@@ -67,13 +67,13 @@ class ReadRoute:
         self._request = request
         self._retry_ms = retry_ms
         self._at: Address | None = None
-        self._failed: list[Address] = []  # asked in vain since rows last came
+        self._failed: list[Address] = []  # brokers that failed since the last rows came
         self._struggling_since_ms: float | None = None
         self._backoff_ms = _BACKOFF_MS_MIN
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Let nobody wait any longer. Any thread."""
+        """See ``ReadOpener.stop``."""
         self._stopped.set()
 
     def get(self, request: ReadRequest) -> Call:
@@ -89,7 +89,7 @@ class ReadRoute:
         leader = [] if place.address is None else [place.address]
         if self._request.uncommitted:
             if not leader:
-                raise NotLeaderError(f"nobody leads {self._request.stream}/{place.partition} now")
+                raise NotLeaderError(f"{self._request.stream}/{place.partition} has no leader now")
             return leader[0]
         known = brokers.known()
         holders = [at for one in place.replicas if (at := brokers.address_of(one)) is not None]
@@ -104,7 +104,7 @@ class ReadRoute:
         return self._brokers.place(request.stream, request.partition, request.stream_uuid)
 
     def again(self, error: HeadwaterError) -> bool:
-        """See ``ReadOpener.again``: another replica may well have what one has not."""
+        """See ``ReadOpener.again``: another replica may have the records that one lacks."""
         worth = error.retriable or isinstance(error, CorruptDataError)
         if not self._brokers.several or not worth or isinstance(error, StreamRecreatedError):
             return False
@@ -112,7 +112,7 @@ class ReadRoute:
         if self._struggling_since_ms is None:
             self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN
         elif isinstance(error, CorruptDataError) and self._at in self._failed:
-            return False  # everybody was asked
+            return False  # every broker was asked
         elif now_ms + self._backoff_ms > self._struggling_since_ms + self._retry_ms:
             return False
         if self._at is not None:
@@ -131,7 +131,7 @@ class ReadRoute:
             self._failed.clear()
 
     def lost(self) -> HeadwaterError | None:
-        """See ``ReadOpener.lost``: it does not answer, or others say that it is out of sync."""
+        """See ``ReadOpener.lost``: the broker does not answer, or is reported as not in sync."""
         at = self._at
         if at is None or not self._brokers.several:
             return None

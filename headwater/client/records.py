@@ -1,4 +1,4 @@
-"""Records as people write them, turned into one Arrow batch of producer columns."""
+"""Converts records from Python values to one Arrow batch of producer columns."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def to_batch(records: Records) -> pa.RecordBatch:
     correlation_id``; headers are a mapping or (name, bytes) pairs, timestamps are µs UTC.
 
     Raises:
-        InvalidRequestError: no records, or something that is not a record.
-        SchemaMismatchError: a column or field that records do not have, or of a wrong type.
+        InvalidRequestError: there is no record, or a value is not a record.
+        SchemaMismatchError: a column or field is not one of a record, or has a wrong type.
     """
     if isinstance(records, pa.Table):
         records = _one_batch(records)
@@ -64,7 +64,8 @@ def _fields(row: RecordLike) -> dict[str, Any]:
         unknown = sorted(str(name) for name in row if name not in PRODUCER_FIELDS)
         if unknown:
             raise SchemaMismatchError(
-                f"a record has no {unknown[0]!r}; it has {', '.join(PRODUCER_FIELDS)}",
+                f"a record has no field {unknown[0]!r}; its fields are "
+                f"{', '.join(PRODUCER_FIELDS)}",
                 column=unknown[0],
             )
         fields = {name: _bytes(value) for name, value in row.items() if name in ("key", "value")}

@@ -1,7 +1,7 @@
-"""The settings of a stream, as keyword arguments whose names and types a checker knows.
+"""The settings of a stream as keyword arguments, so that a type checker knows names and types.
 
-The values and their bounds are those of ``broker/model/stream.py``, where they are explained; a
-test compares the two. ``subject`` is not here: ``Client.create_stream`` has it by itself.
+``broker/model/stream.py`` explains the values and their bounds; a test compares the two modules.
+``subject`` is not here, because ``Client.create_stream`` has a parameter for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 
 class StreamSettings(TypedDict, total=False):
-    """What ``Client.create_stream`` takes besides a name and a subject."""
+    """The keyword arguments of ``Client.create_stream`` besides name and subject."""
 
     partitions: int
     queue_group: str | None

@@ -1,8 +1,8 @@
-"""Leaving a leader that is mute: paused, or cut off, with its connection still open.
+"""Leaves a leader that does not answer, such as a paused process, while its connection is open.
 
-gRPC offers pyarrow no way to cancel a do_put, and TCP keeps a paused process's connection for
-minutes. So while batches wait in vain, the other brokers are asked who leads; when it is somebody
-else, the connections to the old leader are broken, which a producer survives by design.
+pyarrow has no way to cancel a do_put, and TCP keeps the connection of a paused process for minutes.
+So while batches get no answer, this asks the other brokers for the leader. If another broker leads,
+this breaks the connections to the old leader; a producer then reconnects and sends again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CHECK_S: Final = 0.5
 
 
 class StallWatch:
-    """Looks from time to time, on a thread of its own, once it is started.
+    """Checks for progress every ``CHECK_S``, on a thread of its own, after :meth:`start`.
 
     Args:
-        progress: something that changes whenever an answer comes; None while none is awaited.
-        leave: asks whether somebody else leads, and if so breaks the connection. May block.
+        progress: Returns a value that changes with every answer; None while none is awaited.
+        leave: Asks whether another broker leads, and if so breaks the connection. May block.
     """
 
     def __init__(self, progress: Callable[[], object], leave: Callable[[], None]) -> None:
@@ -33,13 +33,13 @@ class StallWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; again is fine."""
+        """Start the thread; a second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="headwater-stall", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """End; does not wait."""
+        """Tell the thread to end; does not wait for it."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -52,7 +52,7 @@ class StallWatch:
 
 
 def sever(host: str, port: int) -> int:
-    """Shut down every TCP connection of this process to a server; return how many."""
+    """Shut down every TCP connection of this process to a server; return their number."""
     hosts = {host}
     with suppress(OSError):
         hosts |= {str(found[4][0]) for found in socket.getaddrinfo(host, port)}

@@ -1,19 +1,20 @@
-"""A producer's decisions, without a thread or a socket: what is sent, answered, to be sent again.
+"""A producer's decisions, without threads or sockets: which batches to send, or to send again.
 
-The rules that keep every batch stored once, in order (Source: Kafka's idempotent producer, KIP-98):
+These rules keep every batch stored once, in order (Source: Kafka's idempotent producer, KIP-98):
 
-1. A batch keeps its producer id and sequence until the broker has said how it fared.
-2. After a broken connection, or an answer worth retrying, everything unanswered goes again, in
-   order, with the same numbers: the broker recognises what it has.
-3. A batch that is refused for what it is leaves a gap, so what was sent after it is refused too.
-   Once the broker has said so of every one of them, they go again under a new producer id.
-4. The first batch under a producer id travels alone. Until one batch is stored the broker cannot
-   tell a later batch from the first, so it would store it in the wrong place.
-5. Who answers in an older leader epoch than one that was seen leads no more, so its answer says
-   nothing; the batch goes again.
+1. A batch keeps its producer id and sequence until the broker has answered for it.
+2. After a broken connection, or an answer that is worth a retry, all unanswered batches are sent
+   again, in order, with the same numbers: the broker recognises the batches that it has.
+3. A batch that is refused because of its content leaves a gap in the sequence, so the broker also
+   refuses the batches that were sent after it. Once the broker has refused all of these, they are
+   sent again under a new producer id.
+4. The first batch under a producer id is sent alone. Until one batch is stored, the broker cannot
+   tell a later batch from the first, so it would store the later batch in the wrong place.
+5. A broker that answers in an older leader epoch than the newest seen one is no longer the leader,
+   so its acknowledgement is not valid; the batch is sent again.
 
-Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply, and what is sent again may
-be stored twice or behind a later batch.
+Batches of NO_PRODUCER have no numbers, so rules 3 and 4 do not apply. Such a batch, sent again, may
+be stored twice, or behind a later batch.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from broker.model.records import AppendResult
 def worth_retrying(error: HeadwaterError, *, several: bool = False) -> bool:
     """Tell whether the same batches may succeed later, sent to the same stream.
 
-    With ``several`` brokers a leader whose disk has failed is soon not the leader any more.
+    With ``several`` brokers, another broker soon replaces a leader whose disk has failed.
     """
     if several and isinstance(error, LogFailedError | SegmentCorruptError):
         return True
@@ -58,7 +59,7 @@ def _running_future() -> Future[AppendResult]:
 
 @dataclass(slots=True, eq=False)
 class WindowEntry:
-    """One batch on its way. ``future`` gets its AppendResult or its error."""
+    """One batch that is not settled yet. ``future`` gets its AppendResult or its error."""
 
     batch: Any  # pa.RecordBatch
     records_count: int
@@ -72,7 +73,7 @@ class WindowEntry:
 class SendWindow:
     """The batches that are not settled yet, in order, and those sent on the current connection.
 
-    Not thread-safe. ``new_producer_id`` returns an id that nobody used before.
+    Not thread-safe. ``new_producer_id`` returns an id that no producer has used.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class SendWindow:
     ) -> None:
         self.producer_id = producer_id
         self.next_sequence = sequence
-        self.leader_epoch = LeaderEpoch(0)  # the newest that an acknowledgement had
+        self.leader_epoch = LeaderEpoch(0)  # the newest in an acknowledgement
         self.several = False  # there are other brokers that may lead
         self._numbered = producer_id != NO_PRODUCER
         self.confirmed = not self._numbered  # a batch under this producer id is stored
-        self.draining = False  # send nothing more on this connection, let it end
+        self.draining = False  # send no more batches on this connection, let it end
         self._new_producer_id = new_producer_id
         self._batches_max = batches_max
         self._bytes_max = bytes_max
@@ -121,7 +122,7 @@ class SendWindow:
         return entry
 
     def connected(self) -> None:
-        """Begin a new connection: everything unsettled has to be sent on it."""
+        """Note a new connection: all unsettled batches must be sent on it."""
         self._awaiting.clear()
         self._to_send = deque(self._unsettled)
         self.draining = False
@@ -141,12 +142,13 @@ class SendWindow:
         return entry
 
     def judged(self, answer: AppendResult | HeadwaterError) -> AppendResult | HeadwaterError:
-        """Return the answer as it is to be believed (rule 5)."""
+        """Return the answer, or StaleLeaderEpochError if its leader epoch is too old (rule 5)."""
         if not isinstance(answer, AppendResult):
             return answer
         if answer.leader_epoch < self.leader_epoch:
             return StaleLeaderEpochError(
-                f"acknowledged in leader epoch {answer.leader_epoch}, after {self.leader_epoch}",
+                f"an acknowledgement of leader epoch {answer.leader_epoch} came after one of "
+                f"{self.leader_epoch}; the batch is sent again",
                 got=answer.leader_epoch,
                 current=self.leader_epoch,
             )
@@ -154,11 +156,11 @@ class SendWindow:
         return answer
 
     def answered(self, answer: AppendResult | HeadwaterError) -> WindowEntry | None:
-        """Apply the answer to the oldest batch without one; return that batch if it is settled.
+        """Apply the answer to the oldest unanswered batch; return that batch if it is settled.
 
         Raises:
-            EnvelopeError: the broker answered more than was sent.
-            HeadwaterError: the answer, where it says nothing of the batch: the producer is done.
+            EnvelopeError: the broker sent more answers than it got batches.
+            HeadwaterError: the answer, if it is not about the batch: the producer must end.
         """
         if not self._awaiting:
             raise EnvelopeError("the broker acknowledged a batch that was not sent")
@@ -182,7 +184,7 @@ class SendWindow:
         return entry if settled else None
 
     def handed_over(self, entry: WindowEntry) -> None:
-        """Settle a batch that nobody will answer for; it was the last one sent."""
+        """Settle a batch without an answer (ack policy NONE); it is the last batch sent."""
         if self._awaiting and self._awaiting[-1] is entry:
             self._awaiting.pop()
         self._settle(entry)
@@ -194,7 +196,7 @@ class SendWindow:
         self.draining = True
 
     def abandon(self) -> list[WindowEntry]:
-        """Settle everything that is left; return it."""
+        """Remove all unsettled batches from the window and return them."""
         left = list(self._unsettled)
         for queue in (self._unsettled, self._to_send, self._awaiting):
             queue.clear()
@@ -202,11 +204,11 @@ class SendWindow:
         return left
 
     def _settle(self, entry: WindowEntry) -> None:
-        self._unsettled.remove(entry)  # the head, except behind a batch that has to go again
+        self._unsettled.remove(entry)  # the head, unless an earlier batch must be sent again
         self._bytes -= entry.size_bytes
 
     def _renumber(self) -> None:
-        """Begin again under a new producer id: nothing unsettled is stored."""
+        """Give all unsettled batches a new producer id; none of them is stored."""
         assert not self._awaiting, "a batch without an answer may be stored"
         self._gap = False
         self.producer_id = self._new_producer_id()
@@ -216,4 +218,4 @@ class SendWindow:
             entry.producer_id = self.producer_id
             entry.base_sequence = self.next_sequence
             self.next_sequence += entry.records_count
-        self.draining = self.draining or bool(self._unsettled)  # they go on the next connection
+        self.draining = self.draining or bool(self._unsettled)  # the next connection sends them

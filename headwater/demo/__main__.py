@@ -1,11 +1,11 @@
-"""``python -m headwater.demo``: the story of the tour, step by step; exits non-zero if any fails.
+"""``python -m headwater.demo``: the steps of the tour; the exit code is not 0 if a step fails.
 
 NATS, broker, tiering and an S3 endpoint run as one ``headwater up`` child in a temporary folder.
-Real flights are published through NATS while segments move to S3 behind them; Spark then reads
-table and tail as one DataFrame while more records arrive, and a streaming query reads from the
-first record across the seam. Jobs keep a decoded table and the newest record of each key; Airflow
-lists the DAGs that would run them. Every number is checked against the data set. At the end nothing
-is left running, and nothing on disk.
+The tour publishes real flights through NATS, while the broker ships segments to S3. Spark then
+reads table and tail as one DataFrame, while more records arrive, and a streaming query reads from
+the first record, first from the table, then from the log. Jobs keep a decoded table and the newest
+record of each key; Airflow lists the DAGs that would run these jobs. Every number is checked
+against the data set. At the end no process is left running, and no file is left on disk.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 _STREAM: Final = "flights"
 _MIB: Final = 1024 * 1024
-_SEGMENT_BYTES: Final = 8 * _MIB  # small, so that the tour shows many files and a hot rest
+_SEGMENT_BYTES: Final = 8 * _MIB  # small, so that the tour shows many files and some hot records
 _LOCAL_BYTES: Final = 16 * _MIB
 _TOP: Final = 8
 _END_TIMEOUT_S: Final = 20.0
 
 
 class DemoError(Exception):
-    """A number is not what the data set says it must be."""
+    """A number differs from the data set."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What the steps share."""
+    """The objects that the steps share."""
 
     server: RuntimeFile
     client: Client

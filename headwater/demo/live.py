@@ -1,4 +1,4 @@
-"""Records that keep arriving while the demo reads: flights again, marked live, a few at a time."""
+"""Publishes records while the demo reads: flights again, marked as live, in small groups."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class LivePublisher:
         self.acked = 0  # known to be durable
 
     def stop(self) -> int:
-        """Stop, wait for every answer, return how many records are durable.
+        """Stop, wait for every answer, and return the number of durable records.
 
         Raises:
-            HeadwaterError: why a record is not.
+            HeadwaterError: the error of a record that was not acknowledged.
         """
         self._stop.set()
         self._thread.join()

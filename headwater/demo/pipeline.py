@@ -1,4 +1,4 @@
-"""What runs beside the unified read: a streaming query, a curated table, the latest view, DAGs."""
+"""The other parts of the tour: a streaming query, a curated table, the latest view, the DAGs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AIRFLOW_VARIABLE: Final = "DEMO_AIRFLOW"  # Airflow's command; `make demo` sets 
 
 @dataclass(slots=True)
 class StreamingSeam:
-    """What a streaming query saw: its batches, and whether one followed on the other."""
+    """The batches of a streaming query, and the first batch that was not contiguous, if any."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)  # [first, end) offsets
     records: int = 0
@@ -35,13 +35,13 @@ class StreamingSeam:
 
 
 class PipelineError(Exception):
-    """A step did not end as it must."""
+    """A step failed, or took too long."""
 
 
 def stream_until(spark: Any, server: str, stream: str, end: int, scratch: Path) -> StreamingSeam:
     """Read a stream of one partition from earliest with Structured Streaming, up to ``end``.
 
-    Every batch is counted, and has to begin where the one before ended.
+    Counts every batch; a batch must begin where the one before ended.
     """
     seam, reached = StreamingSeam(), threading.Event()
 
@@ -96,7 +96,7 @@ def run_job(words: Sequence[str]) -> dict[str, Any]:
 
 
 def airflow_dags(scratch: Path) -> list[tuple[str, str]] | None:
-    """Return id and file of every DAG that Airflow finds; None where it was not installed."""
+    """Return id and file of every DAG that Airflow finds; None if Airflow is not installed."""
     command = os.environ.get(AIRFLOW_VARIABLE)
     if command is None:
         return None

@@ -1,4 +1,4 @@
-"""Nothing may be left running: descendants whose parent is gone become ours, so we can see them."""
+"""Finds processes that the tour has left running, also descendants whose own parent has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def adopt_orphans() -> None:
 
 
 def wait_for_children(timeout_s: float) -> list[str]:
-    """Wait until no child is left; return the command lines of those that still are."""
+    """Wait until no child is left; return the command lines of children that still run."""
     deadline = time.monotonic() + timeout_s
     while True:
         _reap_orphans()
@@ -29,7 +29,7 @@ def wait_for_children(timeout_s: float) -> list[str]:
 
 
 def _reap_orphans() -> None:
-    """Take the exit status of adopted processes; nobody else will."""
+    """Collect the exit status of adopted processes; no other code waits for them."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass

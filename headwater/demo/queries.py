@@ -1,4 +1,4 @@
-"""What the demo asks of Spark: one view over history and tail, plain SQL on it."""
+"""The demo's Spark queries: one view over history and tail, and plain SQL on this view."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _AT_OFFSET: Final = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a full scan counts: every record has a number of its own, from 0 without a hole."""
+    """The counts of a full scan: every record has its own number, from 0 on without a hole."""
 
     records: int
     numbers: int
@@ -68,7 +68,7 @@ def spark_session(scratch: Path) -> Iterator[Any]:
 
 
 def view(spark: Any, rows: Any, *, keep: bool = False) -> None:
-    """Make the view ``flights`` of the unified rows; ``keep`` them for later queries."""
+    """Make the view ``flights`` of the unified rows; with ``keep``, cache the rows."""
     rows.createOrReplaceTempView("flights_rows")
     spark.sql(_VIEW).createOrReplaceTempView("flights")
     if keep:
@@ -76,23 +76,23 @@ def view(spark: Any, rows: Any, *, keep: bool = False) -> None:
 
 
 def forget(spark: Any) -> None:
-    """Drop what :func:`view` kept."""
+    """Drop the rows that :func:`view` cached."""
     spark.catalog.uncacheTable("flights")
 
 
 def proof(spark: Any) -> Proof:
-    """Count everything once."""
+    """Run the query of all counts."""
     row = spark.sql(_PROOF).collect()[0]
     return Proof(**row.asDict())
 
 
 def carriers(spark: Any) -> list[tuple[str, int, int, int]]:
-    """Return carrier, flights, live ones among them, aircraft."""
+    """Return for each carrier: its code, flights, live flights among them, aircraft."""
     return [tuple(row) for row in spark.sql(_CARRIERS).collect()]
 
 
 def latest_flights(spark: Any, top: int) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many aircraft there are, and the last known flight of the busiest ones."""
+    """Return the number of aircraft, and the last known flight of the busiest aircraft."""
     rows = spark.sql(_LATEST)
     rows.createOrReplaceTempView("latest_flights")
     count = spark.sql("SELECT count(*) FROM latest_flights").collect()[0][0]
@@ -101,14 +101,14 @@ def latest_flights(spark: Any, top: int) -> tuple[int, list[dict[str, Any]]]:
 
 
 def at_offset(spark: Any, offset: int) -> dict[str, Any]:
-    """Return the record at an offset; files without it are passed over."""
+    """Return the record at an offset; Spark skips files that do not have the offset."""
     (row,) = spark.sql(_AT_OFFSET.format(offset=offset)).collect()
     return dict(row.asDict(recursive=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curated:
-    """What a scan of the decoded table counts."""
+    """The counts of a scan of the decoded table."""
 
     records: int
     numbers: int
@@ -121,6 +121,6 @@ def curated(rows: Any) -> Curated:
 
 
 def by_origin(rows: Any) -> list[tuple[str, int, int]]:
-    """Return flights and miles of each origin: plain columns, nothing is parsed any more."""
+    """Return flights and miles of each origin, from plain columns without parsing."""
     found = rows.groupBy("origin").agg({"*": "count", "distance": "sum"}).orderBy("origin")
     return [(row[0], int(row["count(1)"]), int(row["sum(distance)"])) for row in found.collect()]

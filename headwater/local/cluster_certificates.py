@@ -1,8 +1,9 @@
-"""Certificates of a cluster: one authority, and one certificate per broker that names it.
+"""Certificates of a cluster: one authority, and one certificate per broker with the broker's name.
 
-Brokers talk to each other over TLS 1.3 and believe a certificate of their cluster's authority that
-names the other as ``headwater://CLUSTER/broker/ID``. Keys are files that only their owner reads.
-The authority's key is needed to add a broker later, and by no running broker: keep it elsewhere.
+Brokers talk to each other over TLS 1.3. A broker accepts a peer whose certificate is signed by the
+cluster's authority and names the peer as ``headwater://CLUSTER/broker/ID``. Only the owner of a key
+file may read it. The authority's key is needed only to add a broker later, and no running broker
+needs it: keep it on another machine.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from broker.model.ids import is_stream_name
 from broker.model.member_uri import member_uri
 
 _AUTHORITY_DAYS: Final = 3650
-_BEFORE: Final = dt.timedelta(hours=1)  # clocks of other machines may be late
+_BEFORE: Final = dt.timedelta(hours=1)  # because the clocks of other machines may be behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateFiles:
-    """What one broker is given."""
+    """The certificate files of one broker."""
 
     ca_file: Path
     cert_file: Path
@@ -37,7 +38,7 @@ class CertificateFiles:
 
 
 def files_of(folder: Path, broker: str) -> CertificateFiles:
-    """Return where a broker's certificate is, made or not."""
+    """Return the paths of a broker's certificate files, which need not exist."""
     return CertificateFiles(
         ca_file=folder / "ca.crt",
         cert_file=folder / f"{broker}.crt",
@@ -48,17 +49,21 @@ def files_of(folder: Path, broker: str) -> CertificateFiles:
 def make_certificates(
     folder: Path, *, cluster: str, brokers: Sequence[str], days: int = 825
 ) -> dict[str, CertificateFiles]:
-    """Make what is missing: the authority, and a certificate per broker; nothing is replaced.
+    """Make the missing files of the authority and of each broker; no file is replaced.
 
     Raises:
-        InvalidConfigError: a name cannot be one, a file cannot be written, or what is there is
-            not a whole authority.
+        InvalidConfigError: a name is not valid, a file cannot be written, or the existing files
+            are incomplete.
     """
     for name in (cluster, *brokers):
         if not is_stream_name(name):
-            raise InvalidConfigError(f"{name!r} is not 1 to 128 of A-Z a-z 0-9 _ -")
+            raise InvalidConfigError(
+                f"{name!r} is not a name: use 1 to 128 characters of A-Z a-z 0-9 _ -"
+            )
         if name == "ca":
-            raise InvalidConfigError("the name 'ca' is taken by the authority's own files")
+            raise InvalidConfigError(
+                "no cluster or broker may be named 'ca': the authority's files have that name"
+            )
     found = {broker: files_of(folder, broker) for broker in brokers}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,7 +71,10 @@ def make_certificates(
         for broker, files in found.items():
             there = [path.exists() for path in (files.cert_file, files.key_file)]
             if any(there) and not all(there):
-                raise InvalidConfigError(f"{folder} holds one half of {broker}'s certificate")
+                raise InvalidConfigError(
+                    f"{folder} has only one of {files.cert_file.name} and {files.key_file.name}: "
+                    "restore the other file, or remove this one to make both again"
+                )
             if not any(there):
                 authority.issue(files, member_uri(cluster, broker), broker, days)
     except (OSError, ValueError) as cause:
@@ -75,7 +83,7 @@ def make_certificates(
 
 
 class _Authority:
-    """Signs; it lives in ``ca.crt`` and ``ca.key``."""
+    """Signs the brokers' certificates; its files are ``ca.crt`` and ``ca.key``."""
 
     def __init__(self, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._cert = cert
@@ -83,7 +91,7 @@ class _Authority:
 
     @classmethod
     def in_folder(cls, folder: Path, cluster: str) -> _Authority:
-        """Load the folder's authority, or make it."""
+        """Load the folder's authority, or make one."""
         cert_file, key_file = folder / "ca.crt", folder / "ca.key"
         if not cert_file.exists() and not key_file.exists():
             key = ec.generate_private_key(ec.SECP256R1())
@@ -175,7 +183,7 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_new(path: Path, data: bytes, *, secret: bool = False) -> None:
-    """Create a file, never over another; a secret one is only its owner's from the beginning."""
+    """Create a new file; only its owner may read a secret file, from its creation on."""
     mode = 0o600 if secret else 0o644
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)

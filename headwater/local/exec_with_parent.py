@@ -1,9 +1,10 @@
-"""Become another program that dies with its parent: ``python exec_with_parent.py PID PROGRAM …``.
+"""Runs a program that is killed when its parent ends: ``python exec_with_parent.py PID PROGRAM …``.
 
-A child that outlives ``headwater up`` would hold its port and confuse the next start, also after a
-``kill -9``. Linux can send a signal when the parent ends, and keeps that wish across ``execve``.
-It is asked for here, in a process of its own, because a Python hook between fork and exec is not
-safe once a program has threads. Standard library only; run as a file, with ``-I -S``, for speed.
+Without this, a child that outlives ``headwater up``, for example after a ``kill -9``, would hold
+its port and disturb the next start. Linux can send a signal when the parent ends
+(PR_SET_PDEATHSIG), and keeps that setting across ``execve``. This separate process makes the
+setting, because a Python hook between fork and exec is not safe in a program with threads. Standard
+library only; run as a file, with ``-I -S``, for speed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         sys.stderr.write(f"prctl failed: {os.strerror(ctypes.get_errno())}\n")
         return _EXIT_CANNOT_RUN
-    if os.getppid() != parent_pid:  # it ended before the wish was on record
+    if os.getppid() != parent_pid:  # the parent ended before the call of prctl
         return _EXIT_PARENT_GONE
     try:
         os.execv(program[0], program)  # noqa: S606  # the caller chose the program, no shell

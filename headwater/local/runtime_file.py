@@ -1,8 +1,9 @@
-"""The runtime file: where a running ``headwater up`` can be reached.
+"""The runtime file: the addresses of a running ``headwater up``.
 
-``up`` writes ``<data>/headwater.json`` once it serves and removes it when it ends, so that other
-commands, started in the same folder, need no address. The file names a process; one that has ended
-makes the file stale, and it is reported as such instead of being believed. It holds no secret.
+``up`` writes ``<data>/headwater.json`` once it serves, and removes the file when it ends, so that
+other commands in the same folder need no address. The file has the id of the process. If that
+process has ended, the file is stale: commands report this and do not use its addresses. The file
+has no secret.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RuntimeFile:
     flight: str  # grpc://host:port
     nats: str  # nats://host:port
     http: str  # http://host:port, for /metrics, /healthz, /readyz
-    lake: str  # URI that the tables are below
+    lake: str  # URI of the folder of all tables
     moto: str | None = None  # endpoint of a throw-away S3 that ends with the server
     started_us: int = 0
 
@@ -45,7 +46,7 @@ class RuntimeFile:
         return True
 
     def write(self, data_dir: Path) -> Path:
-        """Write the file whole or not at all; return its path."""
+        """Write the file atomically; return its path."""
         path = data_dir / FILE_NAME
         partial = path.with_suffix(".json.tmp")
         body = {"v": _FORMAT_VERSION, **dataclasses.asdict(self)}
@@ -58,8 +59,8 @@ class RuntimeFile:
         """Read a file; ``path`` may also be the data directory that holds it.
 
         Raises:
-            InvalidConfigError: it is not a runtime file.
-            FileNotFoundError: it is not there.
+            InvalidConfigError: the file is not a runtime file.
+            FileNotFoundError: there is no file.
         """
         if path.is_dir():
             path /= FILE_NAME
@@ -76,7 +77,7 @@ class RuntimeFile:
         return found
 
     def well_formed(self) -> bool:
-        """Tell whether every value has its type, for JSON may hold anything."""
+        """Tell whether every value has its type, because JSON may have any type."""
         texts = (self.flight, self.nats, self.http, self.lake)
         return (
             all(isinstance(text, str) for text in texts)

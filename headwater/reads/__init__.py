@@ -1,1 +1,1 @@
-"""Reading whole histories without Spark: cuts, moments, keys, verification."""
+"""Reads of whole histories without Spark: cuts, moments, newest records, verification."""

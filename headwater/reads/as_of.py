@@ -1,17 +1,18 @@
-"""AS OF: which moment of a stream a reader means, and the cut that holds exactly its rows.
+"""AS OF: turns the moment that a reader names into a cut with exactly the rows of that moment.
 
-Three ways to name a moment; each ends in a cut, narrowed where that moment is before now:
+There are three ways to name a moment. Offsets and times narrow a new cut:
 
-- **a saved cut** is itself;
-- **offsets**, one per partition: the rows below them. Every partition has to be named, and each
-  offset has to be between the partition's start and its high watermark;
-- **a time**: per partition the rows below the first offset whose timestamp is at or after it; all
-  of them where no record has reached it yet. Timestamps need not be in order: a record behind that
-  offset does not belong to the moment, however old its timestamp is, and one before it does.
+- **a saved cut** is used as it is;
+- **offsets**, one per partition: the rows below these offsets. Every partition must be named, and
+  each offset must be between the partition's start and its high watermark;
+- **a time**: in each partition, the rows below the first offset whose timestamp is at or after the
+  time, or all rows if there is no such offset yet. Timestamps need not be in order: a record after
+  that offset does not belong to the moment, even if its timestamp is older, and every record before
+  that offset does.
 
-A time is looked up in the table and in the log, so the answer does not depend on the tier. It is
-the same at every later read once each partition holds a record that reaches the time; for good,
-and in any case, with the saved text of the cut that was read.
+A time is looked up in the table and in the log, so the result does not depend on the tier. Once
+each partition has a record that reaches the time, every later read gets the same rows. To get the
+same rows in every case, save the cut of the read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ AsOf: TypeAlias = str | int | datetime | Mapping[int, int] | Mapping[str, int] |
 _SAVED_CUT: Final = "hwcut1."
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT_MAX: Final = 1024 * 1024
-# 1973 to 5138 as microseconds: below are seconds and milliseconds of our time, above nanoseconds.
+# 1973 to 5138 in microseconds. A current time in s or ms is below this range, one in ns above it.
 _TIME_US: Final = range(10**14, 10**17)
 
 
@@ -53,10 +54,10 @@ class AtOffsets:
 
 
 def parse_as_of(moment: AsOf) -> Cut | AtOffsets | AtTime:
-    """Return what a caller's ``as_of`` means. Pure.
+    """Parse a caller's ``as_of``. Pure.
 
     Args:
-        moment: a cut, or its saved text; a mapping of partition to offset, or its JSON; a time as
+        moment: A cut, or its saved text; a mapping of partition to offset, or its JSON; a time as
             a datetime with a zone, as ISO text (UTC unless it has a zone), or as microseconds.
 
     Raises:
@@ -86,10 +87,10 @@ def parse_as_of(moment: AsOf) -> Cut | AtOffsets | AtTime:
 
 
 def narrowed(cut: Cut, moment: AtOffsets | AtTime, client: Client) -> Cut:
-    """Return a cut, just taken, narrowed to an earlier moment. Blocks.
+    """Return ``cut``, which must be new, narrowed to an earlier moment. Blocks.
 
     Raises:
-        InvalidRequestError: not every partition is named, or the time is still to come.
+        InvalidRequestError: not every partition is named, or the time is in the future.
         OffsetOutOfRangeError: an offset is below the start or not committed yet.
         CorruptDataError, UnavailableError: the time could not be looked up in a tier.
     """
@@ -108,7 +109,7 @@ def _parse_text(text: str) -> Cut | AtOffsets | AtTime:
     if stripped.startswith(_SAVED_CUT):
         return Cut.load(stripped)
     if len(stripped) > _TEXT_MAX:
-        raise InvalidCutError(f"as_of is {len(stripped)} characters long")
+        raise InvalidCutError(f"as_of has {len(stripped)} characters; {_TEXT_MAX} is the maximum")
     if stripped.startswith("{"):
         try:
             return _at_offsets(json.loads(stripped, object_pairs_hook=_unique))
@@ -146,10 +147,14 @@ def _at_offsets(given: Mapping[Any, Any]) -> AtOffsets:
         whole = isinstance(number, int) and isinstance(offset, int)
         if not whole or isinstance(number, bool) or isinstance(offset, bool):
             raise InvalidRequestError(
-                f"as_of maps partitions to offsets, not {partition!r}: {offset!r}"
+                f"as_of maps partitions to offsets, such as {{0: 1200}}, not {partition!r}: "
+                f"{offset!r}"
             )
         if not 0 <= offset <= OFFSET_MAX or number in offsets:
-            raise InvalidRequestError(f"as_of names partition {number} with {offset}, or twice")
+            raise InvalidRequestError(
+                f"as_of names partition {number} twice, or its offset {offset} is not 0 to "
+                f"{OFFSET_MAX}"
+            )
         offsets[number] = Offset(offset)
     return AtOffsets(offsets)
 
@@ -186,8 +191,8 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
     """Return per partition the first offset that reaches the time, else its high watermark."""
     if stamp_us > cut.taken_us:
         raise InvalidRequestError(
-            f"as_of {_iso(stamp_us)} is still to come for the broker, whose clock says "
-            f"{_iso(cut.taken_us)}; records of that time may yet arrive"
+            f"as_of {_iso(stamp_us)} is in the future: the broker's clock says "
+            f"{_iso(cut.taken_us)}, and records of that time may still arrive"
         )
     ends: dict[int, Offset] = {}
     if cut.table_version is not None:
@@ -206,7 +211,7 @@ def _ends_at(cut: Cut, stamp_us: int, client: Client) -> dict[int, Offset]:
 
 
 def _hot_end_at(cut: Cut, part: PartitionCut, stamp_us: int, client: Client) -> Offset:
-    """Look the time up in the tail, which is as long as what is not tiered yet."""
+    """Return the first offset of the tail (the untiered records) that reaches the time."""
     if part.hot_end == part.cold_end:
         return part.hot_end
     with client.fetch(

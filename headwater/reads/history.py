@@ -1,10 +1,10 @@
-"""A stream's whole history without Spark: the table's files, then the broker's tail, through Arrow.
+"""Reads a stream's whole history without Spark, through Arrow: the table, then the broker's tail.
 
     rows of a cut = Delta table at version v, [start, C)  ∪  log [C, H)
 
-What the table claims is proved before the first row is given out; that rows are contiguous is
-checked while they are read, in both tiers. A read that cannot be exact raises; it never ends early
-without saying so. The lease of the cut is the caller's to renew.
+The counts and bounds in the table's log are checked before the first row is returned. In both
+tiers, rows are checked to be contiguous while they are read. A read that cannot be exact raises an
+error; a read never ends early without an error. The caller must renew the lease of the cut.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tiering.table.table import Table, TableSnapshot
 class History:
     """One exact read of one cut. Single use, single thread; blocks on the network.
 
-    Opening it proves the cold part by counts and bounds.
+    The constructor checks counts and bounds of the cold part.
 
     Raises:
-        CorruptDataError: the table is not what the cut recorded, or is damaged; by name.
+        CorruptDataError: the table differs from the cut, or is damaged; a subclass says how.
         RemoteTierUnavailableError: the lake does not answer.
     """
 
@@ -47,18 +47,18 @@ class History:
                 self._snapshot, cut, self._table.store
             )
         self._hot_counts = dict.fromkeys(range(len(cut.partitions)), 0)
-        self.complete = False  # every row was given out
+        self.complete = False  # True after the last row was returned
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, partition by partition, in offset order.
 
         Args:
-            columns: names of ROW_SCHEMA in the order wanted; None means all.
+            columns: Names of ROW_SCHEMA in the order of the result; None means all.
 
         Raises:
-            SchemaMismatchError: a column that rows do not have.
+            SchemaMismatchError: a column is not one of ROW_SCHEMA, or occurs twice.
             GapError, OverlapError: offsets are missing, or occur twice.
-            HeadwaterError: what either tier raises.
+            HeadwaterError: the errors of either tier.
         """
         schema = _projection(columns)
         for part in self.cut.partitions:
@@ -67,11 +67,11 @@ class History:
         self.complete = True
 
     def again(self) -> History:
-        """Return another read of the same cut; what was proved of the table is proved again."""
+        """Return another read of the same cut; the table is checked again."""
         return History(self._client, self.cut)
 
     def certificate(self) -> Certificate:
-        """Return what this read proves; only once :meth:`batches` has ended."""
+        """Return the certificate of this read; only after :meth:`batches` has ended."""
         assert self.complete, "nothing is proved before the last row"
         cold = {part.partition: part for part in self._cold}
         partitions = tuple(

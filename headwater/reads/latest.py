@@ -1,8 +1,8 @@
-"""The newest record of each key of a read without Spark; what spark_jobs/read/latest.py is with it.
+"""The newest record of each key, without Spark; spark_jobs/read/latest.py does this with Spark.
 
-Two passes of one cut: the first notes where each key's newest record is, with the key alone in
-memory; the second gives those rows out. Partitions come one after the other, so memory holds the
-keys of one. A key whose newest record is a tombstone has none; records without a key are in none.
+There are two passes over one cut. The first notes the offset of each key's newest record, and keeps
+the keys and these offsets in memory. The second returns the rows at these offsets. A key whose
+newest record is a tombstone has no row. Records without a key are ignored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def newest_of_each_key(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the newest row of each (partition, key), without tombstones, by partition and offset.
 
-    ``history`` is complete afterwards: its certificate covers every record that was looked at.
+    ``history`` is complete afterwards: its certificate covers every record that was read.
 
     Args:
-        history: a read that was not begun.
-        columns: names of ROW_SCHEMA in the order wanted; None means all.
+        history: A new read, of which no batch was taken.
+        columns: Names of ROW_SCHEMA in the order of the result; None means all.
 
     Raises:
-        HeadwaterError: what :meth:`History.batches` raises.
+        HeadwaterError: the errors of :meth:`History.batches`.
     """
     newest = _newest_offsets(history.again())
     wanted = None if columns is None else list(dict.fromkeys([*columns, "partition", "offset"]))

@@ -1,9 +1,10 @@
-"""The independent checker: every byte of a cut read again, in both tiers, and compared.
+"""The independent checker: reads every byte of a cut again, in both tiers, and compares digests.
 
-The table's files are read back and each committed range must give the digest that the ledger noted
-when it was committed; the tail comes through Flight, where the broker checks each batch's CRC and
-the client that offsets follow one another. The result is a certificate of the full form, whose
-digests depend on the rows alone: two verifications of one cut give the same ones.
+It reads the table's files and computes a digest of each committed range, which must equal the
+digest in the ledger, written when the range was committed. The tail comes through Flight: the
+broker checks the CRC of each batch, the client checks that offsets are contiguous. The result is a
+certificate of the full form. Its digests depend only on the rows: two verifications of one cut are
+equal.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tiering.read.reader import read_rows
 from tiering.read.verify import verify_partition
 from tiering.table.table import Table, TableSnapshot
 
-Progress = Callable[[int], None]  # hears how many more rows were verified
+Progress = Callable[[int], None]  # called with the number of rows verified since the last call
 
 
 def verify_cut(client: Client, cut: Cut, *, progress: Progress | None = None) -> Certificate:
-    """Read a cut again, whole, and return what that proves. Blocks; the caller keeps the lease.
+    """Read a whole cut again and return its certificate. Blocks; the caller renews the lease.
 
     Raises:
-        CorruptDataError: a file is gone or damaged, rows are missing, doubled, changed or were
-            never committed, the table was rolled back; by the name of its class.
+        CorruptDataError: a file is gone or damaged; rows are missing, doubled, changed or were
+            never committed; or the table was rolled back. A subclass says which.
         UnavailableError: a tier does not answer.
     """
     table, snapshot = None, None
@@ -71,7 +72,7 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
         proved = verify_partition(
             snapshot, table.store, part.partition, digest=digest, progress=progress
         )
-        if part.cold_stop < part.cold_end:  # all of it was proved, but only a part is certified
+        if part.cold_stop < part.cold_end:  # all rows were checked, but only some are in the cut
             digest = RangeDigest()
             wanted = OffsetRange(part.start, part.cold_stop)
             for batch in read_rows(snapshot, table.store, part.partition, wanted, FILE_SCHEMA):
@@ -89,7 +90,7 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
 def _digest_tail(
     client: Client, cut: Cut, part: PartitionCut, digest: RangeDigest, progress: Progress | None
 ) -> int:
-    """Digest ``[C, H)`` as the broker sends it; return the number of rows, which is all of them."""
+    """Add the rows ``[C, H)`` from the broker to the digest; return their number, checked."""
     counted, due = 0, part.hot_stop - part.cold_end
     if due == 0:
         return 0

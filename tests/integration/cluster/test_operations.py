@@ -238,6 +238,6 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         text = server.log_path.read_text("utf-8")
         assert "broker-2 has ended" in text
         assert "2 of 3 go on" in text
-        assert "broker-2 is started again." in text
+        assert "broker-2 was restarted." in text
         assert "Stopped. Everything is on disk." in text
         assert not (tmp_path / "headwater.json").exists()

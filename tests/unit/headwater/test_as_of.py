@@ -66,7 +66,7 @@ def test_a_time_that_nothing_reached_is_everything(served: Served) -> None:
 
 def test_a_time_to_come_is_refused(served: Served) -> None:
     """Records of tomorrow may yet arrive, so tomorrow has no rows to pin."""
-    with pytest.raises(InvalidRequestError, match="still to come"):
+    with pytest.raises(InvalidRequestError, match="in the future"):
         ends(served, datetime.now(UTC) + timedelta(days=1))
 
 

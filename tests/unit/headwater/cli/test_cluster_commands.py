@@ -255,7 +255,7 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
     ]  # fmt: skip
     asked = run("unclean-elect", "s", "0", "--broker", "b")
     assert asked.exit_code == 2
-    assert "Everything committed is on a" in asked.stderr
+    assert "Every committed record is on a." in asked.stderr
     assert "ends at offset 5" in asked.stderr
     assert run("unclean-elect", "s", "0", "--broker", "x").exit_code == 2
 

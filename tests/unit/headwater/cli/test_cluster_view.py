@@ -96,7 +96,7 @@ def test_trouble_is_counted() -> None:
         "Of 3 partitions: 1 without a leader, 2 under-replicated, 1 below min ISR."
     )
     assert list(view.notes(thin)) == ["under-replicated"]
-    assert list(view.notes(OFFLINE)) == ["below min ISR 2: takes no writes", "eligible a"]
+    assert list(view.notes(OFFLINE)) == ["below min ISR 2: refuses writes", "eligible a"]
 
 
 def test_a_move_and_a_foreign_leader_are_noted() -> None:
@@ -127,7 +127,7 @@ def test_without_a_majority_the_reader_is_warned() -> None:
 def test_losses_stay_visible() -> None:
     """Who gave records up, and how many are known, is said at every look."""
     (warning,) = view.warnings(_status(replace(PARTITION, losses=(LOSS,))))
-    assert all(word in warning for word in ("orders/0", "me", "up to 10", "of 14"))
+    assert all(word in warning for word in ("orders/0", "me", "ended at 10", "end was 14"))
     assert list(view.notes(replace(PARTITION, losses=(LOSS,)))) == ["1 unclean election(s)"]
 
 
@@ -139,19 +139,19 @@ def test_what_would_be_lost_is_shown_first() -> None:
     assert "on a, b" in text
     assert "ends at offset 10" in text
     assert "[10, 14)" in text
-    assert "Do not do this" not in text
+    assert "Do not elect this broker" not in text
 
 
 def test_an_election_below_the_table_is_advised_against() -> None:
     """A log that ends below the cold end would give offsets of the table out again."""
     told = view.Replicas([_replica("c", 3)])
-    assert "Do not do this" in "\n".join(view.what_would_be_lost(OFFLINE, "c", told))
+    assert "Do not elect this broker" in "\n".join(view.what_would_be_lost(OFFLINE, "c", told))
 
 
 def test_a_silent_candidate_is_said() -> None:
     """Without its word nothing is known of its log."""
     lines = view.what_would_be_lost(OFFLINE, "c", view.Replicas())
-    assert lines[-1] == "c does not say how far its log reaches."
+    assert lines[-1] == "c does not report the end of its log."
 
 
 def test_a_status_survives_the_wire() -> None:
@@ -192,7 +192,7 @@ def test_a_replica_that_neither_leads_nor_follows_is_noted() -> None:
     replicas = view.Replicas(told)
     notes = view.partition_row(one, replicas)[view.PARTITION_COLUMNS.index("notes")]
     assert notes.split(", ")[-1] == "c damaged"
-    assert "restarted, to be compared: b" in notes
+    assert "restarted, log not compared yet: b" in notes
     states = view.partition_json(one, replicas)["replica_states"]
     assert states == {"a": "leading", "b": "following", "c": "damaged"}
 
