@@ -56,7 +56,7 @@ def lone_folder(data: Path) -> Path:
 
 
 def refuse_other_kind(data: Path, brokers: int | None) -> int:
-    """Return how many brokers to start: as many as were planned, or a broker alone has to become.
+    """Return the number of brokers to start: ``brokers``, else the plan's number, else 1.
 
     Raises:
         InvalidConfigError: the directory has a cluster of another size.

@@ -1,7 +1,7 @@
-"""Several brokers on this machine, each a process of its own: ``up --brokers``, tests, chaos.
+"""Several brokers on this machine, each in its own process: for ``up --brokers``, tests, chaos.
 
-The folder keeps everything: certificates, one data directory and configuration file per broker,
-and the ports, so that a start in the same folder is the same cluster again.
+The cluster's folder has the certificates, a data directory and a configuration file per broker, and
+the plan (``cluster.json``) with the ports. So a start in the same folder runs the same cluster.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from headwater.local.embedded import (
 )
 
 _PLAN: Final = "cluster.json"
-_VOTERS: Final = "controllers"  # beside the brokers, whose ids have numbers
-_STOP_TIMEOUT_S: Final = 60.0  # it hands leaderships over, answers, syncs
+_VOTERS: Final = "controllers"  # a key of the plan; no broker has this id
+_STOP_TIMEOUT_S: Final = 60.0  # to hand leaderships over, answer requests and sync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPorts:
-    """Where one broker listens, on the loopback."""
+    """The ports of one broker, on the loopback."""
 
     peer: int
     flight: int
@@ -42,16 +42,17 @@ class BrokerPorts:
 
 @dataclass(slots=True)
 class EmbeddedCluster:
-    """The plan of a cluster below one folder; :meth:`start` makes a broker's process."""
+    """A cluster in one folder; :meth:`start` starts the process of a broker."""
 
     folder: Path
     name: str
     ports: Mapping[str, BrokerPorts]
     nats_url: str
     lake_uri: str
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # extra, by section
-    voters: Sequence[str] = ()  # who votes on the metadata, where it is not for the number to say
-    # Where a broker dials another: tests put proxies there. By (from, to); else the peer's port.
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # more, by section
+    voters: Sequence[str] = ()  # ids of the controllers; empty: see ``controllers``
+    # By (from, to): the port at which a broker connects to another, where a test has a proxy; the
+    # default is the other's peer port.
     dialled: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -61,7 +62,7 @@ class EmbeddedCluster:
 
     @property
     def controllers(self) -> list[str]:
-        """Ids of those that vote on the metadata: the first five or three, or the only one."""
+        """Ids of the brokers that vote on the metadata; by default the first 5, 3 or 1 of them."""
         if self.voters:
             return list(self.voters)
         count = len(self.ports)
@@ -69,7 +70,7 @@ class EmbeddedCluster:
 
     @property
     def flight_url(self) -> str:
-        """The address of all brokers, as a client takes it."""
+        """The addresses of all brokers, as the ``url`` of a client."""
         return ",".join(f"grpc://{LOOPBACK}:{one.flight}" for one in self.ports.values())
 
     def folder_of(self, broker: str) -> Path:
@@ -77,14 +78,16 @@ class EmbeddedCluster:
         return self.folder / broker
 
     def log_of(self, broker: str) -> Path:
-        """Return the file that a broker's process prints to."""
+        """Return the file for the output of a broker's process."""
         return self.folder / f"{broker}.log"
 
     def start(self, broker: str, *, wait: bool = True) -> EmbeddedServer:
-        """Start a broker; with ``wait``, until it serves: a majority must run, first all. Blocks.
+        """Start a broker; with ``wait``, block until it serves.
+
+        A broker serves only if a majority of the controllers runs; a new cluster needs all brokers.
 
         Raises:
-            UnavailableError: it ended or was not ready in time; the message ends with its log.
+            UnavailableError: the broker ended, or was not ready in time; the message has its log.
         """
         config = self.folder / f"{broker}.toml"
         config.write_text(self._config(broker), encoding="utf-8")
@@ -158,14 +161,15 @@ def plan_cluster(
     first_ports: Sequence[BrokerPorts] = (),
     lone: Path | None = None,
 ) -> EmbeddedCluster:
-    """Return the cluster of a folder: the one that was there, or a new one of ``count`` brokers.
+    """Return the existing cluster of a folder, or make a new cluster of ``count`` brokers.
 
-    ``lone`` is where the data directory of a broker alone may be: it becomes the first broker's,
-    who alone votes on the metadata, for it knows all that there is to know.
+    ``lone`` is the path where a single broker's data directory may be. If there is one, a new
+    cluster takes the directory over for its first broker. That broker is then the only controller,
+    because only that broker has the metadata.
 
     Raises:
-        InvalidConfigError: the folder holds a cluster of another size, or its ports are taken, or
-            both a cluster and a broker alone are there.
+        InvalidConfigError: the folder has a cluster of another size; or its ports are taken; or
+            there are both a cluster and the data directory of a single broker.
     """
     if count < 1 or count == 2:
         raise InvalidConfigError(f"a cluster has 1, 3 or more brokers, not {count}")
@@ -174,7 +178,9 @@ def plan_cluster(
     if path.exists():
         plan = _read_plan(path)
         if len(plan.ports) != count:
-            raise InvalidConfigError(f"{folder} holds a cluster of {len(plan.ports)} brokers")
+            raise InvalidConfigError(
+                f"{folder} has a cluster of {len(plan.ports)} brokers, not {count}"
+            )
         taken = [
             port
             for one in plan.ports.values()
@@ -182,7 +188,10 @@ def plan_cluster(
             if not hold_port(port)
         ]
         if taken:
-            raise InvalidConfigError(f"ports {taken} of the cluster in {folder} are taken")
+            raise InvalidConfigError(
+                f"other processes use the ports {taken} of the cluster in {folder}; stop them, or "
+                "use another folder"
+            )
     else:
         chosen = list(first_ports) + [
             BrokerPorts(peer=free_port(), flight=free_port(), http=free_port())
@@ -208,20 +217,20 @@ def plan_cluster(
 
 
 def read_plan(folder: Path) -> dict[str, BrokerPorts]:
-    """Return where each broker of a folder's cluster listens, by id; empty: there is none.
+    """Return the ports of each broker of a folder's cluster, by id; empty if there is no cluster.
 
     Raises:
-        InvalidConfigError: its plan is not readable.
+        InvalidConfigError: the plan is not readable.
     """
     path = folder / _PLAN
     return dict(_read_plan(path).ports) if path.exists() else {}
 
 
 def lone_broker_id(lone: Path | None) -> str | None:
-    """Return whose data directory that is; None: there is none, or nothing is in it.
+    """Return the id of the broker whose data directory is at ``lone``; None if there is none.
 
     Raises:
-        InvalidConfigError: it does not say.
+        InvalidConfigError: the directory's ``node.json`` does not name a broker.
     """
     path = None if lone is None else lone / "node.json"
     if path is None or not path.exists():
@@ -234,21 +243,21 @@ def lone_broker_id(lone: Path | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the file of a folder's cluster says."""
+    """The content of ``cluster.json``."""
 
     ports: Mapping[str, BrokerPorts]
     voters: tuple[str, ...]  # as in EmbeddedCluster
 
 
 def _adopt(folder: Path, plan: _Plan, lone: Path | None) -> None:
-    """Move the data directory of a broker alone to its place, unless that is done. One rename."""
+    """Move a single broker's data directory into the cluster, unless it was moved already."""
     if lone is None or lone_broker_id(lone) is None:
         return
     target = folder / plan.voters[0] if plan.voters else None
     if target is None or target.exists():
         raise InvalidConfigError(
-            f"{lone} belongs to a broker alone, and {folder} to a cluster that it is no part of: "
-            "move the one that you do not want away, or give another --data"
+            f"{lone} belongs to a single broker that is not part of the cluster in {folder}: move "
+            "the folder that you do not need away, or give another --data"
         )
     lone.rename(target)
     _sync_folder(folder)
@@ -256,7 +265,7 @@ def _adopt(folder: Path, plan: _Plan, lone: Path | None) -> None:
 
 
 def _write_plan(path: Path, plan: _Plan) -> None:
-    """Write the plan whole and durably: a broker's data directory is about to follow it."""
+    """Write the plan atomically and durably: the move of the data directory relies on it."""
     body: dict[str, Any] = {one: [at.peer, at.flight, at.http] for one, at in plan.ports.items()}
     if plan.voters:
         body[_VOTERS] = list(plan.voters)

@@ -164,7 +164,7 @@ def test_a_folder_with_a_cluster_and_a_broker_alone_is_refused(tmp_path: Path) -
     plan()()
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "node.json").write_text('{"broker_id": "broker-0"}')
-    with pytest.raises(InvalidConfigError, match="no part of"):
+    with pytest.raises(InvalidConfigError, match="not part of the cluster"):
         plan()()
     assert (tmp_path / "broker" / "node.json").exists()
 
