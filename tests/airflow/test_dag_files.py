@@ -91,7 +91,7 @@ def test_a_backfill_makes_one_run_per_interval(tmp_path: Path) -> None:
         ("[[ingest]]\nstream = 'a'\ntable = './t'\nschedule = '@daily'", "is relative"),
         ("[[compact]]\nstream = 'a'", "either schedule"),
         ("[[compact]]\nstream = 'a'\nafter = ['ingest/b']", "ingest/b"),
-        ("[[compact]]\nstream = 'a b'\nschedule = '@daily'", "needs a stream"),
+        ("[[compact]]\nstream = 'a b'\nschedule = '@daily'", "give a stream"),
         ("[[compact]]\nstream = 'a'\nschedul = '@daily'", "unknown key 'schedul'"),
         ("[[compact]]\nstream = 1\nschedule = '@daily'", "of type str"),
         ("[[compcat]]\nstream = 'a'", "no job is called"),
