@@ -152,7 +152,7 @@ def test_pickles_instead_of_files_are_not_loaded(
             kinds = {one.suffix or one.name for one in files}
             assert kinds == {
                 ".lock", "journal", ".json", ".index", ".log", ".producers", "epochs", "recovery",
-                    "ballast", "promises",
+                    "member", "meta", "promises",
             }  # fmt: skip
             for number, file in enumerate(files):
                 (broker.data_dir / file).write_bytes(pickles.payloads[number])

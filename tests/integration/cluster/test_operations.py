@@ -229,7 +229,9 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             assert stored(client, "kept") == [b"one", b"two"]
             operations = Operations(client)
             deadline_s = time.monotonic() + 60
-            while len(operations.status().partitions[0].isr) < 3 or not _says(server, "again."):
+            while len(operations.status().partitions[0].isr) < 3 or not _says(
+                server, "was restarted."
+            ):
                 assert time.monotonic() < deadline_s, "it did not come back"
         children = psutil.Process(server.process.pid).children(recursive=True)
         server.process.send_signal(signal.SIGINT)
@@ -237,7 +239,7 @@ def test_up_runs_a_cluster_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert psutil.wait_procs(children, timeout=10)[1] == []
         text = server.log_path.read_text("utf-8")
         assert "broker-2 has ended" in text
-        assert "2 of 3 go on" in text
+        assert "2 of 3 continue" in text
         assert "broker-2 was restarted." in text
         assert "Stopped. Everything is on disk." in text
         assert not (tmp_path / "headwater.json").exists()
