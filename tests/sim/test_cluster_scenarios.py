@@ -13,7 +13,7 @@ from broker.model.records import AckPolicy
 from simkit.cluster.control import CONTROL
 from simkit.cluster.mutants import MUTANTS
 from simkit.cluster.sim import UUID, ClusterSim
-from simkit.cluster.world import both_ways
+from simkit.network.world import both_ways
 
 SEEDS = range(8)
 

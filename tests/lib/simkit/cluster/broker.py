@@ -47,7 +47,7 @@ from simkit.cluster.oracle import Oracle
 from simkit.cluster.process import SimProcess
 from simkit.cluster.publish import Publish, PublishAnswer, Setting, Waiting
 from simkit.cluster.table import Table, maintain
-from simkit.cluster.world import Network, World
+from simkit.network.world import Network, World
 
 Answered = Callable[[Any, HeadwaterError | None], None]
 

@@ -19,7 +19,7 @@ from simkit.cluster.oracle import Oracle
 from simkit.cluster.publish import Publish, PublishAnswer
 from simkit.cluster.table import Table
 from simkit.cluster.witness import Witness
-from simkit.cluster.world import Network, World
+from simkit.network.world import Network, World
 
 _BATCHES_REMEMBERED: Final = 64  # of each producer, by broker.core.dedup
 

@@ -33,7 +33,7 @@ from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from simkit.cluster import sightings
-from simkit.cluster.world import Network, World
+from simkit.network.world import Network, World
 
 CONTROL = "control"
 

@@ -18,7 +18,7 @@ from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from simkit.cluster import commands
 from simkit.cluster.control import CONTROL
-from simkit.cluster.world import both_ways
+from simkit.network.world import both_ways
 
 if TYPE_CHECKING:
     from simkit.cluster.sim import ClusterSim

@@ -12,7 +12,7 @@ from broker.errors import DiskFullError, LogFailedError, SegmentCorruptError
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from simkit.cluster.log import ReplicaLog
-from simkit.cluster.world import World
+from simkit.network.world import World
 
 
 class SimProcess:

@@ -39,7 +39,7 @@ from simkit.cluster.oracle import Oracle
 from simkit.cluster.publish import Setting
 from simkit.cluster.table import Table
 from simkit.cluster.witness import Witness
-from simkit.cluster.world import Network, World, both_ways
+from simkit.network.world import Network, World, both_ways
 
 UUID = StreamUuid("6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d10")
 PARTITION = PartitionId(UUID, PartitionNumber(0))

@@ -22,7 +22,7 @@ from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.cluster.log import ReplicaLog, sent_time_us
 from simkit.cluster.publish import PublishAnswer
 from simkit.cluster.table import Table
-from simkit.cluster.world import World
+from simkit.network.world import World
 
 RULES: Final = Rules(transport_doubles=True)
 _READER: Final = "reader"

@@ -32,10 +32,10 @@ from broker.runtime.partition.driver import PartitionDriver
 from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Row
-from simkit.cluster.world import Network, World
 from simkit.house.lake import table_rows
 from simkit.house.metadata import MetadataHouse
 from simkit.house.node import Node
+from simkit.network.world import Network, World
 
 RULES: Final = Rules(transport_doubles=True)
 _RETRY_MS: Final = 250

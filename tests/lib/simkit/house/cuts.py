@@ -17,10 +17,10 @@ from broker.model.offsets import OffsetRange
 from broker.model.stream import Stream
 from broker.runtime.leases import LEASE_TTL_MS_MIN
 from checkkit.readings import PartReading, Reading
-from simkit.cluster.world import World
 from simkit.house.clients import rows_of
 from simkit.house.lake import HouseLake
 from simkit.house.node import Node
+from simkit.network.world import World
 
 _PAUSE_MS: Final = 300
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from broker.core.metadata.commands import ReassignReplicas
 from broker.core.metadata.placement import balance
-from simkit.cluster.world import both_ways
 from simkit.disk.disk import ROOMY, SimDisk
 from simkit.house.metadata import META
+from simkit.network.world import both_ways
 
 if TYPE_CHECKING:
     from simkit.house.house import House

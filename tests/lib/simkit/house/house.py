@@ -33,7 +33,6 @@ from broker.runtime.partition.driver import PartitionDriver
 from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
-from simkit.cluster.world import Network, World
 from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
@@ -42,6 +41,7 @@ from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
 from simkit.house.node import Node, Setting
 from simkit.house.process import Machine
+from simkit.network.world import Network, World
 from simkit.replacing import replaced, together
 from tiering.config import TieringConfig
 

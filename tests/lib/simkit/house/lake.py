@@ -18,8 +18,8 @@ from broker.errors import RemoteTierUnavailableError
 from broker.model.offsets import OffsetRange
 from broker.model.stream import Stream
 from checkkit.readings import Row
-from simkit.cluster.world import World
 from simkit.house.process import Machine
+from simkit.network.world import World
 from simkit.tier.lab import forget_proofs
 from tiering.read.certify import require_sound
 from tiering.read.lake import Lake

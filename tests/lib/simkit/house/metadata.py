@@ -15,8 +15,8 @@ from broker.core.metadata.commands import Command, decode, encode
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import MetadataState
 from broker.errors import CommitTimeoutError, HeadwaterError, UnavailableError
-from simkit.cluster.world import Network, World
 from simkit.house.process import Machine
+from simkit.network.world import Network, World
 
 META: Final = "metadata"
 _AGAIN_MS: Final = 100

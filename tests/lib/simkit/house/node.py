@@ -34,10 +34,10 @@ from broker.runtime.hosted_partitions import LedPartitions
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.storage.promises.promises import Promises
-from simkit.cluster.world import Network, World
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.process import Machine, WorldTurns, crashed, drive_of
+from simkit.network.world import Network, World
 from tiering.config import TieringConfig
 from tiering.tiering import Tiering
 

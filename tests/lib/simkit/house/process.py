@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from broker.ports.pumps import NEVER_MS, Drive, Driven, PumpTurn
 from broker.runtime.partition.commit_scheduler import Turn
-from simkit.cluster.world import World
 from simkit.disk.disk import PowerLostError, SimDisk
+from simkit.network.world import World
 
 WALL_US: Final = 1_700_000_000_000_000  # when every world begins
 

@@ -1,0 +1,1 @@
+"""Time, links and chance of a simulation."""
