@@ -1,0 +1,1 @@
+"""SQL over streams inside this process: Spark's answers, for what one machine can hold."""

@@ -1,0 +1,62 @@
+"""Statements are read before Spark starts: their syntax, and the streams that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import InvalidRequestError
+from headwater.sql.parsing import parse_statement
+
+
+@pytest.mark.parametrize(
+    ("text", "relations"),
+    [
+        ("select count(*) from orders", ("orders",)),
+        ("select 'from nowhere', x.k from `b-c` x join y on x.k = y.k;", ("b-c", "y")),
+        ("with orders as (select * from orders) select * from orders", ("orders",)),
+        ("with a as (select * from x), b as (select * from a) select * from b", ("x",)),
+        ("with b as (select * from a), a as (select 1) select * from b", ("a",)),
+        ("with recursive r as (select 1 union all select * from r) select * from r", ()),
+        ("select (with z as (select 1) select * from z), * from z", ("z",)),
+        ("select * from lake.orders", ()),
+        ("select * from values (1), (2) as t(a)", ()),
+        ("insert into x select * from y", ("x", "y")),
+        ("show tables", ()),
+    ],
+)
+def test_names_that_a_statement_reads_and_does_not_define(
+    text: str, relations: tuple[str, ...]
+) -> None:
+    """A WITH defines names for what comes after it; texts and catalogs' tables are no streams."""
+    assert sorted(parse_statement(text).relations) == sorted(relations)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("selec count(*) from orders", "syntax error at line 1, column"),
+        ("select *\nfrom from", "syntax error at line 2"),
+        ("select 'open from orders", "SQL: "),
+        ("select 1; select 2", "one SQL statement, not 2"),
+        ("  ", "one SQL statement, not 0"),
+        ("select " + "(" * 5000 + "1" + ")" * 5000, "nested too deeply"),
+        ("x" * (1024 * 1024 + 1), "1,048,576 is the maximum"),
+    ],
+)
+def test_a_statement_that_cannot_be_read_is_told_with_its_place(text: str, words: str) -> None:
+    """The message names line and column, and no class of the parser."""
+    with pytest.raises(InvalidRequestError) as told:
+        parse_statement(text)
+
+    assert words in str(told.value)
+    assert "sqlglot" not in str(told.value)
+
+
+def test_only_statements_that_return_rows_are_queries() -> None:
+    """SHOW, INSERT and CREATE are Spark's."""
+    kinds = {
+        text: parse_statement(text).is_query
+        for text in ("select 1", "with a as (select 1) select * from a", "show tables", "cache x")
+    }
+
+    assert list(kinds.values()) == [True, True, False, False]
