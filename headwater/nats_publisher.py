@@ -14,7 +14,6 @@ The event loop runs in a thread of its own, so that callers are ordinary blockin
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import threading
 import time
@@ -32,8 +31,9 @@ from broker.errors import (
     HeadwaterError,
     InvalidRequestError,
     UnavailableError,
-    from_wire,
 )
+from broker.model.stream import Stream
+from headwater.nats_answers import AnswersOf, Foreign
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _CONNECT_TIMEOUT_S: Final = 5
@@ -65,6 +65,7 @@ class PublishCounts:
 @dataclass(slots=True)
 class _Unanswered:
     message: NatsMessage
+    partition: int
     headers: dict[str, str]
     first_sent_s: float
     last_sent_s: float
@@ -78,6 +79,8 @@ class NatsPublisher:
 
     Args:
         url: The address of the NATS server.
+        stream: The stream that is to store the messages. Other streams may record the same
+            subjects and answer, too; their answers do not count.
         window: How many messages may be unacknowledged at a time.
         ack_timeout_s: A message without an acknowledgement is sent again after this.
         give_up_s: If a message has no acknowledgement after this, :meth:`publish` and
@@ -90,6 +93,7 @@ class NatsPublisher:
         self,
         url: str,
         *,
+        stream: Stream,
         window: int = 8192,
         ack_timeout_s: float = 5.0,
         give_up_s: float = 60.0,
@@ -98,6 +102,8 @@ class NatsPublisher:
     ) -> None:
         assert window > 0, "an empty window sends nothing"
         self._url = url
+        self._answers = AnswersOf(stream)
+        self._foreign = ""  # who else has answered, if anybody
         self._window = window
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
@@ -149,7 +155,8 @@ class NatsPublisher:
         """Send messages in order; blocks while the window is full.
 
         Raises:
-            UnavailableError: no stream records the subject, or the NATS server is away too long.
+            InvalidRequestError: the stream does not record a message's subject.
+            UnavailableError: nobody records the subject, or the NATS server is away too long.
             CommitTimeoutError: a message was not acknowledged in time; its outcome is unknown.
             HeadwaterError: the error that the broker answered.
         """
@@ -198,6 +205,7 @@ class NatsPublisher:
             while len(self._unanswered) >= self._window:
                 await self._wait_for_room()
             self._raise_failure()
+            partition = self._answers.partition_of(message.subject)
             token = str(self._sent)
             self._sent += 1
             if not self._acks:
@@ -206,7 +214,7 @@ class NatsPublisher:
             headers = dict(message.headers or {})
             headers.setdefault(MESSAGE_ID_HEADER, f"{self._run_id}-{token}")
             now_s = time.monotonic()
-            self._unanswered[token] = _Unanswered(message, headers, now_s, now_s)
+            self._unanswered[token] = _Unanswered(message, partition, headers, now_s, now_s)
             await self._send(message, headers, self._inbox + token)
 
     async def _finish(self) -> None:
@@ -252,7 +260,10 @@ class NatsPublisher:
         if answer.headers is not None and answer.headers.get("Status") == "503":
             self._on_no_listener(token, waiting)
             return
-        outcome = _parse_answer(answer.data)
+        outcome = self._answers.parse(waiting.partition, answer.data)
+        if isinstance(outcome, Foreign):
+            self._foreign = f"; {outcome.sender} has answered, which does not count"
+            return
         if isinstance(outcome, HeadwaterError):
             if outcome.retriable:
                 self._send_again_soon(token, waiting)
@@ -312,7 +323,8 @@ class NatsPublisher:
             if now_s - waiting.first_sent_s > self._give_up_s:
                 raise CommitTimeoutError(
                     f"no acknowledgement for a record on {waiting.message.subject!r} within "
-                    f"{self._give_up_s:.0f} s; whether it is stored is not known"
+                    f"{self._give_up_s:.0f} s by stream {self._answers.stream.name!r}; whether it "
+                    f"is stored is not known{self._foreign}"
                 )
             waiting.last_sent_s = now_s
             self._unanswered[token] = waiting
@@ -357,39 +369,3 @@ class NatsPublisher:
         except BaseException:  # also Ctrl-C during the wait: stop the work on the other thread
             future.cancel()
             raise
-
-
-def _parse_answer(data: bytes) -> bool | HeadwaterError:
-    """Return whether a PubAck is for a duplicate, or the error in the answer."""
-    if data.startswith(b'{"stream":'):  # only a success begins so; parsing JSON would be slow
-        return b'"duplicate":true' in data
-    try:
-        body = json.loads(data)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        return InvalidRequestError(f"the answer is not a PubAck: {data[:80]!r}")
-    error = body.get("error")
-    if error is None:
-        return bool(body.get("duplicate", False))
-    ours = body.get("headwater")  # class and facts; beside "error", as JetStream clients need
-    return _typed_error(
-        (ours if isinstance(ours, dict) else {})
-        | (error if isinstance(error, dict) else {"description": error})
-    )
-
-
-def _typed_error(error: dict[str, Any]) -> HeadwaterError:
-    """Return Headwater's own error if the answer names one, else the nearest for its code."""
-    message = str(error.get("description", "no reason given"))
-    named = from_wire(
-        json.dumps(
-            {"error": error.get("type"), "message": message, "facts": error.get("facts", {})}
-        )
-    )
-    if named is not None:
-        return named
-    code = error.get("code")
-    if isinstance(code, int) and code >= 500:
-        return UnavailableError(f"the server answered: {message}")
-    return InvalidRequestError(f"the server refused the record: {message}")

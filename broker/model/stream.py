@@ -36,6 +36,10 @@ class StreamConfig:
     queue_group: str | None = None  # NATS queue group, only for load-balanced ingest
     key_header: str = "Headwater-Key"  # NATS header whose first value becomes the record's key
     puback: bool = False  # answer the NATS reply subject with a JetStream-style PubAck
+    puback_overlap: bool = False  # answer though another stream answers some of the same subjects
+    puback_headers_only: bool = (
+        False  # answer only messages with a header of JetStream's publishers
+    )
     dedup_window_ms: int = 120_000  # JetStream's default window for Nats-Msg-Id
     dedup_ids_max: int = 1_000_000  # bounds memory: an id takes about 150 B
     record_bytes_max: int = 8 * MIB  # value + key + headers of one record
@@ -109,6 +113,11 @@ class StreamConfig:
     def partition_subject(self, partition: int) -> str:
         """Return the NATS subject that partition ``partition`` listens to."""
         return self.subject if partition == 0 else f"{self.subject}.{partition}"
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The NATS subjects that the partitions listen to."""
+        return tuple(map(self.partition_subject, range(self.partitions)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready values, every field present."""

@@ -43,7 +43,7 @@ class NatsSink:
             raise InvalidRequestError("a header given twice can only be sent with --via flight")
         self._headers = dict(headers)
         self._key_header = stream.config.key_header
-        self._publisher = NatsPublisher(url, window=window, acks=acks)
+        self._publisher = NatsPublisher(url, stream=stream, window=window, acks=acks)
 
     @property
     def acked(self) -> int:

@@ -46,6 +46,24 @@ PubackOption = Annotated[
         show_default=False,
     ),
 ]
+PubackOverlapOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-overlap",
+        help="Answer although another stream answers on some of these subjects: a publisher then "
+        "gets several answers, and has to look whose each one is.",
+        show_default=False,
+    ),
+]
+PubackHeadersOnlyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-headers-only",
+        help="Answer only messages with a header of JetStream publishers (Nats-Msg-Id, "
+        "Nats-Expected-…), never other people's requests.",
+        show_default=False,
+    ),
+]
 KeyHeaderOption = Annotated[
     str | None, typer.Option(help="NATS header that carries the key; default: Headwater-Key.")
 ]
@@ -148,6 +166,8 @@ def create(
     subject: SubjectOption = None,
     partitions: PartitionsOption = None,
     puback: PubackOption = None,
+    puback_overlap: PubackOverlapOption = None,
+    puback_headers_only: PubackHeadersOnlyOption = None,
     key_header: KeyHeaderOption = None,
     queue_group: QueueGroupOption = None,
     dedup_window: DedupWindowOption = None,
@@ -181,6 +201,8 @@ def create(
         "subject": subject or name,
         "partitions": partitions,
         "puback": puback,
+        "puback_overlap": puback_overlap,
+        "puback_headers_only": puback_headers_only,
         "key_header": key_header,
         "queue_group": queue_group,
         "dedup_window_ms": dedup_window,

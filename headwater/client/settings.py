@@ -16,6 +16,8 @@ class StreamSettings(TypedDict, total=False):
     queue_group: str | None
     key_header: str
     puback: bool
+    puback_overlap: bool
+    puback_headers_only: bool
     dedup_window_ms: int
     dedup_ids_max: int
     record_bytes_max: int

@@ -105,7 +105,12 @@ def _tour(folder: Path, flights_count: int) -> None:
             scene = _Scene(server, client, load_flights(flights_count))
             _publish(scene)
             with (
-                LivePublisher(server.nats, scene.flights, first_number=flights_count) as live,
+                LivePublisher(
+                    server.nats,
+                    scene.client.stream(_STREAM),
+                    scene.flights,
+                    first_number=flights_count,
+                ) as live,
                 queries.spark_session(folder) as spark,
             ):
                 _read_while_live(scene, spark, live)
@@ -126,7 +131,7 @@ def _step(title: str) -> Iterator[None]:
 def _publish(scene: _Scene) -> None:
     count = scene.flights.num_rows
     with _step(f"Publish {count:,} flights through NATS, every one acknowledged once on disk"):
-        scene.client.create_stream(
+        stream = scene.client.create_stream(
             _STREAM,
             subject=SUBJECTS,
             puback=True,
@@ -134,7 +139,7 @@ def _publish(scene: _Scene) -> None:
             local_retention_bytes=_LOCAL_BYTES,
         )
         started = time.monotonic()
-        with NatsPublisher(scene.server.nats) as publisher:
+        with NatsPublisher(scene.server.nats, stream=stream) as publisher:
             for group in messages(scene.flights):
                 publisher.publish(group)
             counts = publisher.finish()

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from broker.errors import HeadwaterError
+from broker.model.stream import Stream
 from headwater.demo.flights import message
 from headwater.nats_publisher import NatsPublisher
 
@@ -20,9 +21,11 @@ _PAUSE_S: Final = 0.1  # 200 records a second
 class LivePublisher:
     """Publishes on a thread of its own until it is stopped; every record is acknowledged."""
 
-    def __init__(self, nats_url: str, flights: pa.Table, *, first_number: int) -> None:
+    def __init__(
+        self, nats_url: str, stream: Stream, flights: pa.Table, *, first_number: int
+    ) -> None:
         """Prepare; ``first_number`` is the number of the first record."""
-        self._nats_url = nats_url
+        self._nats_url, self._stream = nats_url, stream
         self._flights: list[dict[str, Any]] = flights.slice(0, 2000).to_pylist()
         self._number = first_number
         self._stop = threading.Event()
@@ -46,7 +49,7 @@ class LivePublisher:
     def _run(self) -> None:
         flights = itertools.cycle(self._flights)
         try:
-            with NatsPublisher(self._nats_url) as publisher:
+            with NatsPublisher(self._nats_url, stream=self._stream) as publisher:
                 while not self._stop.wait(_PAUSE_S):
                     group = []
                     for flight in itertools.islice(flights, _GROUP):

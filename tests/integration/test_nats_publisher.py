@@ -19,10 +19,20 @@ from broker.errors import (
     RecordTooLargeError,
     UnavailableError,
 )
+from broker.model.ids import StreamUuid
+from broker.model.stream import Stream, StreamConfig
 from headwater.local import embedded
 from headwater.nats_publisher import MESSAGE_ID_HEADER, NatsMessage, NatsPublisher
 
 pytestmark = pytest.mark.integration
+
+ORDERS = Stream(
+    name="orders",
+    uuid=StreamUuid("3f0c6d4e-0000-4000-8000-000000000001"),
+    config=StreamConfig(subject="orders.*", puback=True),
+    created_us=0,
+    table_name="orders",
+)
 
 Answer = Callable[[int, Msg], bytes | None]  # the how-manieth message -> what to reply
 
@@ -73,7 +83,12 @@ class Responder:
 
 
 def _ok(index: int, _message: Msg) -> bytes:
-    return json.dumps({"stream": "orders", "seq": index + 1}).encode()
+    return _ack(index, {})
+
+
+def _ack(index: int, more: dict[str, bool]) -> bytes:
+    sender = {"stream": "orders", "partition": 0, "stream_uuid": ORDERS.uuid}
+    return json.dumps({**sender, "seq": index + 1, **more}).encode()
 
 
 def _messages(count: int) -> list[NatsMessage]:
@@ -82,7 +97,10 @@ def _messages(count: int) -> list[NatsMessage]:
 
 def test_every_message_is_acknowledged_once(server: embedded.EmbeddedServer) -> None:
     """More messages than the window fit through it, in order, each with an id of its own."""
-    with Responder(server.address, _ok) as broker, NatsPublisher(server.address, window=16) as out:
+    with (
+        Responder(server.address, _ok) as broker,
+        NatsPublisher(server.address, stream=ORDERS, window=16) as out,
+    ):
         out.publish(_messages(500))
         counts = out.finish()
     assert (counts.sent, counts.acked, counts.retried) == (500, 500, 0)
@@ -98,11 +116,11 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_id(
     """A retry can be recognised; a late duplicate answer counts as one record."""
 
     def answer(index: int, message: Msg) -> bytes | None:
-        return None if index == 0 else b'{"stream":"orders","seq":1,"duplicate":true}'
+        return None if index == 0 else _ack(0, {"duplicate": True})
 
     with (
         Responder(server.address, answer) as broker,
-        NatsPublisher(server.address, ack_timeout_s=0.1) as out,
+        NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=0.1) as out,
     ):
         out.publish(_messages(1))
         counts = out.finish()
@@ -118,7 +136,10 @@ def test_an_overloaded_broker_is_asked_again(server: embedded.EmbeddedServer) ->
     def answer(index: int, message: Msg) -> bytes:
         return busy.encode() if index == 0 else _ok(index, message)
 
-    with Responder(server.address, answer), NatsPublisher(server.address, ack_timeout_s=0.1) as out:
+    with (
+        Responder(server.address, answer),
+        NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=0.1) as out,
+    ):
         out.publish(_messages(3))
         assert out.finish().acked == 3
 
@@ -132,7 +153,10 @@ def test_a_refusal_is_raised_with_its_class_and_facts(server: embedded.EmbeddedS
         "facts": {"limit_bytes": 10},
     }
     reply = json.dumps({"error": refusal}).encode()
-    with Responder(server.address, lambda *_: reply), NatsPublisher(server.address) as out:
+    with (
+        Responder(server.address, lambda *_: reply),
+        NatsPublisher(server.address, stream=ORDERS) as out,
+    ):
         out.publish(_messages(1))
         with pytest.raises(RecordTooLargeError) as raised:
             out.finish()
@@ -141,7 +165,7 @@ def test_a_refusal_is_raised_with_its_class_and_facts(server: embedded.EmbeddedS
 
 def test_nobody_listens(server: embedded.EmbeddedServer) -> None:
     """The NATS server itself says so; the message names the subject."""
-    with NatsPublisher(server.address, patience_s=0) as out:
+    with NatsPublisher(server.address, stream=ORDERS, patience_s=0) as out:
         out.publish(_messages(1))
         with pytest.raises(UnavailableError, match=r"orders\.a"):
             out.finish()
@@ -151,7 +175,7 @@ def test_silence_ends_in_an_unknown_outcome(server: embedded.EmbeddedServer) -> 
     """After the deadline the caller learns that it cannot know."""
     with (
         Responder(server.address, lambda *_: None),
-        NatsPublisher(server.address, ack_timeout_s=0.1, give_up_s=1) as out,
+        NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=0.1, give_up_s=1) as out,
     ):
         out.publish(_messages(1))
         with pytest.raises(CommitTimeoutError, match="not known"):
@@ -160,7 +184,10 @@ def test_silence_ends_in_an_unknown_outcome(server: embedded.EmbeddedServer) -> 
 
 def test_garbage_as_an_answer_is_refused(server: embedded.EmbeddedServer) -> None:
     """Whoever answers something else is not a broker."""
-    with Responder(server.address, lambda *_: b"\x00\xff"), NatsPublisher(server.address) as out:
+    with (
+        Responder(server.address, lambda *_: b"\x00\xff"),
+        NatsPublisher(server.address, stream=ORDERS) as out,
+    ):
         out.publish(_messages(1))
         with pytest.raises(InvalidRequestError, match="not a PubAck"):
             out.finish()
@@ -170,7 +197,7 @@ def test_no_server() -> None:
     """A NATS server that is not there is named."""
     with (
         pytest.raises(UnavailableError, match="no NATS server"),
-        NatsPublisher(f"nats://127.0.0.1:{embedded.free_port()}"),
+        NatsPublisher(f"nats://127.0.0.1:{embedded.free_port()}", stream=ORDERS),
     ):
         pass
 
@@ -181,7 +208,7 @@ def test_a_restarted_nats_server_loses_nothing(tmp_path: Path) -> None:
     first = embedded.start_nats(tmp_path, port=port)
     with (
         Responder(first.address, _ok) as broker,
-        NatsPublisher(first.address, ack_timeout_s=0.5) as out,
+        NatsPublisher(first.address, stream=ORDERS, ack_timeout_s=0.5) as out,
     ):
         out.publish(_messages(10))
         out.finish()
@@ -202,7 +229,7 @@ def test_who_does_not_lead_is_asked_again_soon(server: embedded.EmbeddedServer) 
 
     with (
         Responder(server.address, answer) as broker,
-        NatsPublisher(server.address, ack_timeout_s=3600) as out,
+        NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=3600) as out,
     ):
         out.publish(_messages(1))
         assert out.finish().acked == 1
@@ -213,7 +240,7 @@ def test_a_listener_that_comes_back_gets_what_nobody_heard(
     server: embedded.EmbeddedServer,
 ) -> None:
     """While a partition has no leader the NATS server answers for it, and that is no failure."""
-    with NatsPublisher(server.address, ack_timeout_s=3600) as out:
+    with NatsPublisher(server.address, stream=ORDERS, ack_timeout_s=3600) as out:
         out.publish(_messages(1))
         with Responder(server.address, _ok):
             assert out.finish().acked == 1

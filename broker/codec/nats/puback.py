@@ -41,13 +41,15 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], int, int], ...]] = (
 class PubAckEncoder:
     """Encodes acks of one partition; the parts that do not change are encoded once per epoch."""
 
-    __slots__ = ("_head", "_tail", "_tails")
+    __slots__ = ("_head", "_refusal", "_sender", "_tail", "_tails")
 
     def __init__(self, stream: Stream, partition: int) -> None:
         """Encode the parts that never change."""
         self._head = f'{{"stream":{json.dumps(stream.name)},"seq":'.encode()
         self._tail = f',"partition":{partition},"stream_uuid":"{stream.uuid}"}}'.encode()
         self._tails: dict[LeaderEpoch, bytes] = {}
+        self._refusal = {"stream": stream.name, "seq": 0}  # as JetStream's errors have it
+        self._sender = {"partition": partition, "stream_uuid": stream.uuid}
 
     def encode(self, offset: Offset, leader_epoch: LeaderEpoch, *, duplicate: bool) -> bytes:
         """Return the ack of one record."""
@@ -59,24 +61,27 @@ class PubAckEncoder:
             tail = b',"duplicate":true' + tail
         return b'%b%d,"offset":%d%b' % (self._head, offset + 1, offset, tail)
 
-
-def encode_error(error: HeadwaterError) -> bytes:
-    """Return the refusal of one record: JetStream's three fields, our error class and its facts."""
-    code, number = next((code, number) for kind, code, number in _CODES if isinstance(error, kind))
-    body: dict[str, Any] = {
-        "error": {
-            "code": code,
-            "err_code": number,
-            "description": error.message,
-        },
-        # Not inside "error": JetStream clients refuse an error with fields that they do not know.
-        "headwater": {
-            "type": type(error).__name__,
-            "retriable": error.retriable,
-            "facts": error.facts,
-        },
-    }
-    return json.dumps(body, sort_keys=True, default=str).encode()
+    def encode_error(self, error: HeadwaterError) -> bytes:
+        """Return the refusal of one record: JetStream's fields, our error class and its facts."""
+        code, number = next(
+            (code, number) for kind, code, number in _CODES if isinstance(error, kind)
+        )
+        body: dict[str, Any] = {
+            "error": {
+                "code": code,
+                "err_code": number,
+                "description": error.message,
+            },
+            **self._refusal,
+            # Not inside "error": JetStream clients refuse an error with unknown fields.
+            "headwater": {
+                "type": type(error).__name__,
+                "retriable": error.retriable,
+                "facts": error.facts,
+                **self._sender,
+            },
+        }
+        return json.dumps(body, sort_keys=True, default=str).encode()
 
 
 def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -68,6 +68,7 @@ class CreateStream:
     assignment: tuple[tuple[BrokerId, ...], ...] = ()
     min_isr: int = 1
     weight_max: int | None = None  # of all metadata with this stream; None: from an older build
+    one_answers: bool = False  # refuse a stream that answers publishers of others; False: older
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +133,10 @@ def encode(command: Command) -> bytes:
 
 
 def encode_new(command: Command) -> bytes:
-    """Return the bytes of a command to propose; a command that adds metadata gets the limit."""
-    if isinstance(command, CreateStream | TakeLease):
+    """Return the bytes of a command to propose, with the limits and rules of this build."""
+    if isinstance(command, CreateStream):
+        command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
+    elif isinstance(command, TakeLease):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

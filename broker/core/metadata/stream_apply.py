@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from broker.core.metadata.answering import refused_answers
 from broker.core.metadata.commands import (
     CreateStream,
     DeleteStream,
@@ -81,6 +82,10 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
                 differing=differing,
             )
         )
+    if command.one_answers:
+        refused = refused_answers(wanted, state.streams.values())
+        if refused is not None:
+            return state, Rejected(refused)
     if wanted.uuid in state.partitions:
         return state, Rejected(InvalidRequestError(f"stream uuid {wanted.uuid} is already in use"))
     rows = _first_partitions(state, command)

@@ -10,7 +10,6 @@ import structlog
 from broker.codec.nats.envelope import Ack, AckError
 from broker.codec.nats.puback import (
     PubAckEncoder,
-    encode_error,
     encode_publishes,
     is_publish_subject,
 )
@@ -186,7 +185,7 @@ class PartitionIngest:
         answers: Answers,
     ) -> None:
         if replies:
-            body = encode_error(error)
+            body = self._pubacks.encode_error(error)
             answers.messages += [(reply, body) for reply in replies.values()]
         kind = AckError.TOO_LARGE if isinstance(error, RecordTooLargeError) else AckError.UNKNOWN
         for one in opened.values():

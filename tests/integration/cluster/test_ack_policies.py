@@ -163,7 +163,7 @@ def test_policies_of_one_burst_are_answered_each_at_its_time(cluster: Cluster) -
     """Envelopes and a plain message in one write: LEADER at once, ALL and PubAck once committed."""
     follower = _pair(cluster, "burst", puback=True)
     client = _client_without(cluster, follower)
-    with NatsPublisher(cluster.nats_url, ack_timeout_s=1.0) as out:
+    with NatsPublisher(cluster.nats_url, stream=client.stream("burst"), ack_timeout_s=1.0) as out:
         out.publish([NatsMessage("burst", b"0")])  # until the leader listens
         out.finish()
     burst = [

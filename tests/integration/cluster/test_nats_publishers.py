@@ -15,7 +15,9 @@ def test_every_message_is_stored_once(cluster: Cluster) -> None:
     client = cluster.client()
     client.create_stream("notes", puback=True)
     values = [b"%06d" % number for number in range(2_000)]
-    with NatsPublisher(cluster.nats_url, window=64, ack_timeout_s=1.0) as out:
+    with NatsPublisher(
+        cluster.nats_url, stream=client.stream("notes"), window=64, ack_timeout_s=1.0
+    ) as out:
         for first in range(0, len(values), 50):
             if first == 1_000:
                 cluster.kill(cluster.leader("notes"))

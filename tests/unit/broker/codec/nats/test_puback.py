@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from broker.codec.nats.puback import (
     PubAckEncoder,
-    encode_error,
     encode_publishes,
     is_publish_subject,
 )
@@ -73,16 +72,25 @@ def test_errors_have_jetstreams_codes_and_our_facts(
     error: RecordTooLargeError, code: int, number: int
 ) -> None:
     """A JetStream client reads code and number; the class and the facts travel along."""
-    body = json.loads(encode_error(error))
+    body = json.loads(PubAckEncoder(STREAM, 3).encode_error(error))
     assert body["error"] == {"code": code, "err_code": number, "description": error.message}
     assert body["headwater"]["type"] == type(error).__name__
     assert body["headwater"]["facts"] == error.facts
 
 
+def test_a_refusal_names_its_sender() -> None:
+    """Several streams may answer one message: stream and ``seq`` as in JetStream, the rest ours."""
+    body = json.loads(PubAckEncoder(STREAM, 3).encode_error(OverloadedError("full")))
+    assert (body["stream"], body["seq"]) == (STREAM.name, 0)
+    assert body["headwater"]["partition"] == 3
+    assert body["headwater"]["stream_uuid"] == STREAM.uuid
+
+
 def test_every_error_class_can_be_told() -> None:
     """No error of ours is without a code."""
+    encoder = PubAckEncoder(STREAM, 3)
     for kind in leaves().values():
-        assert json.loads(encode_error(kind("x")))["headwater"]["type"] == kind.__name__
+        assert json.loads(encoder.encode_error(kind("x")))["headwater"]["type"] == kind.__name__
 
 
 def test_publishes_are_joined_for_one_write() -> None:

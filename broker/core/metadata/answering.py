@@ -1,0 +1,41 @@
+"""Which stream may answer the publishers of a subject: checked when a stream is created. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker.errors import InvalidStreamError
+from broker.model.stream import Stream
+from broker.model.subjects import any_overlap, is_shared
+
+
+def refused_answers(wanted: Stream, present: Iterable[Stream]) -> InvalidStreamError | None:
+    """Return the error if ``wanted`` would answer somebody else's publishers, or None.
+
+    Two streams of one queue group share the messages, so each message has one answer.
+    """
+    config = wanted.config
+    if not config.puback:
+        return None
+    if is_shared(config.subject) and not config.puback_headers_only:
+        return InvalidStreamError(
+            f"with puback, subject {config.subject!r} would answer other people's requests, before "
+            "their services do: set puback_headers_only (--puback-headers-only), to answer only "
+            "messages with a header of JetStream's publishers, or name a narrower subject",
+            subject=config.subject,
+        )
+    if config.puback_overlap:
+        return None
+    for one in sorted(present, key=lambda stream: stream.name):
+        if not one.config.puback or config.queue_group == one.config.queue_group is not None:
+            continue
+        if any_overlap(config.subjects, one.config.subjects):
+            return InvalidStreamError(
+                f"stream {one.name!r} answers publishers on {one.config.subject!r}, which overlaps "
+                f"{config.subject!r}: with puback on both, a publisher gets two answers and may "
+                "take one for the other. Create this stream without puback, or set puback_overlap "
+                "(--puback-overlap) if its publishers look at the stream in each answer",
+                stream=one.name,
+                subject=one.config.subject,
+            )
+    return None

@@ -1,0 +1,42 @@
+"""NATS subjects: which subjects a pattern covers, and whose requests they may carry. Pure.
+
+A pattern is a subject in which ``*`` stands for one word and a last ``>`` for one or more words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Tell whether a message on ``subject``, which has no wildcards, reaches ``pattern``."""
+    return overlap(pattern, subject)
+
+
+def overlap(first: str, second: str) -> bool:
+    """Tell whether some subject reaches both patterns."""
+    ours, theirs = first.split("."), second.split(".")
+    for place, word in enumerate(ours):
+        if place == len(theirs):
+            return False
+        if ">" in (word, theirs[place]):
+            return True
+        if word != theirs[place] and "*" not in (word, theirs[place]):
+            return False
+    return len(ours) == len(theirs)
+
+
+def any_overlap(first: Iterable[str], second: Iterable[str]) -> bool:
+    """Tell whether a pattern of one side overlaps a pattern of the other."""
+    theirs = list(second)
+    return any(overlap(one, other) for one in first for other in theirs)
+
+
+def is_shared(pattern: str) -> bool:
+    """Tell whether the pattern reaches subjects that the stream's owner did not name.
+
+    That is so if its first word is a wildcard, or names a space in which everybody asks and
+    answers: reply inboxes, and subjects that begin with ``$`` (NATS's own, such as ``$SRV``).
+    """
+    first = pattern.partition(".")[0]
+    return first in ("*", ">", "_INBOX") or first.startswith("$")
