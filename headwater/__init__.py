@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headwater.client import Client, Fetched, Producer
+    from headwater.client import Client, Fetched, PartitionedProducer, Producer
     from headwater.reading import (
         certificate,
         cut,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Fetched",
+    "PartitionedProducer",
     "Producer",
     "certificate",
     "cut",
@@ -45,6 +46,7 @@ __all__ = [
 _HOMES = {
     "Client": "headwater.client",
     "Fetched": "headwater.client",
+    "PartitionedProducer": "headwater.client",
     "Producer": "headwater.client",
     "certificate": "headwater.reading",
     "cut": "headwater.reading",

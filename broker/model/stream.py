@@ -33,6 +33,8 @@ class StreamConfig:
 
     subject: str  # of partition 0; partition n has ``<subject>.<n>``; wildcards are allowed
     partitions: int = 1
+    # how producers choose a record's partition; see broker/model/partitioner.py
+    partitioner: Literal["crc32", "each_client"] = "crc32"
     queue_group: str | None = None  # NATS queue group, only for load-balanced ingest
     key_header: str = "Headwater-Key"  # NATS header whose first value becomes the record's key
     puback: bool = False  # answer the NATS reply subject with a JetStream-style PubAck
@@ -70,6 +72,9 @@ class StreamConfig:
             self.partitions == 1 or not _has_wildcard(self.subject),
             "partitions",
             "1 when the subject has a wildcard, because <subject>.<n> would overlap the wildcard",
+        )
+        _require(
+            self.partitioner in ("crc32", "each_client"), "partitioner", "crc32 or each_client"
         )
         for name in ("key_header", "queue_group"):
             text = getattr(self, name)
@@ -119,6 +124,15 @@ class StreamConfig:
         """The NATS subjects that the partitions listen to."""
         return tuple(map(self.partition_subject, range(self.partitions)))
 
+    def is_kept_by(self, present: StreamConfig) -> bool:
+        """Tell whether creating a stream with this configuration again changes nothing.
+
+        A stream of release 0.1 keeps its partitioner, whatever the later default is.
+        """
+        if present.partitioner == "each_client":
+            return dataclasses.replace(self, partitioner="each_client") == present
+        return self == present
+
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready values, every field present."""
         return dataclasses.asdict(self)
@@ -164,7 +178,8 @@ class Stream:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Stream:
         """Rebuild a stream from the parsed :meth:`to_json` text."""
-        config = StreamConfig.from_dict(values["config"])
+        # Release 0.1 wrote no partitioner: each of its clients had a rule of its own.
+        config = StreamConfig.from_dict({"partitioner": "each_client", **values["config"]})
         return cls(**{**values, "config": config})
 
 

@@ -80,6 +80,7 @@ class IngestSample:
     dropped_messages_total: int  # lost to an overrun, before they were records
     refused_messages_total: int  # answered, or counted, as not storable
     pending_bytes: int  # read from the socket, not yet durable
+    misplaced_keys_total: int = 0  # the stream's partitioner gives their keys elsewhere
     gaps_total: int = 0  # connections lost: what was published meanwhile is not known
     slow_consumer_total: int = 0  # those of them that a slow broker brought about
 
@@ -200,6 +201,7 @@ _HELP: Final = {
     "received_messages_total": "NATS messages read.",
     "received_bytes_total": "Bytes of messages read.",
     "refused_messages_total": "NATS messages that could not be stored.",
+    "misplaced_keys_total": "Records whose key belongs to another partition of the stream.",
     "gaps_total": "Connections lost; unacknowledged messages of that time may be missing.",
     "slow_consumer_total": "Connections that the NATS server cut because we read too slowly.",
     "pending_bytes": "Bytes read from NATS that are not durable yet.",

@@ -111,6 +111,7 @@ class BrokerSamples:
                 dropped_messages_total=one.dropped_messages_total,
                 refused_messages_total=one.refused_messages_total,
                 pending_bytes=one.pending_bytes,
+                misplaced_keys_total=one.misplaced_keys_total,
                 gaps_total=one.gaps_total,
                 slow_consumer_total=one.slow_consumer_total,
             )

@@ -16,6 +16,7 @@ import typer
 
 from broker.codec.checksum import crc32c
 from broker.errors import InvalidRequestError, RecordTooLargeError, UnknownPartitionError
+from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream
 from headwater.cli import console
@@ -81,7 +82,11 @@ SubjectOption = Annotated[
 PartitionOption = Annotated[
     int | None,
     typer.Option(
-        "--partition", "-p", min=0, help="Partition; default: by the hash of the key, else in turn."
+        "--partition",
+        "-p",
+        min=0,
+        help="Partition; default: by the CRC-32 of the key, without a key one after the other by "
+        "batch.",
     ),
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="The whole input is one record.")]
@@ -141,6 +146,7 @@ def publish(
     policy = _policy(acks, no_ack=no_ack, via=via)
     headers = _headers(header or [])
     target = find_server(server, nats=nats)
+    keyed = key is not None or key_field is not None
     with ExitStack() as stack:
         client = stack.enter_context(connect(target))
         found = client.stream(stream)
@@ -151,6 +157,11 @@ def publish(
             key=None if key is None else key.encode(),
             key_field=key_field,
         )
+        if partition is not None and keyed and found.config.partitions > 1:
+            console.note(
+                f"All records go to partition {partition}, whatever their keys: other producers of "
+                "this stream put a key where its CRC-32 says, so it may be in two partitions."
+            )
         source = stack.enter_context(_opened(file))
         sink = stack.enter_context(
             _nats_sink(target, found, headers, window, acks=policy is not AckPolicy.NONE)
@@ -222,7 +233,12 @@ class Router:
         self._key = key
         self._key_field = key_field
         self._parse = key_field is not None or bool(_FIELD_PLACE.search(subject or ""))
-        self._turn = 0
+        self._by_batch = config.partitioner == "crc32"  # else as this command did in release 0.1
+        self._turn = -1 if self._by_batch else 0
+
+    def begin_batch(self) -> None:
+        """Begin the next batch: its records without a key go to the next partition."""
+        self._turn += self._by_batch
 
     def route(self, value: bytes) -> OutgoingRecord:
         """Return the record for a value, with its partition, subject and key.
@@ -247,7 +263,11 @@ class Router:
         if count == 1:
             return 0
         if key is not None:
-            return crc32c(key) % count  # equal keys share a partition, so they keep their order
+            if self._by_batch:
+                return partition_of_key(key, count)
+            return crc32c(key) % count  # the rule of this command in release 0.1
+        if self._by_batch:
+            return self._turn % count
         turn, self._turn = self._turn, self._turn + 1
         return turn % count
 
@@ -320,6 +340,7 @@ def _run(router: Router, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int
     try:
         with console.progress(total=None, what="publishing") as shown:
             for group in groups:
+                router.begin_batch()
                 records = [router.route(value) for value in group if value]
                 if not records:
                     continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -62,6 +63,13 @@ PubackHeadersOnlyOption = Annotated[
         help="Answer only messages with a header of JetStream publishers (Nats-Msg-Id, "
         "Nats-Expected-…), never other people's requests.",
         show_default=False,
+    ),
+]
+PartitionerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="crc32: every producer puts equal keys into one partition, and records without a key "
+        "into one after the other; each_client: producers choose for themselves; default: crc32."
     ),
 ]
 KeyHeaderOption = Annotated[
@@ -159,12 +167,28 @@ UnshippedOption = Annotated[
 ]
 
 
+# Options of ``create`` whose setting has another name: a setting has its unit in the name.
+_SETTING_OF: Final = {
+    "dedup_window": "dedup_window_ms",
+    "dedup_ids": "dedup_ids_max",
+    "record_bytes": "record_bytes_max",
+    "segment_bytes": "segment_bytes_max",
+    "segment_age": "segment_age_ms_max",
+    "index_interval": "index_interval_bytes",
+    "flush_interval": "flush_interval_ms",
+    "local_retention": "local_retention_bytes",
+    "local_retention_age": "local_retention_ms",
+    "unshipped": "unshipped_bytes_max",
+}
+
+
 @app.command()
 def create(
     name: NameArgument,
     *,
     subject: SubjectOption = None,
     partitions: PartitionsOption = None,
+    partitioner: PartitionerOption = None,
     puback: PubackOption = None,
     puback_overlap: PubackOverlapOption = None,
     puback_headers_only: PubackHeadersOnlyOption = None,
@@ -197,37 +221,14 @@ def create(
       headwater stream create clicks --partitions 4 --dedup-window 10m
       headwater stream create payments --replication-factor 3 --min-isr 2
     """
-    chosen: dict[str, Any] = {
-        "subject": subject or name,
-        "partitions": partitions,
-        "puback": puback,
-        "puback_overlap": puback_overlap,
-        "puback_headers_only": puback_headers_only,
-        "key_header": key_header,
-        "queue_group": queue_group,
-        "dedup_window_ms": dedup_window,
-        "dedup_ids_max": dedup_ids,
-        "record_bytes_max": record_bytes,
-        "segment_bytes_max": segment_bytes,
-        "segment_age_ms_max": segment_age,
-        "index_interval_bytes": index_interval,
-        "flush": flush,
-        "flush_interval_ms": flush_interval,
-        "compression": compression,
-        "replication_factor": replication_factor,
-        "min_isr": min_isr,
-        "tiering": tiering,
-        "local_retention_bytes": local_retention,
-        "local_retention_ms": local_retention_age,
-        "unshipped_bytes_max": unshipped,
-    }
-    given = {setting: value for setting, value in chosen.items() if value is not None}
+    given = _settings(locals())
+    given["subject"] = subject or name
     with connect(find_server(server)) as client:
         stream = client.create_stream(name, **given)
     if json:
         console.json_line(_as_dict(stream))
     else:
-        _say_created(stream)
+        _say_created(stream, partitioner)
 
 
 @app.command("list")
@@ -338,8 +339,23 @@ def delete(
         )
 
 
-def _say_created(stream: Any) -> None:
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the options of ``create`` that were given, by their own names."""
+    rest = {"name", "server", "json"}
+    return {
+        _SETTING_OF.get(option, option): value
+        for option, value in options.items()
+        if option not in rest and value is not None
+    }
+
+
+def _say_created(stream: Any, partitioner: str | None) -> None:
     config = stream.config
+    if partitioner not in (None, config.partitioner):
+        console.note(
+            f"The stream existed and keeps its partitioner, {config.partitioner}: another one "
+            "would put new records of a key beside its old ones."
+        )
     console.say(
         f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "
         f"[bold]{console.plain(config.subject)}[/bold] in {config.partitions} partition(s)."

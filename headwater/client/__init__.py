@@ -2,6 +2,7 @@
 
 from headwater.client.client import Client, PartitionPosition, StreamDescription
 from headwater.client.fetch import Fetch, Fetched
+from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.producer import Producer
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "PartitionPosition",
+    "PartitionedProducer",
     "Producer",
     "StreamDescription",
 ]

@@ -33,6 +33,7 @@ from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
+from headwater.client.partitioned_producer import PartitionedProducer, only_partition
 from headwater.client.producer import Producer
 from headwater.client.read_route import ReadRoute
 from headwater.client.settings import StreamSettings
@@ -192,7 +193,7 @@ class Client:
     def producer(
         self,
         stream: str,
-        partition: int = 0,
+        partition: int | None = None,
         *,
         window_batches: int = 64,
         retry_ms_max: int = 30_000,
@@ -205,7 +206,7 @@ class Client:
 
         Args:
             stream: The stream's name.
-            partition: The partition's number.
+            partition: The partition's number; may be left out if the stream has one partition.
             window_batches: How many batches may be unacknowledged, 1 to 64.
             retry_ms_max: After so long without success, unacknowledged batches fail with
                 CommitTimeoutError.
@@ -218,11 +219,16 @@ class Client:
                 disk, or ``none``. Below ``all`` records can be lost or doubled by a failover.
 
         Raises:
-            InvalidRequestError: an argument is out of its bounds.
+            InvalidRequestError: an argument is out of its bounds; or the stream has several
+                partitions, its keys choose among them, and none was given.
             UnknownStreamError, UnknownPartitionError (with the first batch).
         """
         policy = ack_policy(acks)
-        uuid = stream_uuid or self.stream(stream).uuid
+        uuid = stream_uuid
+        if partition is None or uuid is None:
+            found = self.stream(stream)
+            uuid = uuid or found.uuid
+            partition = only_partition(found) if partition is None else partition
         self._brokers.discover()
         path = StreamPath(stream=stream, partition=partition, stream_uuid=uuid, acks=policy)
         return Producer(
@@ -233,6 +239,37 @@ class Client:
             producer_id=producer_id,
             sequence=sequence,
         )
+
+    def partitioned_producer(
+        self,
+        stream: str,
+        *,
+        window_batches: int = 64,
+        retry_ms_max: int = 30_000,
+        acks: Literal["all", "leader", "none"] = "all",
+    ) -> PartitionedProducer:
+        """Return a producer for all partitions of a stream: each record's key chooses.
+
+        Records without a key go to one partition after the other, by batch. The arguments are
+        those of :meth:`producer`, for each partition.
+
+        Raises:
+            InvalidRequestError: the stream's partitioner is each_client.
+            UnknownStreamError.
+        """
+        found = self.stream(stream)
+
+        def opened(partition: int) -> Producer:
+            return self.producer(
+                stream,
+                partition,
+                window_batches=window_batches,
+                retry_ms_max=retry_ms_max,
+                stream_uuid=found.uuid,
+                acks=acks,
+            )
+
+        return PartitionedProducer(found, opened)
 
     def fetch(
         self,

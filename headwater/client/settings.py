@@ -13,6 +13,7 @@ class StreamSettings(TypedDict, total=False):
     """The keyword arguments of ``Client.create_stream`` besides name and subject."""
 
     partitions: int
+    partitioner: Literal["crc32", "each_client"]
     queue_group: str | None
     key_header: str
     puback: bool

@@ -3,17 +3,17 @@
 Pure. Imports pyarrow late, because Spark's planner loads this file too.
 
 The stream's partition of a row is the column ``partition`` if it is given and not null. Else it is
-the CRC-32 of the key modulo the number of partitions. Without a key it is the number of Spark's
-task modulo the number of partitions.
+the partition of its key (broker/model/partitioner.py). Rows without a key go round by task and
+micro-batch, so that a repeated task chooses as its first attempt did.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.errors import SchemaMismatchError, UnknownPartitionError
+from broker.model.partitioner import partition_of_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,8 +89,8 @@ def to_records(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def targets(rows: pa.RecordBatch, *, partitions_count: int, task: int) -> np.ndarray[Any, Any]:
-    """Return the stream's partition of each row.
+def targets(rows: pa.RecordBatch, *, partitions_count: int, turn: int) -> np.ndarray[Any, Any]:
+    """Return the stream's partition of each row; ``turn`` chooses it for rows without a key.
 
     Raises:
         UnknownPartitionError: the column ``partition`` has a number that the stream does not have.
@@ -98,12 +98,12 @@ def targets(rows: pa.RecordBatch, *, partitions_count: int, task: int) -> np.nda
     import numpy as np  # noqa: PLC0415
 
     names = rows.schema.names
-    found = np.full(rows.num_rows, task % partitions_count, dtype=np.int64)
+    found = np.full(rows.num_rows, turn % partitions_count, dtype=np.int64)
     if "key" in names and partitions_count > 1:
         for row, key in enumerate(rows.column("key").to_pylist()):
             if key is not None:
                 data = key.encode() if isinstance(key, str) else key
-                found[row] = zlib.crc32(data) % partitions_count
+                found[row] = partition_of_key(data, partitions_count)
     if "partition" in names:
         column = rows.column("partition")
         chosen = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))

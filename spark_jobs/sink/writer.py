@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
 from broker.model.ids import StreamUuid
+from broker.model.partitioner import Partitioner
 from spark_jobs.clients import client_of
 from spark_jobs.failures import annotate
 from spark_jobs.sink import columns
@@ -46,6 +47,7 @@ class SinkPlan:
     stream: str
     stream_uuid: StreamUuid
     partitions_count: int
+    partitioner: Partitioner
     key: str  # identifies a batch write; tasks of a streaming query use the query's id instead
     timeout_ms: int
 
@@ -92,6 +94,7 @@ def plan(
         stream=given.stream,
         stream_uuid=found.uuid,
         partitions_count=found.config.partitions,
+        partitioner=found.config.partitioner,
         key=given.idempotence_key or uuid.uuid4().hex,
         timeout_ms=given.delivery_timeout_ms,
     )
@@ -178,6 +181,8 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
     from spark_jobs.sink.sender import PartitionSender  # noqa: PLC0415
 
     client = client_of(planned.server)
+    # Release 0.1 hashed keys as crc32 does, and gave a task's rows without a key to one partition.
+    turn = origin.task + (origin.batch if planned.partitioner == "crc32" else 0)
     lanes: dict[int, tuple[Cutter, PartitionSender]] = {}
     with ExitStack() as stack:
 
@@ -197,9 +202,7 @@ def _stored(planned: SinkPlan, origin: Origin, batches: Iterator[pa.RecordBatch]
 
         for rows in batches:
             records = columns.to_records(rows)
-            partitions = columns.targets(
-                rows, partitions_count=planned.partitions_count, task=origin.task
-            )
+            partitions = columns.targets(rows, partitions_count=planned.partitions_count, turn=turn)
             for partition in np.unique(partitions).tolist():
                 chosen = partitions == partition
                 part = records if chosen.all() else records.filter(pa.array(chosen))

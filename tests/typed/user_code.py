@@ -62,6 +62,12 @@ def producing(client: headwater.Client) -> None:
         assert_type(producer.producer_id, ProducerId)
         assert_type(producer.error, HeadwaterError | None)
         producer.close()
+    with client.partitioned_producer("orders", acks="leader") as spread:
+        assert_type(spread, headwater.PartitionedProducer)
+        many = spread.send([{"key": b"k", "value": b"v"}])
+        assert_type(many, Future[dict[int, AppendResult]])
+        spread.flush(timeout_ms=1_000)
+        spread.close()
     client.producer("orders", acks="some")  # type: ignore[arg-type]
 
 

@@ -72,7 +72,7 @@ def _create_stream(state: MetadataState, command: CreateStream) -> Applied:
     wanted = command.stream
     present = state.streams.get(wanted.name)
     if present is not None:
-        if present.config == wanted.config:
+        if wanted.config.is_kept_by(present.config):
             return state, {"uuid": present.uuid, "created": False}
         differing = _difference(present.config.to_dict(), wanted.config.to_dict())
         return state, Rejected(

@@ -213,6 +213,7 @@ class NatsIngest:
                 self._send(answers)
             for records in parts:
                 partition.pending_bytes += records.size_bytes
+                partition.count_misplaced_keys(records.batch)
                 self._backlog.append(
                     _Submission(partition, records, received_us, records.size_bytes)
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import structlog
 
 from broker.codec.nats.envelope import Ack, AckError
@@ -16,6 +17,7 @@ from broker.codec.nats.puback import (
 from broker.codec.nats.records import Opened, RecordRules, Records, RefusedMessage
 from broker.errors import HeadwaterError, RecordTooLargeError
 from broker.model.offsets import Offset
+from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream
 from broker.ports.partition import PartitionHandle, RecordsOutcome
@@ -36,6 +38,7 @@ class IngestStats:
     dropped_messages_total: int  # lost because the queue was full
     refused_messages_total: int  # could not be stored; answered if the publisher wants an answer
     pending_bytes: int  # read from the socket, but not yet durable
+    misplaced_keys_total: int  # records whose key belongs to another partition of the stream
     gaps_total: int  # lost connections: messages that were published meanwhile are unknown
     slow_consumer_total: int  # of these, ended by the server because this broker read too slowly
     errors_total: dict[str, int]  # refused and dropped messages by error class
@@ -63,6 +66,7 @@ class _Counters:
     duplicate_messages: int = 0
     dropped_messages: int = 0
     refused_messages: int = 0
+    misplaced_keys: int = 0
     gaps: int = 0
     slow_consumer: int = 0
     errors: dict[str, int] = field(default_factory=dict)
@@ -84,6 +88,7 @@ class PartitionIngest:
         self.shedding = False
         self._dropped_before = 0
         self._pubacks = PubAckEncoder(stream, number)
+        self._checks_keys = stream.config.partitions > 1 and stream.config.partitioner == "crc32"
 
     def stats(self) -> IngestStats:
         """Return a snapshot. Any thread."""
@@ -98,10 +103,36 @@ class PartitionIngest:
             dropped_messages_total=counters.dropped_messages,
             refused_messages_total=counters.refused_messages,
             pending_bytes=self.pending_bytes,
+            misplaced_keys_total=counters.misplaced_keys,
             gaps_total=counters.gaps,
             slow_consumer_total=counters.slow_consumer,
             errors_total=dict(counters.errors),
         )
+
+    def count_misplaced_keys(self, rows: pa.RecordBatch) -> None:
+        """Count the keys that the stream's partitioner gives to another partition; log the first.
+
+        The records are stored: a publisher chooses the partition with its subject.
+        """
+        if not self._checks_keys or "key" not in rows.schema.names:
+            return
+        count = self.stream.config.partitions
+        misplaced = [
+            key
+            for key in rows.column("key").to_pylist()
+            if key is not None and partition_of_key(key, count) != self.number
+        ]
+        if misplaced and not self.counters.misplaced_keys:
+            right = partition_of_key(misplaced[0], count)
+            _log.warning(
+                "keys_misplaced",
+                stream=self.stream.name,
+                partition=self.number,
+                key=misplaced[0][:80],
+                belongs_to=self.stream.config.partition_subject(right),
+                advice="publish a record with a key on the subject of crc32(key) % partitions",
+            )
+        self.counters.misplaced_keys += len(misplaced)
 
     def stored(self, records: Records, outcome: RecordsOutcome, answers: Answers) -> None:
         """Count durable rows; answer the publishers that wait."""

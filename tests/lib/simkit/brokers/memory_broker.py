@@ -349,7 +349,7 @@ class MemoryBroker:
         """Create a stream; the same name and configuration again is fine."""
         known = self._streams.get(name)
         if known is not None:
-            if known.config != config:
+            if not config.is_kept_by(known.config):
                 raise StreamExistsError(f"stream {name!r} has another configuration", stream=name)
             return known
         stream = Stream(

@@ -37,7 +37,8 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     _make(
         run, "--subject", "o.in", "--partitions", "3", "--puback",
         "--puback-overlap", "--puback-headers-only", "--key-header", "K",
-        "--queue-group", "g", "--dedup-window", "10m", "--dedup-ids", "500",
+        "--queue-group", "g", "--partitioner", "each_client",
+        "--dedup-window", "10m", "--dedup-ids", "500",
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--index-interval", "4KiB",
         "--flush", "interval", "--flush-interval", "50ms", "--compression", "zstd", "--no-tiering",
@@ -48,6 +49,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     assert config == StreamConfig(
         subject="o.in", partitions=3, puback=True, puback_overlap=True,
         puback_headers_only=True, key_header="K", queue_group="g",
+        partitioner="each_client",
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
         flush="interval", flush_interval_ms=50, compression="zstd", tiering=False,

@@ -76,7 +76,7 @@ def test_a_row_goes_where_it_says_else_by_its_key_else_by_its_task() -> None:
             "value": pa.array([b"", b"", b""]),
         }
     )
-    found = targets(rows, partitions_count=5, task=13)
+    found = targets(rows, partitions_count=5, turn=13)
     assert found.tolist() == [4, zlib.crc32(b"k") % 5, 3]
 
 
@@ -85,7 +85,7 @@ def test_a_partition_that_the_stream_does_not_have_is_refused(number: int) -> No
     """It is not wrapped around: that would put records where nobody looks."""
     rows = pa.record_batch({"partition": pa.array([0, number]), "value": pa.array([b"", b""])})
     with pytest.raises(UnknownPartitionError):
-        targets(rows, partitions_count=2, task=0)
+        targets(rows, partitions_count=2, turn=0)
 
 
 def test_options_are_parsed_without_case() -> None:
