@@ -11,20 +11,13 @@ import pytest
 from headwater.local.embedded import moto_environment, start_moto
 from simkit.tier.lake_broker import Served, serving
 from spark_jobs.read.held_reads import release_all
-from spark_jobs.session import LOG4J, build_session
+from spark_jobs.session import build_session
 from tiering.store.location import StoreConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BUCKET = "headwater-tests"
-# Tests run everything once: what the second compiler and a concurrent collector would gain is lost
-# again by running them beside the test.
-_QUICK = {
-    "spark.driver.extraJavaOptions": (
-        f"-Dlog4j2.configurationFile={LOG4J.as_uri()} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    ),
-}
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +31,7 @@ def moto_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 def spark(moto_env: dict[str, str]) -> Iterator[SparkSession]:
     """The session that every Spark test shares; its S3A talks to moto."""
     lake = StoreConfig.from_env(f"s3://{BUCKET}/lake", moto_env)
-    session = build_session("headwater-tests", "local[2]", lake=lake, conf=_QUICK)
+    session = build_session("headwater-tests", "local[2]", lake=lake)
     yield session
     session.stop()
 

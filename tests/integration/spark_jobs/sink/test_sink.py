@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(500)]
 
 ROWS = 40_000  # more than two cuts of a task
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for a JVM that lives a few seconds
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,7 @@ def test_a_failed_first_attempt_is_completed_by_the_second(
     done = subprocess.run(
         [sys.executable, str(program), server, str(ROWS)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAVA_TOOL_OPTIONS": _JAVA},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=250,
