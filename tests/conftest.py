@@ -1,12 +1,19 @@
-"""What every test run needs: property tests without a stopwatch, JVMs that start with little CPU."""
+"""What every test run needs: an order, lanes, properties without a stopwatch, lean JVMs."""
 
 from __future__ import annotations
 
 import os
+import random
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
 
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
+
+if TYPE_CHECKING:
+    from lanes import LaneScheduling
 
 # A deadline per example fails on a busy two-core machine, not on a slow function.
 # HEADWATER_TEST_EXAMPLES is for `make quick`; a property that sets its own number keeps it.
@@ -20,3 +27,46 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a test does it
     import pysyncobj.syncobj  # noqa: F401
+
+# The seed of the order; workers inherit it. 0 keeps the order of the files.
+ORDER = "HEADWATER_TEST_ORDER"
+os.environ.setdefault(ORDER, str(random.SystemRandom().randrange(1, 100_000)))
+
+
+def pytest_report_header() -> str:
+    """Say how to have this order again."""
+    return f"order: {ORDER}={os.environ[ORDER]}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files, and the tests of each file, in a random order; name who shares Spark's session."""
+    seed = int(os.environ[ORDER])
+    if seed:
+        files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+        dice = random.Random(seed)
+        dice.shuffle(files)
+        for tests in files:
+            dice.shuffle(tests)
+        items[:] = [test for tests in files for test in tests]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_seconds_max, reverse=True)  # what may take long begins first
+        for item in items:
+            if "spark" in getattr(item, "fixturenames", ()):
+                name = item.path.relative_to(item.config.rootpath).as_posix()
+                item.add_marker(pytest.mark.xdist_group(f"session:{name}"))
+
+
+def _seconds_max(item: pytest.Item) -> float:
+    """Return how long a slow test may take; 0 for the others."""
+    limit = item.get_closest_marker("timeout")
+    own = float(limit.args[0]) if limit is not None else 300.0
+    return own if item.get_closest_marker("slow") is not None else 0.0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LaneScheduling | None:
+    """Give the workers of `make test` lanes; another ``--dist`` stays as it is."""
+    from lanes import LaneScheduling
+
+    return LaneScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -1,0 +1,123 @@
+"""The workers of `make test`: every test is handed out once, and Spark's session has one worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lanes import PROGRAMS, SESSION, LaneScheduling, lane_of
+from projectfiles import ROOT
+
+_TESTS = [
+    *[f"tests/unit/test_{file}.py::test_{n}" for file in "abc" for n in range(9)],
+    *[f"tests/sim/test_log_sim.py::test_{n}" for n in range(5)],
+    *[f"tests/integration/cluster/test_a.py::test_{n}@cluster_a" for n in range(4)],
+    *[f"tests/integration/flight/test_b.py::test_{n}" for n in range(4)],
+    *[f"tests/integration/spark_jobs/test_{c}.py::test_{n}@session:{c}"
+      for c in "cd" for n in range(4)],
+    *[f"{path.removesuffix('/')}::test" for path in PROGRAMS],
+]  # fmt: skip
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker as the scheduler knows it, and what it was told."""
+
+    number: int
+    todo: list[int] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)
+    shutting_down: bool = False
+
+    @property
+    def gateway(self) -> Any:
+        return SimpleNamespace(id=f"gw{self.number}")
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        assert not self.shutting_down
+        self.todo += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+class _Run:
+    """A run of all tests by so many workers, in an order of chance; ``crash`` ends one of them."""
+
+    def __init__(self, config: pytest.Config, count: int, seed: int) -> None:
+        options = SimpleNamespace(loadscopereorder=True, maxprocesses=None, tx=["popen"] * count)
+        plain = cast(
+            "pytest.Config",
+            SimpleNamespace(option=options, getvalue=lambda name: getattr(options, name)),
+        )
+        self.scheduling = LaneScheduling(plain)
+        self.dice = random.Random(seed)
+        self.order = self.dice.sample(_TESTS, len(_TESTS))
+        self.workers = [_Worker(n) for n in range(count)]
+        for worker in self.workers:
+            self._add(worker)
+        self.scheduling.schedule()
+
+    def _add(self, worker: _Worker) -> None:
+        self.scheduling.add_node(cast("Any", worker))
+        self.scheduling.add_node_collection(cast("Any", worker), self.order)
+
+    def steps(self) -> Iterator[_Worker]:
+        """Let a worker end a test; it runs one only if it knows the next, or that there is none."""
+        while able := [one for one in self.workers if len(one.todo) > (not one.shutting_down)]:
+            worker = self.dice.choice(able)
+            test = worker.todo.pop(0)
+            worker.ran.append(self.order[test])
+            self.scheduling.mark_test_complete(cast("Any", worker), test)
+            yield worker
+
+    def crash(self, worker: _Worker) -> str | None:
+        """End a worker in the middle of a test; another takes its place. Return that test."""
+        self.workers.remove(worker)
+        lost: str | None = self.scheduling.remove_node(cast("Any", worker))
+        self.workers.append(_Worker(len(_TESTS)))
+        self._add(self.workers[-1])
+        self.scheduling.schedule()
+        return lost
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_every_test_is_handed_out_once(count: int, pytestconfig: pytest.Config) -> None:
+    """However many workers there are, and whichever is quick."""
+    for seed in range(20):
+        run = _Run(pytestconfig, count, seed)
+        for _ in run.steps():
+            pass
+        ran = [test for worker in run.workers for test in worker.ran]
+        assert sorted(ran) == sorted(_TESTS)
+        assert run.scheduling.tests_finished
+        with_session = [
+            one for one in run.workers if any(f"@{SESSION}:" in test for test in one.ran)
+        ]
+        assert len(with_session) == 1
+
+
+def test_the_tests_of_a_crashed_worker_go_to_another(pytestconfig: pytest.Config) -> None:
+    """Also when it was the one with Spark's session."""
+    for seed in range(20):
+        run = _Run(pytestconfig, 4, seed)
+        ran, crashed = [], None
+        for worker in run.steps():
+            ran.append(worker.ran[-1])
+            if f"@{SESSION}:" in ran[-1]:
+                crashed = run.crash(worker)
+                break
+        ran += [worker.ran[-1] for worker in run.steps()]
+        assert set(ran) == set(_TESTS)
+        assert crashed in _TESTS
+
+
+def test_the_programs_are_in_the_tree() -> None:
+    """A path of no file would put its test into another lane."""
+    for path in PROGRAMS:
+        assert (ROOT / path).exists(), path
+        assert lane_of(f"{path}::test") == "alone"
