@@ -52,10 +52,14 @@ class OneStream:
         """Return a partition's lineage and its recorded cold end."""
         return self._broker.catalog().history(partition, refreshed=refreshed)
 
-    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition of the stream."""
+        return self._broker.source(partition)
+
+    def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Do nothing: no leadership begins in this process."""
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
+    def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Do nothing: segments are sealed only by the flush."""
 
 

@@ -83,6 +83,7 @@ class Tiering:
             clock=clock,
             config=self._config,
             observer=observer,
+            source_of=catalog.source,
             is_replaced=self._is_replaced,
             drive=drive,
         )
@@ -263,8 +264,8 @@ class Tiering:
         return TierStatus(
             partition=int(number),
             cold=OffsetRange(start, cold_end),
-            local_start=source.log_start,
-            high_watermark=source.high_watermark,
+            local_start=source.reads.log_start,
+            high_watermark=source.reads.high_watermark,
             unshipped_bytes=sum(
                 segment.size_bytes for segment in source.segments() if segment.end_offset > cold_end
             ),

@@ -81,23 +81,15 @@ class PartitionReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordsOutcome:
-    """The offset of each row of a :meth:`PartitionHandle.submit_records` call, when durable."""
+    """The offset of each row of a :meth:`PartitionWriter.submit_records` call, when durable."""
 
     offsets: Sequence[Offset]  # one per submitted row; a duplicate has its original offset
     duplicates: frozenset[int]  # indexes of rows that were stored before and not stored again
     leader_epoch: LeaderEpoch
 
 
-class PartitionHandle(PartitionReader, Protocol):
-    """A partition's replica on this broker; it takes writes where this broker leads."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this broker leads the partition, according to its own metadata."""
-
-    @property
-    def lost_leadership(self) -> HeadwaterError | None:
-        """The error if another process leads this history: this log may lack records. Else None."""
+class PartitionWriter(Protocol):
+    """A partition's log, for publishers; it takes writes where this broker leads. Any thread."""
 
     def submit(
         self,
@@ -138,3 +130,23 @@ class PartitionHandle(PartitionReader, Protocol):
         earlier in the batch; its outcome is then the offset of the first one. The batch is encoded
         on the caller's thread. ``done``, ``policy`` and errors are as for :meth:`submit`.
         """
+
+
+class PartitionHandle(Protocol):
+    """A partition's replica on this broker. Any thread."""
+
+    @property
+    def reads(self) -> PartitionReader:
+        """The log, for readers."""
+
+    @property
+    def writes(self) -> PartitionWriter:
+        """The log, for publishers."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this broker leads the partition, according to its own metadata."""
+
+    @property
+    def lost_leadership(self) -> HeadwaterError | None:
+        """The error if another process leads this history: this log may lack records. Else None."""

@@ -19,8 +19,16 @@ from broker.ports.partition import (
 )
 
 
-class TierSource(PartitionReader, Protocol):
+class TierSource(Protocol):
     """A partition that this broker leads, for tiering. Any thread."""
+
+    @property
+    def partition_id(self) -> PartitionId:
+        """Identity of the partition."""
+
+    @property
+    def reads(self) -> PartitionReader:
+        """The log's records and offsets."""
 
     @property
     def subject(self) -> str:
@@ -73,15 +81,19 @@ class TierCatalog(Protocol):
         UnavailableError if no majority of the controllers confirms it.
         """
 
-    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition of a stream whose tiering is on, if this broker has it. Quick."""
+
+    def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Register a callback: this broker begins to lead, or its leading process was suspended.
 
-        The callback runs on any thread and must be quick. It returns whether ``admit`` or
-        ``refuse_writes`` of the source will be called.
+        The callback gets the starts of leadership; the last one is this broker's. It runs on any
+        thread and must be quick. It returns whether ``admit`` or ``refuse_writes`` of the
+        partition's source will be called.
         """
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Register a callback: a segment of this stream was sealed. Any thread; must be quick."""
+    def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
+        """Register a callback: a segment of this partition was sealed. Any thread; quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

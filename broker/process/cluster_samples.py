@@ -79,9 +79,9 @@ class ClusterSamples:
 
     def _age_ms(self, driver: PartitionDriver, now_ms: int) -> int:
         """Return how long, as scrapes saw it, records have waited for the high watermark."""
-        mark = driver.high_watermark
+        mark = driver.reads.high_watermark
         before = self._waiting.get(driver.partition_id)
-        if not driver.leads or mark >= driver.log_end:
+        if not driver.leads or mark >= driver.reads.log_end:
             self._waiting.pop(driver.partition_id, None)
             return 0
         if before is None or before[0] != mark:

@@ -338,7 +338,8 @@ class _IngestBridge:
 
     def led_changed(self, led: LedPartitions) -> None:
         """Subscribe to what is led now; blocks until the subscriptions are active."""
-        coroutine = self._ingest.serve(led.stream, led.drivers)
+        logs = {number: driver.writes for number, driver in led.drivers.items()}
+        coroutine = self._ingest.serve(led.stream, logs)
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except UnavailableError as error:  # it subscribes by itself once NATS is back

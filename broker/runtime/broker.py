@@ -213,10 +213,10 @@ class Broker:
     def begin_leading(self) -> None:
         """See ``StartedBroker.begin_leading``: before anything is published to it."""
         ends = {
-            driver.partition_id: (driver.leader_epoch, driver.log_end)
+            driver.partition_id: (driver.reads.leader_epoch, driver.reads.log_end)
             for led in self._hosted.led()
             for driver in led.drivers.values()
-            if driver.failure is None
+            if driver.health.failure is None
         }
         self._membership.begin_leading(ends)
 
@@ -434,7 +434,7 @@ class Broker:
         try:
             # Before the table is looked at: what is recorded after may not be in it yet.
             recorded = [
-                self._recorded_cold_end(stream.uuid, number)
+                self._recorded_cold_end(PartitionId(stream.uuid, PartitionNumber(number)))
                 for number in range(stream.config.partitions)
             ]
             table = self._table_state(stream)
@@ -499,11 +499,12 @@ class Broker:
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         driver = self._hosted.find(partition_id)
         if driver is not None and driver.leads:
-            if (unknown := driver.lost_end or driver.lost_leadership) is not None:
+            if (unknown := driver.health.lost_end or driver.lost_leadership) is not None:
                 raise unknown
-            newest = driver.high_watermark if driver.failure else driver.newest_committed
+            reads, failed = driver.reads, driver.health.failure is not None
+            newest = reads.high_watermark if failed else driver.replication.newest_committed
             if newest is not None:
-                return PartitionStanding(driver.log_start, newest, driver.leader_epoch)
+                return PartitionStanding(reads.log_start, newest, reads.leader_epoch)
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
         assert told.high_watermark is not None, "a leader that does not know is not an answer"
         return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)
@@ -539,7 +540,8 @@ class Broker:
         stream = self._with_partition(name, partition)
         found = self._table_state(stream).ranges.get(partition)
         if found is not None:
-            self._record_cold_end(stream.uuid, partition, found.end)
+            at = PartitionId(stream.uuid, PartitionNumber(partition))
+            self._record_cold_end(at, found.end)
 
     def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """See ``BrokerApi.tier_flush``."""
@@ -560,22 +562,24 @@ class Broker:
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return the partitions of a stream that this broker leads, by number."""
         drivers = self._hosted.of_stream(stream.uuid)
-        return [drivers[number] for number in sorted(drivers) if drivers[number].leads]
+        return [drivers[number].tier for number in sorted(drivers) if drivers[number].leads]
 
-    # ------------------------------------------------------------------ helpers
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition that is here, whoever leads it."""
+        driver = self._hosted.find(partition)
+        return None if driver is None else (driver.stream, driver.tier)
 
     def _propose(self, command: Command) -> Mapping[str, Any]:
         return self._metadata.propose(encode_new(command))
 
-    def _recorded_cold_end(self, stream_uuid: StreamUuid, number: int) -> Offset:
-        rows = self._metadata.state.partitions.get(stream_uuid, ())
-        return rows[number].cold_end if number < len(rows) else Offset(0)
+    def _recorded_cold_end(self, at: PartitionId) -> Offset:
+        row = self._metadata.state.partition(at)
+        return Offset(0) if row is None else row.cold_end
 
-    def _record_cold_end(self, stream_uuid: StreamUuid, number: int, cold_end: Offset) -> None:
-        if cold_end > self._recorded_cold_end(stream_uuid, number):
-            self._propose(
-                RecordColdEnd(stream_uuid=stream_uuid, partition=number, cold_end=cold_end)
-            )
+    def _record_cold_end(self, at: PartitionId, end: Offset) -> None:
+        if end > self._recorded_cold_end(at):
+            uuid, number = at.stream_uuid, at.number
+            self._propose(RecordColdEnd(stream_uuid=uuid, partition=number, cold_end=end))
 
     def _mark_opened(self, partition_ids: Sequence[PartitionId]) -> None:
         for command in marks_of(self._broker_id, self._broker_epoch, partition_ids):
@@ -584,13 +588,13 @@ class Broker:
     def _tick(self, count: int) -> None:
         every = max(1, _MAINTENANCE_MS // self._tick_ms)
         for driver in self.drivers():
-            driver.tick_replica()
+            driver.replication.tick()
             if (count + 1) % every == 0:
                 self._maintain(driver)
 
     def _maintain(self, driver: PartitionDriver) -> None:
         try:
-            driver.tick()
+            driver.maintenance.tick()
             driver.frees.soon(partial(self._lease_floor, driver.partition_id))
         except HeadwaterError as error:
             _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))

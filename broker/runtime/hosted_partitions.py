@@ -28,11 +28,18 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.system import Clock, Files
 from broker.runtime.partition.commit_scheduler import TurnScheduler
+from broker.runtime.partition.context import (
+    OpenedLog,
+    PartitionNotices,
+    PartitionPorts,
+    StreamPartition,
+)
 from broker.runtime.partition.counters import OnCommit
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.queue import OwnerCall
 from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
+from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import (
@@ -50,7 +57,6 @@ _UNKNOWN: Final = "unknown"
 CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
 
 MarkOpened = Callable[[Sequence[PartitionId]], None]
-RecordColdEnd = Callable[[StreamUuid, int, Offset], None]
 MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
 
 
@@ -80,7 +86,7 @@ class ReplicaSetting:
     make_links: MakeLinks
     record_cold_end: RecordColdEnd
     mark_opened: MarkOpened  # durably in the metadata; blocks
-    on_sealed: Callable[[Stream], None]
+    on_sealed: Callable[[PartitionId], None]
     on_commit: OnCommit
     on_late: Callable[[], None]  # :meth:`HostedPartitions.reconcile` has more to do now; quick
     claims: Claims | None = None  # of leaderships of tiered streams
@@ -206,11 +212,11 @@ class HostedPartitions:
                         continue
                 elif same_brokers and number < len(known) and known[number] is row:
                     continue
-                driver.learn_cold_end(row.cold_end)
+                driver.tier.learn_cold_end(row.cold_end)
                 if self._needs_mark(driver, row):
                     fresh.append(driver)
                 else:
-                    begun.append((driver, driver.take_view(view_of(state, driver.partition_id))))
+                    begun.append(_shown(driver, state))
         try:
             if opened:
                 self._promises.sync()
@@ -218,7 +224,7 @@ class HostedPartitions:
         except HeadwaterError as error:  # they take no record before that is known
             failure = error
         else:
-            begun += [(one, one.take_view(view_of(state, one.partition_id))) for one in fresh]
+            begun += [_shown(one, state) for one in fresh]
         if failure is not None:
             self._state = before  # so that the next call looks at everything again
         self._streams.update(streams)
@@ -235,7 +241,7 @@ class HostedPartitions:
 
     def _needs_mark(self, driver: PartitionDriver, row: PartitionState) -> bool:
         marked = self._setting.me in row.opened or driver.partition_id in self._marked
-        return not marked and not driver.is_damaged
+        return not marked and not driver.health.is_damaged
 
     def _mark(self, fresh: Sequence[PartitionDriver]) -> None:
         """Make it known in the metadata that these logs are held. Blocks."""
@@ -281,27 +287,28 @@ class HostedPartitions:
 
         log = self._open_log(partition_id, log_config, held=setting.me in row.opened)
         driver = PartitionDriver(
-            log=log,
-            stream=stream,
-            number=number,
-            identity=ReplicaIdentity(
+            StreamPartition(stream, number),
+            OpenedLog(log=log, begin_log=begin_log, cold_end=row.cold_end),
+            ReplicaIdentity(
                 me=setting.me,
                 broker_epoch=self._broker_epoch,
                 limits=setting.limits,
                 timing=setting.timing,
             ),
-            cold_end=row.cold_end,
-            links=setting.make_links(stream, partition_id),
-            clock=setting.clock,
-            scheduler=setting.scheduler,
-            record_cold_end=lambda n, end: setting.record_cold_end(stream.uuid, n, end),
-            begin_log=begin_log,
-            on_sealed=setting.on_sealed,
-            on_commit=setting.on_commit,
-            claims=setting.claims if config.tiering else None,
+            PartitionPorts(
+                clock=setting.clock,
+                scheduler=setting.scheduler,
+                links=setting.make_links(stream, partition_id),
+            ),
+            PartitionNotices(
+                record_cold_end=setting.record_cold_end,
+                on_sealed=setting.on_sealed,
+                on_commit=setting.on_commit,
+                claims=setting.claims if config.tiering else None,
+            ),
         )
         if row.replicas == (setting.me,):
-            driver.refuse_if_replaced()
+            driver.health.refuse_if_replaced()
         self._drivers[stream.uuid] = {**self._drivers.get(stream.uuid, {}), number: driver}
         _log.info(
             "partition_recovered",
@@ -330,7 +337,7 @@ class HostedPartitions:
                 call.afterwards(self._setting.on_late)
                 continue
             try:
-                driver.view_taken(call)
+                driver.replication.view_taken(call)
             except HeadwaterError as error:  # it has failed, and says so itself
                 _log.error("view_not_taken", partition=str(driver.partition_id), reason=str(error))
 
@@ -347,7 +354,7 @@ class HostedPartitions:
             for number, driver in list(drivers.items()):
                 here = number < len(rows) and self._setting.me in rows[number].replicas
                 if not here:
-                    begun.append((driver, driver.take_view(None)))
+                    begun.append((driver, driver.replication.take_view(None)))
                     gone.setdefault(uuid, []).append(number)
         return gone, begun
 
@@ -412,7 +419,7 @@ class HostedPartitions:
         for driver, call in closing.begun:
             try:
                 driver.closed(call, max(0.0, deadline_s - time.monotonic()))
-                whole = whole and (driver.failure is None or driver.is_damaged)
+                whole = whole and (driver.health.failure is None or driver.health.is_damaged)
             except HeadwaterError as error:
                 _log.error("log_not_closed", partition=str(driver.partition_id), reason=str(error))
                 whole = False
@@ -476,7 +483,7 @@ class HostedPartitions:
 
     def damaged(self) -> list[PartitionId]:
         """Return the replicas whose logs were found damaged when they were opened."""
-        return [one.partition_id for one in self.all() if one.is_damaged]
+        return [one.partition_id for one in self.all() if one.health.is_damaged]
 
     def set_aside(self, partition_ids: Sequence[PartitionId], closing: Closing) -> bool:
         """Move these logs away, for whoever wants to look at them; all are closed, or hang.
@@ -514,3 +521,8 @@ class HostedPartitions:
             stream,
             {number: one for number, one in drivers.items() if one.leads and number not in gone},
         )
+
+
+def _shown(driver: PartitionDriver, state: MetadataState) -> tuple[PartitionDriver, OwnerCall]:
+    """Begin to show a replica what a state says of it; return the call that takes it in."""
+    return driver, driver.replication.take_view(view_of(state, driver.partition_id))

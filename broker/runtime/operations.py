@@ -211,19 +211,19 @@ class ClusterOperations:
         return sorted(found, key=lambda one: (one.stream, one.partition))
 
     def _replica(self, driver: PartitionDriver) -> ReplicaStatus:
-        last_epoch, synced_end = driver.synced_position
-        view = driver.view
-        role = "failed" if driver.failure else "none" if view is None else view.role_of(self._me)
+        last_epoch, synced_end = driver.replication.synced_position
+        view = driver.replication.view
+        role = "none" if view is None else view.role_of(self._me)
         return ReplicaStatus(
             broker=self._me,
             stream=driver.stream.name,
             partition=driver.partition_id.number,
-            role=role,
-            leader_epoch=driver.leader_epoch,
+            role="failed" if driver.health.failure is not None else role,
+            leader_epoch=driver.reads.leader_epoch,
             last_epoch=last_epoch,
-            log_start=driver.log_start,
-            high_watermark=driver.high_watermark,
-            log_end=driver.log_end,
+            log_start=driver.reads.log_start,
+            high_watermark=driver.reads.high_watermark,
+            log_end=driver.reads.log_end,
             synced_end=synced_end,
             failure=None if driver.refusal is None else driver.refusal.message,
             followers=tuple(followers_of(driver, self._clock.monotonic_ms())),
@@ -352,14 +352,14 @@ class ClusterOperations:
             ),
             None,
         )
-        if driver is None or driver.failure is not None:
+        if driver is None or driver.health.failure is not None:
             raise IneligibleReplicaError(
                 f"{broker} holds no readable replica of {name}/{partition}", broker=broker
             )
         # A leader's log begins at the cold end at the latest, so that has to be the newest one.
         self._broker.learn_cold_end(name, partition)
         stream, one = _find(self._metadata.state, name, partition)
-        _, end = driver.synced_position
+        _, end = driver.replication.synced_position
         self._propose(
             ElectUnclean(
                 stream_uuid=stream.uuid,
@@ -421,10 +421,10 @@ def _alone(me: BrokerId) -> InvalidRequestError:
 
 def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatus]:
     """Yield how far each follower is, where this replica leads; any thread."""
-    leader = driver.leader
+    leader = driver.replication.leader
     if leader is None:
         return
-    log_end = driver.log_end
+    log_end = driver.reads.log_end
     for broker, progress in sorted(dict(leader.progress()).items()):
         end = progress.synced_end
         yield FollowerStatus(

@@ -20,25 +20,25 @@ class TierListeners:
 
     def __init__(self) -> None:
         """Nobody listens."""
-        self._sealed: list[Callable[[Stream], None]] = []
-        self._leading: list[Callable[[Stream, TierSource], bool]] = []
+        self._sealed: list[Callable[[PartitionId], None]] = []
+        self._leading: list[Callable[[PartitionId, Lineage], bool]] = []
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
-        """Register a callback for "a segment of this stream was sealed"."""
+    def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
+        """Register a callback for "a segment of this partition was sealed"."""
         self._sealed.append(callback)
 
-    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+    def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Register a callback for "a leadership of a tiered stream begins"."""
         self._leading.append(callback)
 
-    def sealed(self, stream: Stream) -> None:
+    def sealed(self, partition: PartitionId) -> None:
         """Tell of a segment."""
         for callback in self._sealed:
-            callback(stream)
+            callback(partition)
 
-    def leading(self, stream: Stream, source: TierSource) -> bool:
+    def leading(self, partition: PartitionId, lineage: Lineage) -> bool:
         """Tell of a leadership; return whether anybody claims it."""
-        told = [callback(stream, source) for callback in self._leading]
+        told = [callback(partition, lineage) for callback in self._leading]
         return any(told)
 
 
@@ -50,6 +50,9 @@ class TieredBroker(Protocol):
 
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return the partitions of a stream that this broker leads, by number."""
+
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition that is here."""
 
     @property
     def tier_listeners(self) -> TierListeners:
@@ -72,6 +75,11 @@ class BrokerCatalog:
         """Return the partitions that this broker leads, by number."""
         return self._broker.sources(stream)
 
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition of a stream whose tiering is on, if it is here."""
+        found = self._broker.source(partition)
+        return found if found is not None and found[0].config.tiering else None
+
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
         """Return whose history a partition is, and how far it is recorded to be cold."""
         if refreshed:
@@ -79,10 +87,10 @@ class BrokerCatalog:
         one = self._metadata.state.partition(partition)
         return ((), Offset(0)) if one is None else (one.lineage, one.cold_end)
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
+    def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Register a callback."""
         self._broker.tier_listeners.on_sealed(callback)
 
-    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+    def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Register a callback."""
         self._broker.tier_listeners.on_leading(callback)

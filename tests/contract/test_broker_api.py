@@ -59,7 +59,7 @@ def batch(start: int, count: int, *, producer: int = -1, sequence: int = -1) -> 
 def submit(handle: PartitionHandle, *batches: PreparedBatch) -> list[Any]:
     """Submit batches in one call and return their outcomes."""
     answers: SimpleQueue[Sequence[AppendResult | HeadwaterError]] = SimpleQueue()
-    handle.submit(batches, answers.put)
+    handle.writes.submit(batches, answers.put)
     return list(answers.get(timeout=WAIT_S))
 
 
@@ -68,7 +68,7 @@ def submit_records(
 ) -> RecordsOutcome:
     """Submit rows and return where they stand."""
     answers: SimpleQueue[RecordsOutcome | HeadwaterError] = SimpleQueue()
-    handle.submit_records(rows, ids, answers.put)
+    handle.writes.submit_records(rows, ids, answers.put)
     outcome = answers.get(timeout=WAIT_S)
     assert isinstance(outcome, RecordsOutcome)
     return outcome
@@ -76,7 +76,7 @@ def submit_records(
 
 def values(handle: PartitionHandle, start: int, end: int) -> list[int]:
     """Return the numbers in the batches that overlap a range."""
-    stored = handle.read(Offset(start), Offset(end), bytes_max=1 << 30)
+    stored = handle.reads.read(Offset(start), Offset(end), bytes_max=1 << 30)
     bodies = [decode_body(item.header, item.body) for item in stored]
     return [int(value) for body in bodies for value in body.column("value").to_pylist()]
 
@@ -115,9 +115,9 @@ def test_offsets_begin_at_nought_and_follow_each_other(broker: BrokerApi) -> Non
     second = submit(handle, batch(7, 1))
     assert [result.base_offset for result in first + second] == [0, 3, 7]
     assert [result.records_count for result in first + second] == [3, 4, 1]
-    assert {result.leader_epoch for result in first + second} == {handle.leader_epoch}
-    assert (handle.log_start, handle.high_watermark, handle.log_end) == (0, 8, 8)
-    assert broker.partition("s", 1).log_end == 0
+    assert {result.leader_epoch for result in first + second} == {handle.reads.leader_epoch}
+    assert (handle.reads.log_start, handle.reads.high_watermark, handle.reads.log_end) == (0, 8, 8)
+    assert broker.partition("s", 1).reads.log_end == 0
     assert values(handle, 0, 8) == list(range(8))
 
 
@@ -127,11 +127,11 @@ def test_a_read_gives_whole_batches_that_overlap(broker: BrokerApi) -> None:
     submit(handle, batch(0, 3), batch(3, 3), batch(6, 3))
     assert values(handle, 4, 7) == list(range(3, 9))
     assert values(handle, 3, 6) == [3, 4, 5]
-    (only,) = handle.read(Offset(0), Offset(9), bytes_max=1)
+    (only,) = handle.reads.read(Offset(0), Offset(9), bytes_max=1)
     assert (only.header.base_offset, only.header.end_offset) == (0, 3)
     for start, end in ((0, 10), (10, 11)):
         with pytest.raises(OffsetOutOfRangeError):
-            handle.read(Offset(start), Offset(end), bytes_max=1)
+            handle.reads.read(Offset(start), Offset(end), bytes_max=1)
 
 
 def test_a_producer_is_recognised(broker: BrokerApi) -> None:
@@ -145,7 +145,7 @@ def test_a_producer_is_recognised(broker: BrokerApi) -> None:
     (gap,) = submit(handle, batch(9, 1, producer=9, sequence=6))
     assert isinstance(gap, SequenceGapError)
     assert (gap.expected, gap.got) == (5, 6)
-    assert handle.log_end == 5
+    assert handle.reads.log_end == 5
 
 
 def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
@@ -165,11 +165,11 @@ def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
 def test_waiting_ends_with_the_commit_or_with_the_time(broker: BrokerApi) -> None:
     """The high watermark is returned in both cases."""
     handle = broker.partition("s", 0)
-    assert handle.wait_committed(Offset(0), 10) == 0
+    assert handle.reads.wait_committed(Offset(0), 10) == 0
     submit(handle, batch(0, 2))
-    assert handle.wait_committed(Offset(0), 60_000) == 2
-    assert handle.wait_committed(Offset(1), 60_000) == 2
-    assert handle.wait_committed(Offset(2), 10) == 2
+    assert handle.reads.wait_committed(Offset(0), 60_000) == 2
+    assert handle.reads.wait_committed(Offset(1), 60_000) == 2
+    assert handle.reads.wait_committed(Offset(2), 10) == 2
 
 
 def test_an_offset_is_found_by_time(broker: BrokerApi) -> None:
@@ -178,10 +178,10 @@ def test_an_offset_is_found_by_time(broker: BrokerApi) -> None:
     for start in (0, 5):
         stamps = pa.array(range(1_000 + start, 1_005 + start))
         submit(handle, prepare(records([b"x"] * 5, timestamp=stamps), now_us=1))
-    assert handle.offset_at(1_000) == 0
-    assert 0 <= handle.offset_at(1_003) <= 3
-    assert 5 <= handle.offset_at(1_006) <= 6
-    assert handle.offset_at(1_010) == 10
+    assert handle.reads.offset_at(1_000) == 0
+    assert 0 <= handle.reads.offset_at(1_003) <= 3
+    assert 5 <= handle.reads.offset_at(1_006) <= 6
+    assert handle.reads.offset_at(1_010) == 10
 
 
 def test_leases_are_taken_renewed_and_dropped(broker: BrokerApi) -> None:

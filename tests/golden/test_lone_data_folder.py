@@ -45,9 +45,9 @@ def _told(left: Path) -> Any:
 def _rows(broker: Broker, name: str, number: int) -> list[bytes]:
     partition = broker.partition(name, number)
     found: list[bytes] = []
-    at = partition.log_start
-    while at < partition.high_watermark:
-        for batch in partition.read(at, partition.high_watermark, bytes_max=1 << 20):
+    at = partition.reads.log_start
+    while at < partition.reads.high_watermark:
+        for batch in partition.reads.read(at, partition.reads.high_watermark, bytes_max=1 << 20):
             found += decode_body(batch.header, batch.body).column("value").to_pylist()
             at = batch.header.end_offset
     return found

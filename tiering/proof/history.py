@@ -138,12 +138,12 @@ def require_rows_of_log(
     number = int(source.partition_id.number)
     start = snapshot.ranges[number].start if newest is None else newest.start
     end = snapshot.cold_end(number)
-    if end > source.log_end:
-        reason = f"the table ends at {end} but the local log at {source.log_end}"
+    if end > source.reads.log_end:
+        reason = f"the table ends at {end} but the local log at {source.reads.log_end}"
         raise foreign(snapshot, number, reason)
-    if end <= source.log_start:
+    if end <= source.reads.log_start:
         return False
-    held = OffsetRange(Offset(max(start, source.log_start)), end)
+    held = OffsetRange(Offset(max(start, source.reads.log_start)), end)
     local = _digest(log_rows(log_batches(source, held), held, place))
     if newest is not None and held == newest.range:
         cold = newest.digest

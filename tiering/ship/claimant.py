@@ -24,6 +24,7 @@ from broker.errors import (
     RemoteTierUnavailableError,
 )
 from broker.model.ids import PartitionId
+from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.pumps import NEVER_MS, Drive
@@ -66,16 +67,18 @@ class Claimant:
         clock: Clock,
         config: TieringConfig,
         observer: Observer,
+        source_of: Callable[[PartitionId], tuple[Stream, TierSource] | None],
         is_replaced: Callable[[PartitionId, str], bool] = lambda _partition, _lineage_id: False,
         drive: Drive | None = None,
     ) -> None:
         """Create the pool; its threads start with the first claim. With a ``drive`` it is a pump.
 
-        ``is_replaced`` asks for fresh metadata whether another leadership followed the one with
-        this lineage id; then a newer claim belongs to that successor. The function may block, and
-        may raise HeadwaterError.
+        ``source_of`` looks a partition of this broker up, quickly. ``is_replaced`` asks for fresh
+        metadata whether another leadership followed the one with this lineage id; then a newer
+        claim belongs to that successor. It may block, and may raise HeadwaterError.
         """
         self._table_of = table_of
+        self._source_of = source_of
         self._is_replaced = is_replaced
         self._cluster = cluster
         self._clock = clock
@@ -92,24 +95,26 @@ class Claimant:
         )
         self._started = self._stopping = False
 
-    def begin(self, stream: Stream, source: TierSource) -> bool:
+    def begin(self, partition: PartitionId, lineage: Lineage) -> bool:
         """Queue the claim of a leadership that begins, or an immediate check of a known one; quick.
 
-        Returns True if the source will later get a call of ``admit`` or ``refuse_writes``.
+        ``lineage`` are the starts of leadership up to this one. Returns True if the partition's
+        source will later get a call of ``admit`` or ``refuse_writes``.
         """
-        lineage = source.lineage
-        if not lineage:
+        here = self._source_of(partition)
+        if here is None or not lineage:
             return False
+        stream, source = here
         with self._changed:
             if self._stopping:
                 return False
-            now, found = self._clock.monotonic_ms(), self._held.get(source.partition_id)
+            now, found = self._clock.monotonic_ms(), self._held.get(partition)
             same = found is not None and found.source is source
             if found is not None and same and found.lineage_id == lineage[-1].lineage_id:
                 found.due_ms = now
                 found.looks = 0
             else:
-                self._held[source.partition_id] = _Held(stream, source, lineage[-1].lineage_id, now)
+                self._held[partition] = _Held(stream, source, lineage[-1].lineage_id, now)
             if not self._started:
                 self._start_locked()
             self._changed.notify()
@@ -146,10 +151,10 @@ class Claimant:
             for partition, held in list(self._held.items()):
                 if partition not in led or led[partition][1] is not held.source:
                     del self._held[partition]
-        for partition, (stream, source) in led.items():
+        for partition, (_, source) in led.items():
             found, lineage = self._held.get(partition), source.lineage
             if found is None or (lineage and lineage[-1].lineage_id != found.lineage_id):
-                self.begin(stream, source)
+                self.begin(partition, lineage)
 
     def wait_settled(self, timeout_ms: int) -> None:
         """Wait until every claim is settled or lost, ``timeout_ms`` at most. Blocks."""
@@ -253,7 +258,7 @@ class Claimant:
             held.settled = True
             self._observer("leadership_claimed", {**_keys(held), "lineage_id": held.lineage_id})
         else:
-            log_end, number = held.source.log_end, held.looks
+            log_end, number = held.source.reads.log_end, held.looks
             held.looks += 1
             if log_end == held.log_end and number % _IDLE_EVERY:
                 return

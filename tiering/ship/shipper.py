@@ -159,7 +159,7 @@ class PartitionShipper:
             case tier.ListLog():
                 # Segments first: then the high watermark is as new as the segments, or newer.
                 segments = self.source.segments()
-                return tier.LogListed(segments, self.source.high_watermark)
+                return tier.LogListed(segments, self.source.reads.high_watermark)
             case tier.PackSegments(wanted, count):
                 self._require_ours()
                 self._segments_count = count
@@ -194,7 +194,7 @@ class PartitionShipper:
 
     def _place(self, wanted: OffsetRange) -> SegmentPlace:
         name = (
-            f"{wanted.start:020}-{wanted.end:020}-{self.source.leader_epoch}-"
+            f"{wanted.start:020}-{wanted.end:020}-{self.source.reads.leader_epoch}-"
             f"{secrets.token_hex(8)}.parquet"
         )
         return SegmentPlace(

@@ -120,19 +120,17 @@ class Uploader:
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def wake(self, stream: Stream) -> None:
-        """Make a stream's partitions due now. Quick; any thread."""
+    def wake(self, partition: PartitionId) -> None:
+        """Make a partition due now. Quick; any thread."""
         now = self._clock.monotonic_ms()
         with self._changed:
-            known = False
-            for task in self._tasks.values():
-                if task.stream.uuid == stream.uuid:
-                    known = True
-                    task.again = task.busy_since_ms is not None
-                    if task.failures == 0:  # after a failure the partition waits out its pause
-                        task.due_ms = min(task.due_ms, now)
-            if not known:
+            task = self._tasks.get(partition)
+            if task is None:
                 self._next_scan_ms = now
+            else:
+                task.again = task.busy_since_ms is not None
+                if task.failures == 0:  # after a failure the partition waits out its pause
+                    task.due_ms = min(task.due_ms, now)
             self._changed.notify_all()
         if self._driven is not None:
             self._driven.wake()
@@ -151,7 +149,7 @@ class Uploader:
         targets: dict[PartitionId, tuple[TierSource, Offset]] = {}
         begun: dict[PartitionId, int] = {}
         for source in sources:
-            targets[source.partition_id] = (source, source.high_watermark)
+            targets[source.partition_id] = (source, source.reads.high_watermark)
             source.seal_active()
         self._scan(only=stream)
         with self._changed:

@@ -103,14 +103,14 @@ class LedgerRepair:
 
     def _local_entry(self, at: Offset, end: Offset) -> LedgerEntry:
         """Make an entry from the local log for the segment, or the rest of one, from ``at`` on."""
-        if at < self._source.log_start:
+        if at < self._source.reads.log_start:
             raise GapError(
-                f"the ledger has no entry for [{at}, {self._source.log_start}) of partition "
+                f"the ledger has no entry for [{at}, {self._source.reads.log_start}) of partition "
                 f"{self._number}, and neither the table's log nor the local log has these records "
                 "any more",
                 partition=self._number,
                 start=int(at),
-                end=int(self._source.log_start),
+                end=int(self._source.reads.log_start),
             )
         bounds = [at, *(one.end_offset for one in self._source.segments() if one.end_offset > at)]
         noted = [start for start in self._ledger.starts(self._number) if start > at]
@@ -142,6 +142,6 @@ def log_batches(source: TierSource, wanted: OffsetRange) -> Iterator[StoredBatch
     """Yield the log's batches over a range, a bounded number of bytes at a time."""
     at = wanted.start
     while at < wanted.end:
-        for batch in source.read(at, wanted.end, bytes_max=_READ_BYTES_MAX):
+        for batch in source.reads.read(at, wanted.end, bytes_max=_READ_BYTES_MAX):
             yield batch
             at = batch.header.end_offset

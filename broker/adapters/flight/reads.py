@@ -62,7 +62,7 @@ class RowRange:
     @property
     def partition_id(self) -> PartitionId:
         """Identity of the partition when the request arrived."""
-        return self.handle.partition_id
+        return self.handle.reads.partition_id
 
 
 def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
@@ -106,7 +106,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         _check_leads(handle, f"{request.stream}/{request.partition}")
     else:
         _check_history(handle)
-    first = earliest(api, stream, request.partition, handle.log_start)
+    first = earliest(api, stream, request.partition, handle.reads.log_start)
     last = _last(api, request, handle)
     start = _start(api, request, stream, handle, first=first, last=last)
     end = request.end
@@ -128,7 +128,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         request.leader_epoch,
         request.uncommitted,
     )
-    if request.leader_epoch is not None and start <= handle.log_end:
+    if request.leader_epoch is not None and start <= handle.reads.log_end:
         _check_goes_on(wanted, start, request.leader_epoch)
     return wanted
 
@@ -136,8 +136,8 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
 def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offset:
     """Return the first offset that may not be read yet; ask the leader only if it matters."""
     if request.uncommitted:
-        return handle.log_end
-    here = handle.high_watermark
+        return handle.reads.log_end
+    here = handle.reads.high_watermark
     start, end = request.start, request.end
     whole = start == "latest" or (end is None and not request.follow)
     beyond = (isinstance(start, int) and start > here) or (end is not None and end > here)
@@ -227,7 +227,7 @@ def offset_at(
     """
     asked = first  # all records below are older than the time
     while True:
-        log_start = handle.log_start
+        log_start = handle.reads.log_start
         if asked < log_start:
             # The table has older records than the local log, so it is searched first.
             found = api.cold_offset_at(stream.name, partition, asked, log_start, stamp_us)
@@ -237,16 +237,16 @@ def offset_at(
         try:
             found = _local_offset_at(handle, stamp_us)
         except OffsetOutOfRangeError:
-            if handle.log_start == log_start:
+            if handle.reads.log_start == log_start:
                 raise
             continue
-        if handle.log_start == log_start:
+        if handle.reads.log_start == log_start:
             return found
 
 
 def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
-    found = handle.offset_at(stamp_us)
-    high_watermark = handle.high_watermark
+    found = handle.reads.offset_at(stamp_us)
+    high_watermark = handle.reads.high_watermark
     if found >= high_watermark:
         return high_watermark
     return min(_first_reaching(handle, found, stamp_us), high_watermark)
@@ -254,7 +254,7 @@ def _local_offset_at(handle: PartitionHandle, stamp_us: int) -> Offset:
 
 def _first_reaching(handle: PartitionHandle, offset: Offset, stamp_us: int) -> Offset:
     """Return the first record of the batch at ``offset`` with a timestamp at or after the time."""
-    stored = handle.read(offset, Offset(offset + 1), bytes_max=1)[0]
+    stored = handle.reads.read(offset, Offset(offset + 1), bytes_max=1)[0]
     if stored.header.sparse:
         return offset
     stamps = np.asarray(decode_body(stored.header, stored.body).column(0))
@@ -282,7 +282,8 @@ def read_rows(
     position, written_in = wanted.start, wanted.leader_epoch
     looked_in: LeaderEpoch | None = None  # leader epoch in which the record before was checked
     while not check_stop():
-        now = handle.leader_epoch  # read before the limit: the epoch changes before a truncation
+        # Read before the limit: the epoch changes before a truncation.
+        now = handle.reads.leader_epoch
         readable = _readable(wanted)
         limit = readable if wanted.end is None else min(wanted.end, readable)
         if position < limit:
@@ -290,21 +291,21 @@ def read_rows(
                 _check_goes_on(wanted, position, written_in)
             looked_in = now
             for reply, epoch in _next_replies(api, wanted, position, limit):
-                if handle.leader_epoch != now:
+                if handle.reads.leader_epoch != now:
                     break  # the epoch has changed: these rows may be truncated, so read again
                 position, written_in = reply.end_offset, epoch
                 yield (
                     reply.rows,
-                    RowsMark(reply.base_offset, position, handle.high_watermark, epoch),
+                    RowsMark(reply.base_offset, position, handle.reads.high_watermark, epoch),
                 )
                 if check_stop():
                     return
         elif wanted.end is not None and position >= wanted.end:
             return
         elif wanted.uncommitted:
-            handle.wait_committed(position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
+            handle.reads.wait_committed(position, min(idle_check_ms, _UNCOMMITTED_WAIT_MS))
             _check_still_there(api, wanted)
-        elif handle.wait_committed(position, idle_check_ms) <= position:
+        elif handle.reads.wait_committed(position, idle_check_ms) <= position:
             _check_still_there(api, wanted)
 
 
@@ -312,9 +313,9 @@ def _readable(wanted: RowRange) -> Offset:
     """Return the end of the records that may be sent."""
     if not wanted.uncommitted:
         _check_history(wanted.handle)
-        return wanted.handle.high_watermark
+        return wanted.handle.reads.high_watermark
     _check_leads(wanted.handle, wanted.name)
-    return wanted.handle.log_end
+    return wanted.handle.reads.log_end
 
 
 def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) -> None:
@@ -325,12 +326,12 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
     """
     handle = wanted.handle
     before = Offset(position - 1)
-    if before < handle.log_start:
+    if before < handle.reads.log_start:
         return
     try:
-        found = handle.read(before, position, bytes_max=1)[0].header.leader_epoch
+        found = handle.reads.read(before, position, bytes_max=1)[0].header.leader_epoch
     except OffsetOutOfRangeError:
-        if before < handle.log_start:
+        if before < handle.reads.log_start:
             return
         found = LeaderEpoch(-1)  # the record has just been truncated
     if found != written_in:
@@ -340,7 +341,7 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
             partition=wanted.partition,
             offset=position,
             leader_epoch=written_in,
-            end=min(before, handle.log_end),
+            end=min(before, handle.reads.log_end),
         )
 
 
@@ -357,14 +358,14 @@ def _next_replies(
     Each reply comes with the leader epoch of its last record.
     """
     handle = wanted.handle
-    log_start = handle.log_start
+    log_start = handle.reads.log_start
     if position < log_start:
         yield from _cold_replies(api, wanted, position, min(limit, log_start))
         return
     try:
-        stored = handle.read(position, limit, bytes_max=wanted.bytes_max)
+        stored = handle.reads.read(position, limit, bytes_max=wanted.bytes_max)
     except OffsetOutOfRangeError:
-        if position < handle.log_start:
+        if position < handle.reads.log_start:
             return  # freed since the check: the caller tries again, and the table has the records
         raise
     found = replies(

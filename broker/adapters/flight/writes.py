@@ -159,7 +159,9 @@ class PutStream:
         outcomes: SimpleQueue[Sequence[_Outcome]] = SimpleQueue()
         try:
             prepared = self._prepare(batch, metadata, size)
-            self._handle.submit([prepared], outcomes.put, may_block=True, policy=self._policy)
+            self._handle.writes.submit(
+                [prepared], outcomes.put, may_block=True, policy=self._policy
+            )
             outcome = outcomes.get(timeout=self._config.commit_timeout_ms / 1000)[0]
         except HeadwaterError as error:
             outcome = error
@@ -217,12 +219,12 @@ class PutStream:
     def _submit(self, prepared: PreparedBatch, place: int, size: int) -> None:
         done = self._done(place, size)
         try:
-            self._handle.submit([prepared], done, policy=self._policy)
+            self._handle.writes.submit([prepared], done, policy=self._policy)
         except OverloadedError:
             # Wait until this call's own batches are done: the queue drains. Then retry once.
             with self._room:
                 self._room.wait_for(lambda: self._inflight_batches == 1)
-            self._handle.submit([prepared], done, policy=self._policy)
+            self._handle.writes.submit([prepared], done, policy=self._policy)
 
     def _done(self, place: int, size: int) -> Callable[[Sequence[_Outcome]], None]:
         def done(outcomes: Sequence[_Outcome]) -> None:  # on the commit thread: must not block

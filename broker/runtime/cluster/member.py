@@ -429,7 +429,7 @@ class ClusterMember:
                 address = ReplicaAddress(partition_id=partition_id, stream="")
                 self._replicas.send(sender, address, not_leader(message))
         if driver is not None:
-            driver.deliver(message)
+            driver.replication.deliver(message)
 
     def _control_message(self, sender: BrokerId, message: ControlMessage) -> None:
         match message:
@@ -460,15 +460,17 @@ class ClusterMember:
     def _tell_log_end_again(self, partition_id: PartitionId, *, at_once: bool = False) -> None:
         assert self._broker is not None
         driver, question = self._broker.replica(partition_id), self._asked.get(partition_id)
-        if question is None or driver is None or driver.failure is not None:
+        if question is None or driver is None or driver.health.failure is not None:
             return
         controller, asked = question
-        known = LeaderEpoch(0) if driver.view is None else driver.view.leader_epoch
+        view = driver.replication.view
+        known = LeaderEpoch(0) if view is None else view.leader_epoch
         if known >= asked.leader_epoch:
             self._asked.pop(partition_id, None)
         elif not at_once:
             return
-        last_epoch, end = driver.synced_position  # after the view: what came before is in it
+        # After the view: what came before is in it.
+        last_epoch, end = driver.replication.synced_position
         told = LogEndTold(
             partition_id=partition_id,
             broker_epoch=self._broker_epoch,

@@ -30,7 +30,7 @@ from broker.errors import (
 )
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream
-from broker.ports.partition import PartitionHandle, RecordsOutcome
+from broker.ports.partition import PartitionWriter, RecordsOutcome
 from broker.ports.system import Clock
 from broker.runtime.ingest.nats_partition import Answers, IngestStats, PartitionIngest
 
@@ -144,7 +144,7 @@ class NatsIngest:
         self._by_stream.clear()
         self._by_sid.clear()
 
-    async def serve(self, stream: Stream, handles: Mapping[int, PartitionHandle]) -> None:
+    async def serve(self, stream: Stream, logs: Mapping[int, PartitionWriter]) -> None:
         """Subscribe for these partitions of a stream, by number, and for no other partitions.
 
         The subscriptions are active on the server when this returns.
@@ -154,10 +154,10 @@ class NatsIngest:
             UnavailableError: no connection. The partitions are subscribed with the next connection.
         """
         present = self._by_stream.get(stream.uuid, [])
-        kept = [one for one in present if handles.get(one.number) is one.handle]
+        kept = [one for one in present if logs.get(one.number) is one.writes]
         new = [
-            PartitionIngest(stream, number, handle, next(self._sids))
-            for number, handle in sorted(handles.items())
+            PartitionIngest(stream, number, writes, next(self._sids))
+            for number, writes in sorted(logs.items())
             if all(one.number != number for one in kept)
         ]
         gone = [one for one in present if one not in kept]
@@ -168,7 +168,7 @@ class NatsIngest:
             await self._unsubscribe(gone)
             for partition in gone:
                 self._by_sid.pop(partition.sid, None)
-        if not handles:
+        if not logs:
             del self._by_stream[stream.uuid]
         if new:
             subjects = {one.sid: one.subject for one in new}
@@ -289,7 +289,7 @@ class NatsIngest:
         # Count before submitting: the commit thread may finish before the next line runs.
         self._count_pending(submission, 1)
         try:
-            submission.partition.handle.submit_records(
+            submission.partition.writes.submit_records(
                 records.batch, records.message_ids, done, policy=records.policy
             )
         except HeadwaterError as error:

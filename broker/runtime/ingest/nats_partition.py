@@ -20,7 +20,7 @@ from broker.model.offsets import Offset
 from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
 from broker.model.stream import Stream
-from broker.ports.partition import PartitionHandle, RecordsOutcome
+from broker.ports.partition import PartitionWriter, RecordsOutcome
 
 _log = structlog.get_logger(__name__)
 
@@ -75,11 +75,11 @@ class _Counters:
 class PartitionIngest:
     """The ingest of one partition. Owner: the event loop."""
 
-    def __init__(self, stream: Stream, number: int, handle: PartitionHandle, sid: int) -> None:
+    def __init__(self, stream: Stream, number: int, writes: PartitionWriter, sid: int) -> None:
         """Take over a partition that this broker leads; ``sid`` is its subscription id."""
         self.stream = stream
         self.number = number
-        self.handle = handle
+        self.writes = writes
         self.subject = stream.config.partition_subject(number)
         self.rules = RecordRules.of(stream.config, number)
         self.sid = sid

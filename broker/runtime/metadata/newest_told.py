@@ -17,15 +17,15 @@ from broker.runtime.partition.driver import PartitionDriver
 
 def newest_told(driver: PartitionDriver | None, asked: NewestAsked) -> NewestTold:
     """Return what the replica that is here, if any, can say."""
-    newest = None if driver is None else driver.newest_committed
-    if driver is None or newest is None or driver.lost_end is not None:
+    newest = None if driver is None else driver.replication.newest_committed
+    if driver is None or newest is None or driver.health.lost_end is not None:
         return NewestTold(partition_id=asked.partition_id, request_id=asked.request_id)
     refused = driver.lost_leadership is not None
     return NewestTold(
         partition_id=asked.partition_id,
         request_id=asked.request_id,
-        leader_epoch=driver.leader_epoch,
-        log_start=driver.log_start,
+        leader_epoch=driver.reads.leader_epoch,
+        log_start=driver.reads.log_start,
         high_watermark=None if refused else newest,
     )
 

@@ -11,31 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError
-from broker.model.lineage import Leadership, first_lineage_id
-from broker.model.stream import Stream
+from broker.model.ids import PartitionId
+from broker.model.lineage import Leadership, Lineage, first_lineage_id
 from broker.ports.system import Clock
-from broker.ports.tiering import TierSource
 
 SLEPT_MS: Final = 5_000  # without a tick for so long, another process may have taken over
 SETTLE_MS: Final = 2_000
-
-
-class ClaimedSource(TierSource, Protocol):
-    """A partition whose leaderships are claimed."""
-
-    stream: Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
     """How leaderships are claimed in the lake, and how long writes wait for a claim."""
 
-    # Makes or checks the claim; returns whether `admit` or `refuse_writes` will be called.
-    on_leading: Callable[[Stream, TierSource], bool]
+    # Makes or checks the claim of the last leadership of a lineage; returns whether `admit` or
+    # `refuse_writes` of the partition's ``TierSource`` will be called.
+    on_leading: Callable[[PartitionId, Lineage], bool]
     settle_ms: int = SETTLE_MS
 
 
@@ -97,9 +91,10 @@ class LeadershipGate:
 class Gatekeeper:
     """The gate of one partition with its clock. Owner: the partition's turns; any thread ticks."""
 
-    def __init__(self, source: ClaimedSource, clock: Clock, claims: Claims | None) -> None:
+    def __init__(self, partition_id: PartitionId, clock: Clock, claims: Claims | None) -> None:
         """Start without a leadership; ``claims`` is None without a lake or without tiering."""
-        self._source = source
+        self._partition_id = partition_id
+        self._lineage: Lineage = ()  # of the gate's leadership
         self._clock = clock
         self._claims = claims
         self._gate = LeadershipGate(0 if claims is None else claims.settle_ms)
@@ -108,7 +103,7 @@ class Gatekeeper:
 
     def _ask(self) -> bool:
         claims = self._claims
-        return claims is not None and claims.on_leading(self._source.stream, self._source)
+        return claims is not None and claims.on_leading(self._partition_id, self._lineage)
 
     @property
     def refusal(self) -> HeadwaterError | None:
@@ -127,9 +122,9 @@ class Gatekeeper:
             return  # the view does not have the new leadership yet
         if not self._gate.is_news(leadership):
             return
+        self._lineage = () if leadership is None or view is None else view.lineage
         asked = leadership is not None and self._ask()
-        partition = self._source.partition_id
-        first_id = first_lineage_id(partition.stream_uuid, partition.number)
+        first_id = first_lineage_id(self._partition_id.stream_uuid, self._partition_id.number)
         is_new = leadership is not None and leadership.lineage_id == first_id
         now_ms = self._alive_ms = self._clock.monotonic_ms()
         self._gate.begin(leadership, held=asked and not is_new, now_ms=now_ms)

@@ -18,7 +18,7 @@ from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.ports.system import Clock
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.retry_tables import RetryTables
-from broker.runtime.partition.tier_view import TierView
+from broker.runtime.partition.tier_view import RecordColdEnd, TierView
 from broker.storage.log.partition_log import PartitionLog
 
 BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
@@ -34,7 +34,7 @@ class LocalLog:
         partition_id: PartitionId,
         config: StreamConfig,
         cold_end: Offset,
-        record_cold_end: Callable[[int, Offset], None],
+        record_cold_end: RecordColdEnd,
         begin_log: BeginLog,
         clock: Clock,
         counters: PartitionCounters,

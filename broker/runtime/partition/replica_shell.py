@@ -6,7 +6,6 @@ The effects of messages, ticks and new views of the metadata are performed in th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -34,6 +33,7 @@ from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, 
 from broker.model.stream import StreamConfig
 from broker.ports.partition import StoredBatch
 from broker.ports.system import Clock
+from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.tier_view import below_table
 
@@ -143,8 +143,9 @@ class ReplicaShell:
         identity: ReplicaIdentity,
         links: ReplicaLinks,
         clock: Clock,
+        committed: CommittedEnd,
     ) -> None:
-        """Start without a role; the first view brings one."""
+        """Start without a role; the first view brings one. Readers see what ``committed`` says."""
         self._owner = owner
         self._local = local
         self._interval = config.flush == "interval"
@@ -161,10 +162,8 @@ class ReplicaShell:
             known_high_watermark=local.log.log_start,
         )
         self._lease_until_ms = links.lease_until_ms()
-        self.high_watermark = local.committed_for_certain()  # the one that readers see
+        self._committed = committed
         self._shared: tuple[Offset, Offset, list[StoredBatch]] | None = None  # within one event
-        self._committed = threading.Condition()
-        self._closing = False
         self.sync_count = 0
         self.synced_ms = clock.monotonic_ms()
 
@@ -184,21 +183,6 @@ class ReplicaShell:
     def view(self) -> PartitionView | None:
         """The newest view of the partition's metadata on this broker."""
         return self._replica.view
-
-    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
-        """Block until the high watermark exceeds ``above``, time is up, or the log closes."""
-        if self.high_watermark <= above:
-            with self._committed:
-                self._committed.wait_for(
-                    lambda: self.high_watermark > above or self._closing, timeout_ms / 1000
-                )
-        return self.high_watermark
-
-    def wake_readers(self, *, closing: bool) -> None:
-        """Wake waiting readers, so that they check again."""
-        with self._committed:
-            self._closing = self._closing or closing
-            self._committed.notify_all()
 
     # ------------------------------------------------------------------ events, owner thread
 
@@ -278,8 +262,7 @@ class ReplicaShell:
     def _do_one(self, effect: does.Effect) -> None:
         match effect:
             case does.AdvanceHighWatermark(end):
-                self.high_watermark = max(end, self.high_watermark)
-                self.wake_readers(closing=False)
+                self._committed.advance(end)
             case does.SendToReplica(to, message):
                 self._links.send(to, message)
             case does.SendRecords():
@@ -308,7 +291,7 @@ class ReplicaShell:
                 self._owner.end_leading()
                 _log.info("not_leading", partition=self._name, leader_epoch=leader_epoch)
             case does.ReportLostRecords(end, committed):
-                self.high_watermark = end
+                self._committed.lower(end)
                 _log.error("records_lost", partition=self._name, start=end, end=committed)
 
     def _send_records(self, effect: does.SendRecords) -> None:
@@ -350,7 +333,7 @@ class ReplicaShell:
             leader_epoch=request.leader_epoch,
             request_id=request.request_id,
             start=start,
-            high_watermark=self.high_watermark,
+            high_watermark=self._committed.end,
             log_end=log.log_end,
             refusal="below_start",
             prefix=LogPrefix(

@@ -15,6 +15,8 @@ from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
+RecordColdEnd = Callable[[PartitionId, Offset], None]  # durably in the metadata; blocks
+
 
 class TierView:
     """The facts of one partition's table. A number is replaced as a whole; any thread reads."""
@@ -24,7 +26,7 @@ class TierView:
         partition_id: PartitionId,
         config: StreamConfig,
         cold_end: Offset,
-        record: Callable[[int, Offset], None],
+        record: RecordColdEnd,
     ) -> None:
         """Begin with the metadata's cold end; ``record`` writes a higher one to the metadata."""
         self.cold_end = cold_end
@@ -50,7 +52,7 @@ class TierView:
 
     def record(self, cold_end: Offset) -> None:
         """Record a cold end in the metadata. Blocks until the metadata log has it."""
-        self._record(self._partition_id.number, cold_end)
+        self._record(self._partition_id, cold_end)
         self.cold_end = max(self.cold_end, cold_end)
 
     def learn(self, cold_end: Offset) -> bool:

@@ -59,7 +59,7 @@ def _running(folder: Path) -> Iterator[tuple[Broker, Client]]:
 def _publish(broker: Broker, *values: bytes) -> None:
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-    broker.partition("s", 0).submit_records(batch, None, outcome.put)
+    broker.partition("s", 0).writes.submit_records(batch, None, outcome.put)
     assert not isinstance(outcome.get(timeout=20), Exception)
 
 

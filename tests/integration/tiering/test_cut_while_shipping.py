@@ -40,7 +40,7 @@ def publish(broker: Broker, value: bytes) -> None:
     """Store one record."""
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array([value], pa.binary())})
-    broker.partition("s", 0).submit_records(batch, None, outcome.put)
+    broker.partition("s", 0).writes.submit_records(batch, None, outcome.put)
     outcome.get(timeout=20)
 
 

@@ -55,9 +55,9 @@ def forget_ids() -> None:
 
 def skip_a_batch() -> None:
     """Each third read of several batches leaves one of them out."""
-    from broker.runtime.partition.driver import PartitionDriver
+    from broker.runtime.partition.reads import PartitionReads
 
-    original = PartitionDriver.read
+    original = PartitionReads.read
     count = itertools.count(1)
 
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def skip_a_batch() -> None:
             del found[len(found) // 2]
         return found
 
-    PartitionDriver.read = read  # type: ignore[method-assign]
+    PartitionReads.read = read  # type: ignore[method-assign]
 
 
 def ship_milliseconds() -> None:

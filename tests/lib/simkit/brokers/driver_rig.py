@@ -20,6 +20,12 @@ from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from broker.ports.system import Files
 from broker.runtime.partition.commit_scheduler import Turn
+from broker.runtime.partition.context import (
+    OpenedLog,
+    PartitionNotices,
+    PartitionPorts,
+    StreamPartition,
+)
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaIdentity, ReplicaLinks
@@ -114,25 +120,20 @@ class DriverRig:
 
         self.log = PartitionLog.open(files, FOLDER, partition_id, config)
         self.driver = PartitionDriver(
-            log=self.log,
-            stream=stream,
-            number=0,
-            identity=ReplicaIdentity(me=ME, broker_epoch=BrokerEpoch(epoch)),
-            cold_end=Offset(cold_end),
-            links=links or AloneLinks(),
-            clock=self.clock,
-            scheduler=self.turns,
-            record_cold_end=lambda _number, end: self.recorded.append(end),
-            begin_log=begin_log,
-            on_sealed=lambda _stream: None,
-            claims=claims,
+            StreamPartition(stream, 0),
+            OpenedLog(log=self.log, begin_log=begin_log, cold_end=Offset(cold_end)),
+            ReplicaIdentity(me=ME, broker_epoch=BrokerEpoch(epoch)),
+            PartitionPorts(clock=self.clock, scheduler=self.turns, links=links or AloneLinks()),
+            PartitionNotices(
+                record_cold_end=lambda _partition, end: self.recorded.append(end), claims=claims
+            ),
         )
         if links is None:
             self.view(alone_view(leader_epoch=epoch))
 
     def view(self, view: PartitionView) -> None:
         """Show the driver a view of the metadata."""
-        self.driver.take_view(view)
+        self.driver.replication.take_view(view)
         self.turns.run()
 
     def put(
@@ -155,7 +156,7 @@ class DriverRig:
         prepared = prepare(
             batch, now_us=1, producer_id=ProducerId(producer), base_sequence=sequence
         )
-        self.driver.submit([prepared], told, policy=policy)
+        self.driver.writes.submit([prepared], told, policy=policy)
         return answers
 
     def put_ids(self, values: Sequence[bytes], ids: Sequence[str | None]) -> list[Any]:
@@ -165,7 +166,7 @@ class DriverRig:
         batch = pa.RecordBatch.from_pydict(
             {"value": pa.array(values, pa.binary()), "headers": pa.array(headers, HEADERS)}
         )
-        self.driver.submit_records(batch, list(ids), answers.append)
+        self.driver.writes.submit_records(batch, list(ids), answers.append)
         return answers
 
     def close(self) -> None:
@@ -181,9 +182,9 @@ class DriverRig:
 def values_of(driver: PartitionDriver) -> list[bytes]:
     """Return every committed value, in order."""
     found: list[bytes] = []
-    start = driver.log_start
-    while start < driver.high_watermark:
-        for one in driver.read(start, driver.high_watermark, bytes_max=1 << 20):
+    start = driver.reads.log_start
+    while start < driver.reads.high_watermark:
+        for one in driver.reads.read(start, driver.reads.high_watermark, bytes_max=1 << 20):
             found += decode_body(one.header, one.body).column("value").to_pylist()
             start = one.header.end_offset
     return found

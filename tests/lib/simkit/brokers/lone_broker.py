@@ -53,7 +53,7 @@ class Running:
         outcome: SimpleQueue[Any] = SimpleQueue()
         rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
         try:
-            self.partition.submit([prepare(rows, now_us=now_us)], outcome.put)
+            self.partition.writes.submit([prepare(rows, now_us=now_us)], outcome.put)
         except HeadwaterError as error:
             return error
         return outcome.get(timeout=30)[0]
@@ -62,9 +62,9 @@ class Running:
         """Read everything that is committed, from the log start on; raises what a read raises."""
         partition = self.partition
         found: list[bytes] = []
-        at, end = partition.log_start, partition.high_watermark
+        at, end = partition.reads.log_start, partition.reads.high_watermark
         while at < end:
-            for batch in partition.read(at, end, bytes_max=1 << 20):
+            for batch in partition.reads.read(at, end, bytes_max=1 << 20):
                 found += decode_body(batch.header, batch.body).column("value").to_pylist()
                 at = batch.header.end_offset
         return found

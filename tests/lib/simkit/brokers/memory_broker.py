@@ -158,6 +158,16 @@ class MemoryPartition:
             self._changed.notify_all()
         self._thread.join(timeout=10)
 
+    @property
+    def reads(self) -> MemoryPartition:
+        """See ``PartitionHandle.reads``."""
+        return self
+
+    @property
+    def writes(self) -> MemoryPartition:
+        """See ``PartitionHandle.writes``."""
+        return self
+
     # ------------------------------------------------------------------ PartitionReader
 
     @property
@@ -207,7 +217,7 @@ class MemoryPartition:
             self._changed.wait_for(lambda: self._end > above or self._closed, timeout_ms / 1000)
             return self._end
 
-    # ------------------------------------------------------------------ PartitionHandle
+    # ------------------------------------------------------------------ PartitionWriter
 
     def submit(
         self,

@@ -20,7 +20,7 @@ from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
 from broker.errors import DiskFullError, HeadwaterError, UnavailableError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
-from broker.model.ids import BrokerId
+from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.replica_messages import ReplicaMessage
@@ -55,7 +55,7 @@ def acks_stand_on_syncs(folder: Path) -> None:
             rig.turns.run()
             assert isinstance(answers[0], AppendResult), answers
             assert not owed, f"it was acknowledged, and a power cut takes back {owed}"
-        assert len(rig.driver.segments()) > 2
+        assert len(rig.driver.tier.segments()) > 2
         assert any("producers" in name for name in rig.files.list("log"))
         calls.require(*KEPT)
         rig.close()
@@ -67,12 +67,12 @@ def interval_streams_sync_in_time(folder: Path) -> None:
     """``flush=interval`` syncs once its interval is over, without another write."""
     with listening(folder) as calls:
         rig = DriverRig(DiskFiles(folder), flush="interval", flush_interval_ms=1_000)
-        rig.driver.tick()  # the first of all moves the recovery point
+        rig.driver.maintenance.tick()  # the first of all moves the recovery point
         rig.put(b"x")
         rig.turns.run()
         assert calls.owed(".log"), "it was answered before a sync"
         rig.clock.advance(us=1_100_000)
-        rig.driver.tick()
+        rig.driver.maintenance.tick()
         rig.turns.run()
         calls.require(".log")
         rig.close()
@@ -127,9 +127,9 @@ def leases_hold_local_segments(folder: Path) -> None:
     for _ in range(30):
         rig.put(bytes(900))
         rig.turns.run()
-    sealed = [one for one in rig.driver.segments() if one.sealed]
+    sealed = [one for one in rig.driver.tier.segments() if one.sealed]
     assert len(sealed) > 3
-    rig.driver.record_cold_end(sealed[1].end_offset)
+    rig.driver.tier.record_cold_end(sealed[1].end_offset)
     rig.turns.elsewhere = True
     assert rig.driver.frees.now(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
 
@@ -139,7 +139,7 @@ def leases_hold_local_segments(folder: Path) -> None:
         return sealed[3].end_offset
 
     rig.driver.frees.now(meanwhile)
-    assert rig.driver.log_start <= sealed[3].end_offset
+    assert rig.driver.reads.log_start <= sealed[3].end_offset
     view = TierView(rig.driver.partition_id, rig.driver.stream.config, Offset(0), lambda *_: None)
     view.cold_end = sealed[1].end_offset
 
@@ -184,7 +184,7 @@ def cuts_lease_before_they_look(folder: Path) -> None:
 def cold_ends_are_recorded_first(_folder: Path) -> None:
     """Nothing is freed on the word of a cold end that the metadata may not have."""
 
-    def refuses(_number: int, _end: Offset) -> None:
+    def refuses(_partition: PartitionId, _end: Offset) -> None:
         raise UnavailableError("no majority")
 
     rig = DriverRig(SimDisk(random.Random(1)).files())
@@ -250,7 +250,7 @@ def duplicates_wait_like_the_first(_folder: Path) -> None:
     rig.turns.run()
     again = rig.put(b"x", producer=7, sequence=0)
     rig.turns.run()
-    assert rig.driver.log_end == 1, "it was stored once"
+    assert rig.driver.reads.log_end == 1, "it was stored once"
     assert not first
     assert not again, "the retry was acknowledged, and its record is not committed"
 
@@ -260,10 +260,10 @@ def uncommitted_records_are_not_shown(_folder: Path) -> None:
     rig = _with_a_mute_follower()
     rig.put(b"x")
     rig.turns.run()
-    assert rig.driver.log_end == 1
-    assert rig.driver.high_watermark == 0, "a record was shown that is not committed"
-    assert rig.driver.newest_committed in (None, 0)
-    assert rig.driver.wait_committed(Offset(0), 0) == 0
+    assert rig.driver.reads.log_end == 1
+    assert rig.driver.reads.high_watermark == 0, "a record was shown that is not committed"
+    assert rig.driver.replication.newest_committed in (None, 0)
+    assert rig.driver.reads.wait_committed(Offset(0), 0) == 0
 
 
 def retries_are_known_after_a_crash(_folder: Path) -> None:
@@ -305,7 +305,7 @@ def failed_writes_are_not_remembered(_folder: Path) -> None:
     assert isinstance(again[0], AppendResult), again
     assert not again[0].duplicate
     assert not with_id[0].duplicates
-    assert rig.driver.log_end == 3
+    assert rig.driver.reads.log_end == 3
 
 
 def a_crash_persists_nothing(_folder: Path) -> None:

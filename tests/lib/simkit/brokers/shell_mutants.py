@@ -18,6 +18,8 @@ from broker.runtime.broker import Broker
 from broker.runtime.partition import retry_tables
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.groups import CommitGroup
+from broker.runtime.partition.maintenance import Maintenance
+from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.tier_view import TierView
 from broker.storage.log.folder import LogFolder
@@ -90,11 +92,11 @@ def ack_before_sync() -> Any:
 def intervals_never_end() -> Any:
     """``flush=interval`` never syncs by itself."""
 
-    def maintain(self: PartitionDriver) -> None:
-        self._maintenance_queued = False
+    def maintain(self: Maintenance) -> None:
+        self._queued = False
         self._local.log.roll_if_due(self._clock.now_us())
 
-    return replaced(PartitionDriver, "_maintain", maintain)
+    return replaced(Maintenance, "_maintain", maintain)
 
 
 def retention_ignores_leases() -> Any:
@@ -147,7 +149,7 @@ def cold_end_before_metadata() -> Any:
 
     def record(self: TierView, cold_end: Offset) -> None:
         self.cold_end = max(self.cold_end, cold_end)
-        self._record(self._partition_id.number, cold_end)
+        self._record(self._partition_id, cold_end)
 
     return replaced(TierView, "record", record)
 
@@ -167,7 +169,7 @@ def duplicates_are_acked_at_once() -> Any:
 def readers_see_the_log_end() -> Any:
     """What is written is shown."""
     return replaced(
-        PartitionDriver, "high_watermark", property(lambda self: self._local.log.log_end)
+        PartitionReads, "high_watermark", property(lambda self: self._local.log.log_end)
     )
 
 

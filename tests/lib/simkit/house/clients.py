@@ -108,12 +108,14 @@ def serve(node: Node, request: Publish) -> None:
                 producer_id=ProducerId(request.producer),
                 base_sequence=request.sequence,
             )
-            driver.submit([batch], lambda answers: tell(answers[0]), may_block=world.chance(0.5))
+            driver.writes.submit(
+                [batch], lambda answers: tell(answers[0]), may_block=world.chance(0.5)
+            )
         else:
             header = {"key": "Nats-Msg-Id", "value": request.value}
             columns["headers"] = pa.array([[header]], _HEADERS)
             ids = [request.value.decode()]
-            driver.submit_records(pa.RecordBatch.from_pydict(columns), ids, tell)
+            driver.writes.submit_records(pa.RecordBatch.from_pydict(columns), ids, tell)
     except HeadwaterError as error:
         tell(error)
 
@@ -275,7 +277,7 @@ class Reader:
             node, driver = self._world.rng.choice(candidates)
             if len(candidates) > 1:
                 self._world.note("two brokers believe that they lead")
-            end = driver.newest_committed
+            end = driver.replication.newest_committed
             if end is None:
                 self._world.note("leader that is not sure what is committed")
             else:
@@ -332,21 +334,21 @@ class Reader:
             at_ns=self._world.steps,
             high_watermark=end,
             node=process,
-            leader_epoch=driver.leader_epoch,
+            leader_epoch=driver.reads.leader_epoch,
         )
         self._position = Offset(rows[-1].offset + 1) if rows else self._position
 
     def _rows(self, node: Node, driver: PartitionDriver, end: Offset) -> list[Row]:
         """Read on, from the table where the local log begins later."""
         try:
-            batches = driver.read(self._position, end, bytes_max=1 << 20)
+            batches = driver.reads.read(self._position, end, bytes_max=1 << 20)
         except OffsetOutOfRangeError:
             if node.tiering is None:
                 raise
         else:
             return rows_of([one for one in batches if one.header.end_offset <= end])
         self._world.note("read from the table")
-        wanted = Offset(min(end, driver.log_start))
+        wanted = Offset(min(end, driver.reads.log_start))
         number = self._partition_id.number
         return table_rows(node.tiering.read(driver.stream, number, self._position, wanted))
 

@@ -50,7 +50,9 @@ class CutTaker:
     def _leads_all(self, node: Node) -> bool:
         """Tell whether a broker can take a cut without asking others, for nothing waits here."""
         found = [node.replica(one) for one in self._ids()]
-        return all(one is not None and one.newest_committed is not None for one in found)
+        return all(
+            one is not None and one.replication.newest_committed is not None for one in found
+        )
 
     def _ids(self) -> list[PartitionId]:
         count = self._stream.config.partitions
@@ -82,14 +84,15 @@ class CutTaker:
         partition_id = PartitionId(self._stream.uuid, PartitionNumber(part.partition))
         driver = node.replica(partition_id)
         assert driver is not None, "it leads"
-        if driver.log_start > part.cold_end:
+        if driver.reads.log_start > part.cold_end:
             raise AssertionError(
-                f"{partition_id} begins at {driver.log_start}, a live lease holds {part.cold_end}"
+                f"{partition_id} begins at {driver.reads.log_start}, "
+                f"a live lease holds {part.cold_end}"
             )
         rows = []
         at = part.cold_end
         while at < part.hot_end:
-            batches = driver.read(at, part.hot_end, bytes_max=1 << 20)
+            batches = driver.reads.read(at, part.hot_end, bytes_max=1 << 20)
             rows += [row for row in rows_of(batches) if part.cold_end <= row.offset < part.hot_end]
             at = batches[-1].header.end_offset
         cold = OffsetRange(part.start, part.cold_end)

@@ -153,9 +153,9 @@ class Damage:
         drivers = {
             name: driver
             for name, node in self._house.nodes.items()
-            if (driver := node.replica(partition_id)) is not None and driver.failure is None
+            if (driver := node.replica(partition_id)) is not None and driver.health.failure is None
         }
-        known = [one.high_watermark for one in drivers.values()]
+        known = [one.reads.high_watermark for one in drivers.values()]
         end = self._committed[partition_id] = max(self._committed.get(partition_id, 0), *known, 0)
         for name in sorted({*row.isr, *row.eligible} & set(drivers)):
             self._check(partition_id, name, drivers[name], end, marked=name in row.restarted)
@@ -177,7 +177,7 @@ class Damage:
                 return
         elif lost.is_rot or not lost.had_records:
             return
-        held = driver.synced_position[1]
+        held = driver.replication.synced_position[1]
         what = "has lost its records and is" if lost is not None else "is"
         row = self._house.row(partition_id)
         assert held >= end, (
@@ -205,7 +205,7 @@ class Damage:
                 continue
             for one in self._house.partitions:
                 driver = node.replica(one)
-                if driver is not None and isinstance(driver.failure, CorruptDataError):
+                if driver is not None and isinstance(driver.health.failure, CorruptDataError):
                     self._world.note("restarted because of a damaged replica", name)
                     node.kill(power=False)
                     self._world.at(10, node.start_again)

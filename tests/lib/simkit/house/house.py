@@ -254,12 +254,13 @@ class House:
         leader = self.nodes[row.leader or ""].replica(partition_id)
         if leader is None or not leader.leads:
             return False
-        end = leader.newest_committed
+        end = leader.replication.newest_committed
         drivers = [self.nodes[name].replica(partition_id) for name in row.replicas]
         return end is not None and all(
             one is not None
-            and one.failure is None
-            and (one.log_end, one.high_watermark, one.synced_position[1]) == (end, end, end)
+            and one.health.failure is None
+            and (one.reads.log_end, one.reads.high_watermark, one.replication.synced_position[1])
+            == (end, end, end)
             for one in drivers
         )
 
@@ -269,8 +270,8 @@ class House:
         return self.lake is None or (
             leader is not None
             and all(
-                one.end_offset <= min(leader.cold_end, self.row(partition_id).cold_end)
-                for one in leader.segments()
+                one.end_offset <= min(leader.tier.cold_end, self.row(partition_id).cold_end)
+                for one in leader.tier.segments()
                 if one.sealed
             )
         )
@@ -294,8 +295,9 @@ class House:
             for name, node in self.nodes.items():
                 driver = node.replica(partition_id)
                 if driver is not None:
-                    facts = f"leads={driver.leads} end={driver.log_end} hw={driver.high_watermark}"
-                    lines.append(f"  {name} {facts} {driver.failure} {driver.view}")
+                    reads, view = driver.reads, driver.replication.view
+                    facts = f"leads={driver.leads} end={reads.log_end} hw={reads.high_watermark}"
+                    lines.append(f"  {name} {facts} {driver.health.failure} {view}")
         for name, node in self.nodes.items():
             lines.append(f"{name} alive={node.machine.alive} {node.is_open} serves {node.served}")
         return "\n".join(lines)
@@ -329,7 +331,7 @@ class House:
         return finals
 
     def _read(self, number: int, driver: PartitionDriver) -> PartReading:
-        start, end = driver.log_start, driver.log_end
+        start, end = driver.reads.log_start, driver.reads.log_end
         rows = self.read_all(driver)
         return PartReading(
             partition=number,
@@ -362,7 +364,7 @@ class House:
             partition=number,
             start=0,
             cold_end=cold_end,
-            hot_end=leader.log_end,
+            hot_end=leader.reads.log_end,
             cold_rows=lake.rows(stream, partition_id.number, cold) if cold_end else [],
             hot_rows=[row for row in self.read_all(leader) if row.offset >= cold_end],
         )
@@ -370,9 +372,9 @@ class House:
     def read_all(self, driver: PartitionDriver) -> list[Row]:
         """Return all rows of a replica."""
         rows: list[Row] = []
-        at, end = driver.log_start, driver.log_end
+        at, end = driver.reads.log_start, driver.reads.log_end
         while at < end:
-            batches = driver.read(at, end, bytes_max=1 << 20)
+            batches = driver.reads.read(at, end, bytes_max=1 << 20)
             rows += rows_of(batches)
             at = batches[-1].header.end_offset
         return rows

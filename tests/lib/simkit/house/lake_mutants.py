@@ -41,7 +41,7 @@ def uncommitted_records_are_shipped() -> Any:
     """Take the log's end for what is committed."""
 
     def listed(self: Any, *_: Any) -> Any:
-        return tier.LogListed(self.source.segments(), self.source.log_end)
+        return tier.LogListed(self.source.segments(), self.source.reads.log_end)
 
     return _performing(tier.ListLog, listed)
 

@@ -7,6 +7,7 @@ the bug.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
@@ -210,12 +211,11 @@ def newest_is_told_without_a_lease() -> Any:
     def told(driver: Any, asked: Any) -> Any:
         if driver is None or not driver.leads:
             return original(driver, asked)
-        sure = mock.Mock(wraps=driver, newest_committed=driver.high_watermark)
-        sure.configure_mock(
-            lost_end=None,
+        sure = SimpleNamespace(
+            reads=driver.reads,
+            replication=SimpleNamespace(newest_committed=driver.reads.high_watermark),
+            health=SimpleNamespace(lost_end=None),
             lost_leadership=None,
-            leader_epoch=driver.leader_epoch,
-            log_start=driver.log_start,
         )
         return original(sure, asked)
 

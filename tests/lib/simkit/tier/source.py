@@ -139,6 +139,11 @@ class MemoryTierSource:
     # ------------------------------------------------------------------------------ TierSource
 
     @property
+    def reads(self) -> MemoryTierSource:
+        """See ``TierSource.reads``."""
+        return self
+
+    @property
     def partition_id(self) -> PartitionId:
         """Identity of the partition."""
         return self._partition_id
@@ -283,7 +288,7 @@ class MemoryTierCatalog:
 
     def __init__(self) -> None:
         self._streams: dict[str, tuple[Stream, list[MemoryTierSource]]] = {}
-        self._callbacks: list[Callable[[Stream], None]] = []
+        self._callbacks: list[Callable[[PartitionId], None]] = []
 
     def add(self, stream: Stream, *, seed: int = 1) -> list[MemoryTierSource]:
         """Add a stream with empty logs; return its partitions."""
@@ -313,8 +318,8 @@ class MemoryTierCatalog:
         """Seal every partition's active segment and say so."""
         for source in self._streams[stream.uuid][1]:
             source.seal_active()
-        for callback in self._callbacks:
-            callback(stream)
+            for callback in self._callbacks:
+                callback(source.partition_id)
 
     def streams(self) -> list[Stream]:
         """Return the streams."""
@@ -331,9 +336,14 @@ class MemoryTierCatalog:
         source = self._streams[partition.stream_uuid][1][partition.number]
         return source.lineage, source.cold_end
 
-    def on_leading(self, callback: Callable[[Stream, TierSource], bool]) -> None:
+    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
+        """Return a partition."""
+        found = self._streams.get(partition.stream_uuid)
+        return None if found is None else (found[0], found[1][partition.number])
+
+    def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Leaderships are found by looking."""
 
-    def on_sealed(self, callback: Callable[[Stream], None]) -> None:
+    def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Register a callback."""
         self._callbacks.append(callback)

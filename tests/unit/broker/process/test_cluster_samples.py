@@ -60,9 +60,8 @@ class Rig:
             stream=SimpleNamespace(name="s"),
             partition_id=PartitionId(UUID, PartitionNumber(0)),
             leads=True,
-            high_watermark=Offset(6),
-            log_end=Offset(9),
-            leader=SimpleNamespace(progress=lambda: {B: progress}),
+            reads=SimpleNamespace(high_watermark=Offset(6), log_end=Offset(9)),
+            replication=SimpleNamespace(leader=SimpleNamespace(progress=lambda: {B: progress})),
         )
         node: Any = SimpleNamespace(
             metadata=self.metadata,
@@ -127,10 +126,10 @@ def test_waiting_records_grow_old(rig: Rig) -> None:
     assert age() == 0
     rig.clock.advance(us=2_000_000)
     assert age() == pytest.approx(2.0)
-    rig.driver.high_watermark = Offset(7)
+    rig.driver.reads.high_watermark = Offset(7)
     assert age() == 0
     rig.clock.advance(us=1_000_000)
-    rig.driver.high_watermark = Offset(9)
+    rig.driver.reads.high_watermark = Offset(9)
     assert age() == 0
 
 

@@ -33,7 +33,7 @@ class _BadDisk:
 def _other_stream_works(live: Running) -> None:
     live.broker.create_stream("other", StreamConfig(subject="o"))
     partition = live.broker.partition("other", 0)
-    assert partition.failure is None
+    assert partition.health.failure is None
     assert partition.leads
 
 
@@ -56,7 +56,7 @@ def test_an_unreadable_file_is_one_bad_replica(at: Killed, name: str, *, suspect
             assert live.rows() == at.values
         for number in (0, 9, 26, 39):
             with suppress(CorruptDataError):
-                assert live.partition.offset_at(1000 * (number + 1)) == number
+                assert live.partition.reads.offset_at(1000 * (number + 1)) == number
         result = live.put(b"new")
         assert isinstance(result, HeadwaterError) or result.base_offset == 40
     with running(at.folder) as live:  # the sector can be read again: nothing was lost meanwhile
@@ -81,15 +81,16 @@ def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:
         assert live.rows() == at.values
         refused = [live.put(b"x" * 3000) for _ in range(3)]
         assert any(isinstance(one, DiskFullError) for one in refused), refused
-        sealed = [one for one in live.partition.segments() if one.sealed]
-        live.partition.record_cold_end(sealed[1].end_offset)  # a metadata command on a full disk
-        assert live.partition.cold_end == sealed[1].end_offset
+        sealed = [one for one in live.partition.tier.segments() if one.sealed]
+        # A metadata command on a full disk.
+        live.partition.tier.record_cold_end(sealed[1].end_offset)
+        assert live.partition.tier.cold_end == sealed[1].end_offset
         live.partition._queue.call(
             lambda: live.partition._local.log.free([one.base_offset for one in sealed[:2]])
         )
-        assert live.partition.log_start == sealed[1].end_offset
+        assert live.partition.reads.log_start == sealed[1].end_offset
         disk.files.full = False
-        end = live.partition.log_end
+        end = live.partition.reads.log_end
         assert live.put(b"room").base_offset == end
 
 
@@ -97,7 +98,7 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
     """The successor of a sealed segment could not be made: the log is read, and goes on later."""
     point = (at.log / "recovery").read_bytes()
     with running(at.folder) as live:
-        live.partition.seal_active()
+        live.partition.tier.seal_active()
     at.segments()[-1].unlink()  # empty: the successor whose name was not durable
     (at.log / "recovery").write_bytes(point)  # it moves after the roll
     disk = _BadDisk(full=True)
@@ -106,7 +107,7 @@ def test_a_torn_roll_on_a_full_disk_is_completed_by_the_first_write(at: Killed) 
         assert isinstance(live.put(b"x"), DiskFullError)
         disk.files.full = False
         assert live.put(b"x").base_offset == 40
-        assert live.partition.offset_at(1) == Offset(0)
+        assert live.partition.reads.offset_at(1) == Offset(0)
 
 
 def test_a_data_folder_without_promises_opens_on_a_full_disk(at: Killed) -> None:

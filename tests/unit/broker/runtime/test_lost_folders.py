@@ -169,7 +169,7 @@ def _assert_time_is_honest(live: Running, at: Killed) -> None:
     partition = live.partition
     for number in (0, 9, 26, 39):
         try:
-            found = partition.offset_at(1000 * (number + 1))
+            found = partition.reads.offset_at(1000 * (number + 1))
         except CorruptDataError:
             continue
         assert found == number, f"time {number} leads to {found}"
@@ -205,7 +205,7 @@ def test_a_folder_without_a_record_is_not_new_either(tmp_path: Path, damage: Dam
         with pytest.raises(CorruptDataError):
             live.broker.cut(STREAM, owner="test", ttl_ms=60_000)
         with pytest.raises(CorruptDataError):
-            live.partition.wait_committed(Offset(0), 10)
+            live.partition.reads.wait_committed(Offset(0), 10)
         assert first_offset_after(live) is None
 
 

@@ -120,7 +120,7 @@ class Metadata:
 
 
 class Driver:
-    """A replica as operations look at it."""
+    """A replica as operations look at it; it plays each of its parts."""
 
     def __init__(self, stream: Stream, end: int) -> None:
         self.stream = stream
@@ -131,6 +131,7 @@ class Driver:
         self.leader_epoch = LeaderEpoch(1)
         self.failure = self.refusal = self.leader = self.view = None
         self.state = ReplicaState.WAITING
+        self.reads = self.replication = self.health = self
 
 
 class Broker:

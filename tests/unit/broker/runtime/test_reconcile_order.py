@@ -105,5 +105,5 @@ def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
         stream = broker.create_stream("new", StreamConfig(subject="new"))
         metadata.other_is_done.set()
         metadata.slow.join()
-        assert broker.partition("new", 0).high_watermark == 0, "it is still open here"
+        assert broker.partition("new", 0).reads.high_watermark == 0, "it is still open here"
         assert [one.name for one in broker.streams()] == [stream.name]

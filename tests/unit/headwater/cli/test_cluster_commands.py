@@ -248,9 +248,14 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
     cluster.replicas = [
         SimpleNamespace(
             stream=STREAM, partition_id=PartitionId(UUID, PartitionNumber(0)),
-            failure=None, refusal=None, state=ReplicaState.WAITING,
-            synced_position=(LeaderEpoch(1), Offset(5)), log_start=Offset(0), log_end=Offset(5),
-            high_watermark=Offset(4), leader_epoch=LeaderEpoch(1), view=None, leader=None,
+            refusal=None, state=ReplicaState.WAITING, health=SimpleNamespace(failure=None),
+            replication=SimpleNamespace(
+                synced_position=(LeaderEpoch(1), Offset(5)), view=None, leader=None
+            ),
+            reads=SimpleNamespace(
+                log_start=Offset(0), log_end=Offset(5), high_watermark=Offset(4),
+                leader_epoch=LeaderEpoch(1),
+            ),
         )
     ]  # fmt: skip
     asked = run("unclean-elect", "s", "0", "--broker", "b")

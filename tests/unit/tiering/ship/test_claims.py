@@ -14,6 +14,7 @@ from broker.errors import ForeignHistoryError, HistoryClaimedError, ObjectCorrup
 from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.stream import Stream
+from broker.ports.tiering import TierSource
 from simkit.tier.faulty_store import Fault, FaultyStore
 from simkit.tier.lab import TierLab
 from simkit.tier.source import MemoryTierCatalog, MemoryTierSource, make_stream
@@ -302,6 +303,7 @@ class Rig:
             clock=WallClock(),
             config=TieringConfig(check_interval_ms=10, backoff_ms_min=5, backoff_ms_max=20),
             observer=self._heard,
+            source_of=self.catalog.source,
             is_replaced=self._is_replaced,
         )
 
@@ -321,9 +323,9 @@ class Rig:
             self.events.append(event)
             self.happened.notify_all()
 
-    def lead(self) -> dict[PartitionId, tuple[Stream, MemoryTierSource]]:
+    def lead(self) -> dict[PartitionId, tuple[Stream, TierSource]]:
         """Claim what the catalog leads."""
-        led = {
+        led: dict[PartitionId, tuple[Stream, TierSource]] = {
             one.partition_id: (stream, one)
             for stream in self.catalog.streams()
             for one in self.catalog.of(stream)

@@ -18,13 +18,18 @@ from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
-from broker.model.lineage import Leadership
+from broker.model.lineage import Leadership, Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.replica_messages import FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
-from broker.ports.tiering import TierSource
 from broker.runtime.partition.commit_scheduler import Turn
+from broker.runtime.partition.context import (
+    OpenedLog,
+    PartitionNotices,
+    PartitionPorts,
+    StreamPartition,
+)
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SLEPT_MS, Claims
 from broker.runtime.partition.replica_shell import ReplicaIdentity
@@ -116,18 +121,15 @@ class Scene:
         )
         self.grant()
         self.driver = PartitionDriver(
-            log=self.log,
-            stream=STREAM,
-            number=0,
-            identity=ReplicaIdentity(me=A, broker_epoch=BrokerEpoch(1)),
-            cold_end=Offset(0),
-            links=self.links,
-            clock=self.clock,
-            scheduler=self.turns,  # type: ignore[arg-type]
-            record_cold_end=lambda _number, _end: None,
-            begin_log=lambda _start, _epochs: self.log,
-            on_sealed=lambda _stream: None,
-            claims=claims,
+            StreamPartition(STREAM, 0),
+            OpenedLog(log=self.log, begin_log=lambda _start, _epochs: self.log, cold_end=Offset(0)),
+            ReplicaIdentity(me=A, broker_epoch=BrokerEpoch(1)),
+            PartitionPorts(
+                clock=self.clock,
+                scheduler=self.turns,  # type: ignore[arg-type]
+                links=self.links,
+            ),
+            PartitionNotices(record_cold_end=lambda _partition, _end: None, claims=claims),
         )
         self.view(VIEW)
         self._request = 0
@@ -142,9 +144,9 @@ class Scene:
 
     def view(self, view: PartitionView) -> None:
         """Show the driver a view of the metadata."""
-        call = self.driver.take_view(view)
+        call = self.driver.replication.take_view(view)
         self.turns.run()
-        self.driver.view_taken(call)
+        self.driver.replication.view_taken(call)
 
     def put(self, policy: AckPolicy, *, run: bool = True) -> list[Any]:
         """Submit a record; return the list that its outcome comes into."""
@@ -154,7 +156,7 @@ class Scene:
             heard.extend(outcomes)
 
         batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
-        self.driver.submit([prepare(batch, now_us=1)], done, policy=policy)
+        self.driver.writes.submit([prepare(batch, now_us=1)], done, policy=policy)
         if run:
             self.turns.run()
         return heard
@@ -171,12 +173,12 @@ class Scene:
             last_epoch=LeaderEpoch(1 if synced else 0),
             synced_end=Offset(synced),
         )
-        self.driver.deliver(request)
+        self.driver.replication.deliver(request)
         self.turns.run()
 
     def tick(self) -> None:
         """Let the replica look at its lease."""
-        self.driver.tick_replica()
+        self.driver.replication.tick()
         self.turns.run()
 
 
@@ -213,7 +215,7 @@ def test_all_is_refused_below_the_minimum_where_leader_is_taken(scene: Scene) ->
     assert isinstance(refusal, NotEnoughReplicasError)
     (stored,) = scene.put(LEADER)
     assert stored.base_offset == 0
-    assert (scene.log.synced_end, scene.driver.high_watermark) == (1, 0)
+    assert (scene.log.synced_end, scene.driver.reads.high_watermark) == (1, 0)
 
 
 @pytest.mark.parametrize("policy", [ALL, LEADER, NONE])
@@ -278,10 +280,10 @@ def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy may lead meanwhile, with a lease of its own: the claim is looked at first."""
-    asked: list[Stream] = []
+    asked: list[PartitionId] = []
 
-    def on_leading(stream: Stream, _source: TierSource) -> bool:
-        asked.append(stream)
+    def on_leading(partition: PartitionId, _lineage: Lineage) -> bool:
+        asked.append(partition)
         return True
 
     sync = PartitionLog.sync
@@ -294,7 +296,7 @@ def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     leader = Scene(tmp_path, Claims(on_leading, settle_ms=60_000))
     leadership = Leadership(leader_epoch=LeaderEpoch(1), lineage_id="a" * 32, start=Offset(0))
     leader.view(replace(VIEW, lineage=(leadership,), partition_epoch=PartitionEpoch(2)))
-    leader.driver.admit(leadership.lineage_id)
+    leader.driver.tier.admit(leadership.lineage_id)
     leader.turns.run()
     monkeypatch.setattr(PartitionLog, "sync", sync_and_sleep)
     leader.fetched(synced=0)
@@ -302,9 +304,9 @@ def test_who_slept_after_a_write_asks_the_lake_before_it_answers(
     monkeypatch.undo()
     assert leader.log.synced_end == 1
     leader.fetched(synced=1)
-    assert (leader.driver.high_watermark, len(asked)) == (1, 2)
+    assert (leader.driver.reads.high_watermark, len(asked)) == (1, 2)
     assert heard == [], "nobody has said yet that this leadership still stands"
-    leader.driver.admit(leadership.lineage_id)
+    leader.driver.tier.admit(leadership.lineage_id)
     leader.turns.run()
     leader.tick()
     assert [one.base_offset for one in heard] == [0]

@@ -183,7 +183,7 @@ def test_calls_of_a_crashed_turn_are_told_and_later_ones_refused() -> None:
             rig.driver._queue.result_of(call)
     with pytest.raises(LogFailedError, match="a bug stopped"):
         rig.put(b"x")
-    rig.driver.tick()
+    rig.driver.maintenance.tick()
     assert rig.driver.frees.now(lambda: pytest.fail("nothing is to be freed")) == 0
     rig.close()
 

@@ -28,7 +28,7 @@ from broker.errors import (
     UnknownStreamError,
 )
 from broker.model.cut_positions import CutPosition
-from broker.model.ids import LeaseId, ProducerId, StreamUuid
+from broker.model.ids import LeaseId, PartitionId, ProducerId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
 from broker.model.stream import StreamConfig
@@ -82,7 +82,7 @@ def _put(partition: PartitionDriver, *values: bytes, producer: int = -1, sequenc
     prepared = prepare(
         _batch(*values), now_us=1, producer_id=ProducerId(producer), base_sequence=sequence
     )
-    partition.submit([prepared], outcome.put)
+    partition.writes.submit([prepared], outcome.put)
     return outcome.get(timeout=30)[0]
 
 
@@ -95,15 +95,15 @@ def _put_ids(partition: PartitionDriver, ids: list[str | None]) -> Any:
             "headers": pa.array(headers, HEADERS),
         }
     )
-    partition.submit_records(batch, ids, outcome.put)
+    partition.writes.submit_records(batch, ids, outcome.put)
     return outcome.get(timeout=30)
 
 
 def _values(partition: PartitionDriver) -> list[bytes]:
     found: list[bytes] = []
-    start = partition.log_start
-    while start < partition.high_watermark:
-        for one in partition.read(start, partition.high_watermark, bytes_max=1 << 20):
+    start = partition.reads.log_start
+    while start < partition.reads.high_watermark:
+        for one in partition.reads.read(start, partition.reads.high_watermark, bytes_max=1 << 20):
             found += decode_body(one.header, one.body).column("value").to_pylist()
             start = one.header.end_offset
     return found
@@ -112,14 +112,14 @@ def _values(partition: PartitionDriver) -> list[bytes]:
 def test_acked_records_are_readable_and_survive_a_restart(node: Node) -> None:
     """What was answered is below the high watermark, then and after a clean restart."""
     partition = _open(node)
-    assert _put(partition, b"a", b"b") == AppendResult(Offset(0), 2, partition.leader_epoch)
+    assert _put(partition, b"a", b"b") == AppendResult(Offset(0), 2, partition.reads.leader_epoch)
     assert _put(partition, b"c").base_offset == 2
-    assert partition.high_watermark == 3
-    epoch = partition.leader_epoch
+    assert partition.reads.high_watermark == 3
+    epoch = partition.reads.leader_epoch
     node.restart()
     partition = node.broker.partition("s", 0)
     assert _values(partition) == [b"a", b"b", b"c"]
-    assert partition.leader_epoch == epoch + 1, "a restart never continues an old epoch"
+    assert partition.reads.leader_epoch == epoch + 1, "a restart never continues an old epoch"
 
 
 def test_many_submitters_share_syncs(node: Node) -> None:
@@ -128,7 +128,7 @@ def test_many_submitters_share_syncs(node: Node) -> None:
     outcomes: SimpleQueue[Any] = SimpleQueue()
     prepared = prepare(_batch(b"x"), now_us=1)
     for _ in range(500):
-        partition.submit([prepared], outcomes.put)
+        partition.writes.submit([prepared], outcomes.put)
     offsets = sorted(outcomes.get(timeout=30)[0].base_offset for _ in range(500))
     assert offsets == list(range(500))
     assert partition.counters.syncs < 500
@@ -160,7 +160,7 @@ def test_a_message_id_is_stored_once(node: Node) -> None:
     assert (list(outcome.offsets), outcome.duplicates) == ([2, 3, 4], {0})
     outcome = _put_ids(partition, ["z"])
     assert (list(outcome.offsets), outcome.duplicates) == ([3], {0})
-    assert partition.high_watermark == 5
+    assert partition.reads.high_watermark == 5
 
 
 def test_a_full_queue_refuses_without_taking(node: Node) -> None:
@@ -180,12 +180,12 @@ def test_readers_wait_for_the_high_watermark(node: Node) -> None:
     partition = _open(node)
     seen: SimpleQueue[int] = SimpleQueue()
     waiter = threading.Thread(
-        target=lambda: seen.put(partition.wait_committed(Offset(0), 30_000)), daemon=True
+        target=lambda: seen.put(partition.reads.wait_committed(Offset(0), 30_000)), daemon=True
     )
     waiter.start()
     _put(partition, b"a")
     assert seen.get(timeout=30) == 1
-    assert partition.wait_committed(Offset(1), 1) == 1
+    assert partition.reads.wait_committed(Offset(1), 1) == 1
 
 
 def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None:
@@ -193,28 +193,28 @@ def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None
     partition = _open(node, segment_bytes_max=4096, local_retention_bytes=0)
     for number in range(20):
         _put(partition, bytes(900) + b"%d" % number)
-    partition.seal_active()
-    sealed = [one for one in partition.segments() if one.sealed]
+    partition.tier.seal_active()
+    sealed = [one for one in partition.tier.segments() if one.sealed]
     assert len(sealed) > 2
     assert partition.frees.now(lambda: Offset(2**62)) == 0, "nothing is in the table yet"
-    partition.record_cold_end(sealed[1].end_offset)
+    partition.tier.record_cold_end(sealed[1].end_offset)
     assert partition.frees.now(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
-    assert partition.log_start == sealed[0].end_offset
+    assert partition.reads.log_start == sealed[0].end_offset
     node.restart()
     partition = node.broker.partition("s", 0)
-    assert partition.cold_end == sealed[1].end_offset
+    assert partition.tier.cold_end == sealed[1].end_offset
 
 
 def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> None:
     """Tiering's thread looks at the segments too; it must not hide a roll from the owner."""
-    sealed: SimpleQueue[str] = SimpleQueue()
-    node.broker.tier_listeners.on_sealed(lambda stream: sealed.put(stream.name))
+    sealed: SimpleQueue[PartitionId] = SimpleQueue()
+    node.broker.tier_listeners.on_sealed(sealed.put)
     partition = _open(node)
     _put(partition, b"a")
     partition._local.log.seal_active(1)  # the moment between a roll and the look at it
-    partition.record_cold_end(Offset(1))
+    partition.tier.record_cold_end(Offset(1))
     _put(partition, b"b")
-    assert sealed.get(timeout=30) == "s"
+    assert sealed.get(timeout=30) == partition.partition_id
 
 
 def test_streams_are_created_once_and_named_when_unknown(node: Node) -> None:
@@ -241,7 +241,7 @@ def test_a_deleted_stream_is_gone_and_its_name_gets_a_new_identity(node: Node) -
         _put(partition, b"b")
     second = node.broker.create_stream("s", StreamConfig(subject="s"))
     assert second.uuid != first.uuid
-    assert node.broker.partition("s", 0).high_watermark == 0
+    assert node.broker.partition("s", 0).reads.high_watermark == 0
 
 
 def test_a_cut_without_a_lake_is_all_hot(node: Node) -> None:

@@ -11,11 +11,10 @@ import pytest
 from broker.adapters.disk.files import DiskFiles
 from broker.errors import HistoryClaimedError, ShuttingDownError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
-from broker.model.lineage import Leadership, first_lineage_id
+from broker.model.ids import PartitionId
+from broker.model.lineage import Leadership, Lineage, first_lineage_id
 from broker.model.offsets import Offset
 from broker.model.records import AppendResult
-from broker.model.stream import Stream
-from broker.ports.tiering import TierSource
 from broker.runtime.partition.leadership_gate import SETTLE_MS, SLEPT_MS, Claims
 from simkit.brokers.driver_rig import ME, DriverRig, alone_view
 
@@ -31,9 +30,8 @@ class ClaimedRig(DriverRig):
         self.asked: list[str] = []
         super().__init__(files, claims=Claims(self._ask))
 
-    def _ask(self, stream: Stream, source: TierSource) -> bool:
-        assert stream.uuid == source.partition_id.stream_uuid
-        self.asked.append(source.lineage[-1].lineage_id)
+    def _ask(self, _partition: PartitionId, lineage: Lineage) -> bool:
+        self.asked.append(lineage[-1].lineage_id)
         return True
 
     def lead(self, lineage_id: str, epoch: int = 1) -> None:
@@ -45,12 +43,12 @@ class ClaimedRig(DriverRig):
 
     def admit(self, lineage_id: str) -> None:
         """Settle its claim."""
-        self.driver.admit(lineage_id)
+        self.driver.tier.admit(lineage_id)
         self.turns.run()
 
     def refuse(self, lineage_id: str) -> None:
         """Lose its claim."""
-        self.driver.refuse_writes(lineage_id, LOST)
+        self.driver.tier.refuse_writes(lineage_id, LOST)
         self.turns.run()
 
     def write(self, value: bytes) -> list[object]:
@@ -64,7 +62,7 @@ class ClaimedRig(DriverRig):
         while ms > 0:
             self.clock.advance(us=min(ms, 500) * 1000)
             ms -= 500
-            self.driver.tick_replica()
+            self.driver.replication.tick()
             self.turns.run()
 
 
@@ -81,7 +79,7 @@ def rig(tmp_path: Path) -> Iterator[ClaimedRig]:
 def test_the_first_write_waits_for_the_claim(rig: ClaimedRig) -> None:
     """It is stored and answered once the claim is settled; what else a turn does goes on."""
     answers = rig.write(b"a")
-    rig.driver.tick()
+    rig.driver.maintenance.tick()
     rig.turns.run()
     assert (answers, rig.log.log_end, rig.asked) == ([], 0, [ID])
     rig.admit(NEXT)
@@ -155,7 +153,7 @@ def test_a_ticker_that_wakes_first_does_not_hide_the_sleep(rig: ClaimedRig) -> N
     """Whichever thread looks at the clock first."""
     rig.admit(ID)
     rig.clock.advance(us=(SLEPT_MS + 1) * 1000)
-    rig.driver.tick_replica()
+    rig.driver.replication.tick()
     rig.turns.run()
     answers = rig.write(b"b")
     assert answers == []

@@ -76,7 +76,7 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
         if isinstance(request, FetchRequest):
             break
         assert isinstance(request, EpochEndRequest)
-        rig.driver.deliver(
+        rig.driver.replication.deliver(
             EpochEndAnswer(
                 leader_epoch=LeaderEpoch(1),
                 request_id=request.request_id,
@@ -89,7 +89,7 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
         rig.turns.run()
     assert isinstance(request, FetchRequest)
     disk.capacity_bytes = disk.used_bytes()
-    rig.driver.deliver(
+    rig.driver.replication.deliver(
         FetchAnswer(
             leader_epoch=LeaderEpoch(1),
             request_id=request.request_id,
@@ -107,14 +107,14 @@ def test_a_log_that_begins_anew_waits_for_room() -> None:
     sent = len(links.sent)
     for _ in range(3):
         rig.clock.advance(us=200_000)
-        rig.driver.tick_replica()
+        rig.driver.replication.tick()
         rig.turns.run()
-    assert rig.driver.log_end == 0
-    assert rig.driver.failure is None
+    assert rig.driver.reads.log_end == 0
+    assert rig.driver.health.failure is None
     disk.capacity_bytes = ROOMY
     rig.clock.advance(us=200_000)
-    rig.driver.tick_replica()
+    rig.driver.replication.tick()
     rig.turns.run()
-    assert (rig.driver.log_start, rig.driver.log_end) == (10, 10)
+    assert (rig.driver.reads.log_start, rig.driver.reads.log_end) == (10, 10)
     asked = [one for one in links.sent[sent:] if isinstance(one, FetchRequest)]
     assert asked[-1].fetch_from == 10

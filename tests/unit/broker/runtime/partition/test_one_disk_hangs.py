@@ -102,7 +102,7 @@ def send(driver: PartitionDriver, *values: bytes) -> SimpleQueue[Any]:
     """Publish without waiting."""
     answers: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-    driver.submit([prepare(batch, now_us=1)], answers.put)
+    driver.writes.submit([prepare(batch, now_us=1)], answers.put)
     return answers
 
 
@@ -127,9 +127,9 @@ def test_others_publish_roll_expire_and_free(scene: Scene) -> None:
     other = scene.stream("other", segment_age_ms_max=100, local_retention_bytes=0)
     pending = scene.hang(slow)
     assert offset(send(other, b"a")) == 0
-    until(lambda: len(other.segments()) > 1)  # rolled by age
-    other.record_cold_end(Offset(1))
-    until(lambda: other.log_start == 1)  # and freed
+    until(lambda: len(other.tier.segments()) > 1)  # rolled by age
+    other.tier.record_cold_end(Offset(1))
+    until(lambda: other.reads.log_start == 1)  # and freed
     assert pending.empty()
     scene.gate.open()
     assert offset(pending) == 0
@@ -143,17 +143,17 @@ def test_nothing_that_a_tick_wants_of_a_slow_partition_is_waited_for(scene: Scen
     slow._local.retries.window.expire(2**62)
     other = scene.stream("other", segment_age_ms_max=100)
     pending = scene.hang(slow)
-    slow.record_cold_end(Offset(4))
+    slow.tier.record_cold_end(Offset(4))
     until(lambda: slow.frees.queued)
     for _ in range(3):
-        before = len(other.segments())
+        before = len(other.tier.segments())
         send(other, b"x").get(timeout=WAIT_S)
-        until(lambda before=before: len(other.segments()) > before)
+        until(lambda before=before: len(other.tier.segments()) > before)
     kinds = 4  # a tick, maintenance, freeing, and a view if a reconcile came in between
     assert sum(1 for one in slow._queue._queue if not hasattr(one, "policy")) <= kinds
     scene.gate.open()
     offset(pending)
-    until(lambda: slow.log_start == 4)
+    until(lambda: slow.reads.log_start == 4)
 
 
 def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
@@ -195,9 +195,9 @@ def test_others_are_closed_while_one_hangs(scene: Scene, monkeypatch: pytest.Mon
 def test_views_that_wait_are_one(scene: Scene) -> None:
     """A slow partition gets the newest view, not all that there were."""
     slow = scene.stream("slow")
-    view = slow.view
+    view = slow.replication.view
     pending = scene.hang(slow)
-    calls = {id(slow.take_view(view)) for _ in range(100)}
+    calls = {id(slow.replication.take_view(view)) for _ in range(100)}
     assert len(calls) == 1
     scene.gate.open()
     assert offset(pending) == 0

@@ -117,7 +117,7 @@ def test_a_leader_claims_before_it_leads_and_may_be_replaced(files: DiskFiles) -
     assert not rig.put(b"asks the gate for the time")
     rig.turns.run()
     seen.append(rig.driver.state)
-    rig.driver.refuse_writes(LINEAGE, HistoryClaimedError("another process leads a copy"))
+    rig.driver.tier.refuse_writes(LINEAGE, HistoryClaimedError("another process leads a copy"))
     rig.turns.run()
     seen.append(rig.driver.state)
     assert seen == [ReplicaState.CLAIMING, ReplicaState.LEADING, ReplicaState.REPLACED]

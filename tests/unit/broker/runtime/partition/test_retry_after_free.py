@@ -35,7 +35,7 @@ def publish(partition: PartitionDriver, message_id: str) -> tuple[int, bool]:
     outcome: SimpleQueue[Any] = SimpleQueue()
     header = [{"key": "Nats-Msg-Id", "value": message_id.encode()}]
     columns = {"value": pa.array([b"v"], pa.binary()), "headers": pa.array([header], HEADERS_TYPE)}
-    partition.submit_records(pa.RecordBatch.from_pydict(columns), [message_id], outcome.put)
+    partition.writes.submit_records(pa.RecordBatch.from_pydict(columns), [message_id], outcome.put)
     answer = outcome.get(timeout=30)
     return int(answer.offsets[0]), bool(answer.duplicates)
 
@@ -58,9 +58,9 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
         broker.create_stream("s", config)
         partition = broker.partition("s", 0)
         assert publish(partition, "first") == (0, False)
-        partition.seal_active()
+        partition.tier.seal_active()
         assert publish(partition, "second") == (1, False)
-        partition.record_cold_end(Offset(1))
+        partition.tier.record_cold_end(Offset(1))
         assert partition.frees.now(no_lease) == 0
 
     with disk_broker(tmp_path, clock=clock) as broker:
@@ -68,4 +68,4 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
         assert publish(partition, "first") == (0, True)
         clock.us += 60_000_001
         assert partition.frees.now(no_lease) == 1
-        assert partition.log_start == 1
+        assert partition.reads.log_start == 1

@@ -1,0 +1,44 @@
+"""The end of what readers see of a partition, and the readers that wait for more."""
+
+from __future__ import annotations
+
+import threading
+
+from broker.model.offsets import Offset
+
+
+class CommittedEnd:
+    """The owner's turns move the end; any thread reads it, and waits for more."""
+
+    def __init__(self, end: Offset) -> None:
+        """Begin with the records that are committed for certain."""
+        self.end = end  # first offset that is not known to be committed
+        self._moved = threading.Condition()
+        self._closing = False
+
+    def advance(self, end: Offset) -> None:
+        """Move the end, never back, and wake the readers that wait."""
+        self.end = max(end, self.end)
+        self.wake()
+
+    def lower(self, end: Offset) -> None:
+        """Move the end back: an unclean election lost committed records."""
+        self.end = end
+
+    def wait_above(self, above: Offset, timeout_ms: int) -> Offset:
+        """Block until the end exceeds ``above``, time is up, or the log closes; return the end."""
+        if self.end <= above:
+            with self._moved:
+                self._moved.wait_for(lambda: self.end > above or self._closing, timeout_ms / 1000)
+        return self.end
+
+    def wake(self) -> None:
+        """Wake the readers that wait, so that they check again."""
+        with self._moved:
+            self._moved.notify_all()
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._moved:
+            self._closing = True
+            self._moved.notify_all()

@@ -1,0 +1,63 @@
+"""The periodic work of a partition: roll by age, sync by interval, expire ids; tell of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.errors import LogFailedError
+from broker.model.ids import PartitionId
+from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.replication import Replication
+
+
+class Maintenance:
+    """Owner: the partition's turns; any thread ticks."""
+
+    def __init__(
+        self,
+        context: PartitionContext,
+        replication: Replication,
+        on_sealed: Callable[[PartitionId], None],
+    ) -> None:
+        """Call ``on_sealed`` in a turn after segments were sealed; it must be quick."""
+        self._partition_id = context.partition_id
+        self._config = context.stream.config
+        self._clock = context.clock
+        self._counters = context.counters
+        self._queue = context.queue
+        self._local = context.local
+        self._health = context.health
+        self._replication = replication
+        self._on_sealed = on_sealed
+        self._queued = False  # so that only one is queued
+
+    def tick(self) -> None:
+        """Queue the work, unless it is queued. Any thread; does not block."""
+        if self._health.failure is None and not self._queue.closing and not self._queued:
+            self._queued = True
+            self._queue.post(self._maintain)
+
+    def notice_roll(self) -> None:
+        """Tell of segments that were sealed, and save the producers' state beside the log."""
+        if self._local.has_rolled():
+            if self._health.failure is None:
+                try:
+                    self._local.save_producers()
+                except LogFailedError as error:  # answered records are durable; take no more
+                    self._health.fail(error)
+            self._on_sealed(self._partition_id)
+
+    def _maintain(self) -> None:
+        self._queued = False
+        now_us = self._clock.now_us()
+        self._local.retries.window.expire(now_us)
+        shell = self._replication.shell
+        if shell is None or self._health.failure is not None:
+            return
+        waited_ms = self._clock.monotonic_ms() - shell.synced_ms
+        log = self._local.log
+        if log.synced_end < log.log_end and waited_ms >= self._config.flush_interval_ms:
+            shell.sync()
+            self._counters.syncs = shell.sync_count
+        self._local.log.roll_if_due(now_us)
+        self.notice_roll()

@@ -1,0 +1,72 @@
+"""What readers are shown of a partition: offsets, committed records, and why they are refused."""
+
+from __future__ import annotations
+
+from broker.errors import CorruptDataError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.ports.partition import StoredBatch
+from broker.runtime.partition.committed import CommittedEnd
+from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.replication import Replication
+
+
+class PartitionReads:
+    """Implements ``PartitionReader`` over a local log. Any thread."""
+
+    def __init__(
+        self, context: PartitionContext, replication: Replication, committed: CommittedEnd
+    ) -> None:
+        """Show what ``committed`` says."""
+        self.partition_id: PartitionId = context.partition_id
+        self._local = context.local
+        self._health = context.health
+        self._queue = context.queue
+        self._replication = replication
+        self._committed = committed
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset still on local disk."""
+        return self._local.log.log_start
+
+    @property
+    def high_watermark(self) -> Offset:
+        """First offset not known to be committed; the synced end if a log without copies failed."""
+        if self._health.failure is not None and self._health.is_only_copy:
+            return self._local.log.synced_end
+        return self._committed.end
+
+    @property
+    def log_end(self) -> Offset:
+        """First offset not written."""
+        return self._local.log.log_end
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The newest leader epoch that this replica knows."""
+        view = self._replication.view
+        return self._local.log.epochs.latest if view is None else view.leader_epoch
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR."""
+        try:
+            return self._local.log.read(start, end, bytes_max=bytes_max)
+        except CorruptDataError as error:
+            found = error
+            self._queue.post(lambda: self._health.fail(found))
+            raise
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """See ``PartitionReader.offset_at``."""
+        return self._local.log.offset_at(timestamp_us)
+
+    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
+        """See ``PartitionReader.wait_committed``; also returns when the partition closes."""
+        health = self._health
+        if health.failure is not None and not health.is_only_copy:
+            raise health.failure  # other brokers have copies: the reader must ask one of them
+        if health.lost_end is not None and above >= self._local.log.synced_end:
+            raise health.lost_end  # the records above were lost and will not come
+        return self._committed.wait_above(above, timeout_ms)

@@ -1,0 +1,126 @@
+"""The way of a write into the log: refused or queued when it comes, then written in a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from broker.codec.record_batch import PreparedBatch
+from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
+from broker.model.records import AckPolicy, AppendResult
+from broker.ports.partition import RecordsOutcome
+from broker.runtime.partition.commits import Commits
+from broker.runtime.partition.context import PartitionContext
+from broker.runtime.partition.groups import BatchesWrite, RecordsWrite, Write, refuse_too_large
+from broker.runtime.partition.leadership_gate import Gatekeeper
+from broker.runtime.partition.maintenance import Maintenance
+from broker.runtime.partition.replica_shell import not_leader
+from broker.runtime.partition.replication import Replication
+
+
+class PartitionWrites:
+    """Implements ``PartitionWriter``. Any thread submits; the owner's turn commits."""
+
+    def __init__(
+        self,
+        context: PartitionContext,
+        replication: Replication,
+        commits: Commits,
+        gate: Gatekeeper,
+        maintenance: Maintenance,
+    ) -> None:
+        """Write groups by ``commits`` while the replica leads and ``gate`` does not refuse."""
+        self._stream = context.stream
+        self._name = context.name
+        self._clock = context.clock
+        self._counters = context.counters
+        self._queue = context.queue
+        self._local = context.local
+        self._health = context.health
+        self._replication = replication
+        self._commits = commits
+        self._gate = gate
+        self._maintenance = maintenance
+
+    # ------------------------------------------------------------------ any thread
+
+    def submit(
+        self,
+        batches: Sequence[PreparedBatch],
+        done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
+        *,
+        may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        """See ``PartitionWriter.submit``."""
+        size = sum(one.size for one in batches)
+        self._enqueue(BatchesWrite(batches, done, size, policy), may_block=may_block)
+
+    def submit_records(
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None] | None,
+        done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        """See ``PartitionWriter.submit_records``."""
+        if message_ids is not None and not any(message_ids):
+            message_ids = None
+        prepared = self._commits.encode(batch)
+        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size, policy))
+
+    def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
+        refuse_too_large(write, self._stream.config.segment_bytes_max)
+        self._refuse_if_unable()
+        try:
+            self._queue.put(write, may_block=may_block)
+        except OverloadedError:
+            self._counters.refused_writes += 1
+            raise
+
+    def _refuse_if_unable(self) -> None:
+        if self._health.failure is not None:
+            raise self._health.failure
+        if self._queue.closing:
+            raise ShuttingDownError(f"partition {self._name} is closing")
+        if not self._replication.leads:
+            raise not_leader(self._name, self._replication.view)
+        overload = self._local.tier.overload()
+        if overload is not None:
+            self._counters.refused_writes += 1
+            raise overload
+
+    # ------------------------------------------------------------------ in a turn
+
+    def commit(self, writes: Sequence[Write]) -> None:
+        """Write those that can be taken now as one group; refuse the others."""
+        shell = self._replication.shell
+        if shell is not None:
+            shell.refresh_lease()
+        taken = [write for write in writes if not self._refuses(write)]
+        leader = None if shell is None else shell.leader
+        if shell is None or leader is None or not taken:
+            return
+        if self._commits.write(taken, shell, leader.leader_epoch):
+            self._maintenance.notice_roll()
+
+    def _refuses(self, write: Write) -> bool:
+        """Refuse a write that cannot be taken now: answer it, store nothing. Tell whether so."""
+        leader = self._replication.leader
+        refusal: HeadwaterError | None
+        if self._health.failure is not None:
+            refusal = self._health.failure
+        elif leader is None:
+            refusal = not_leader(self._name, self._replication.view)
+        else:  # the leader's own refusal comes before the refusal by the claim in the lake
+            refusal = leader.refusal(write.policy, self._clock.monotonic_ms()) or self._gate.refusal
+        if refusal is None and self._queue.closing and self._gate.is_held():
+            refusal = ShuttingDownError(
+                f"partition {self._name} closes before its claim in the lake was settled"
+            )
+        if refusal is not None:
+            self._counters.refused_writes += 1
+            write.refuse(refusal)
+        return refusal is not None
