@@ -10,8 +10,9 @@ from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.node import consensus_of
-from broker.runtime.broker import Broker, LeadListener
+from broker.runtime.broker import Broker
 from broker.runtime.cluster.membership import Alone
+from broker.runtime.hosted_partitions import LeadListener
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.promises.promises import Promises

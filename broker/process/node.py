@@ -31,10 +31,10 @@ from broker.model.raft import NodeId, RaftName
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
 from broker.process.cluster_samples import ClusterSamples
-from broker.runtime.broker import Broker, LeadListener
+from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.hosted_partitions import LeadListener, LedPartitions
 from broker.runtime.metadata.controllers_note import note_controllers, noted_controllers
 from broker.runtime.metadata.lone_journal import FOLDER
 from broker.runtime.metadata.lone_takeover import take_over

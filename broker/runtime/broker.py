@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 import structlog
@@ -59,7 +59,12 @@ from broker.runtime.cluster.directory import brokers_in, places_in
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership, Metadata
 from broker.runtime.cluster.opened_marks import marks_of
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
-from broker.runtime.hosted_partitions import HostedPartitions, LedPartitions, ReplicaSetting
+from broker.runtime.hosted_partitions import (
+    HostedPartitions,
+    LeadListener,
+    LedPartitions,
+    ReplicaSetting,
+)
 from broker.runtime.known_lineages import KnownLineages
 from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
 from broker.runtime.partition.commit_scheduler import TurnScheduler
@@ -76,13 +81,6 @@ _log = structlog.get_logger(__name__)
 _MAINTENANCE_MS: Final = 250
 _TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
 _START_S: Final = 10.0  # for replicas to lead, at the start of a broker or a stream
-
-
-class LeadListener(Protocol):
-    """Somebody who serves what this broker leads, e.g. by a subscription."""
-
-    def led_changed(self, led: LedPartitions) -> None:
-        """Serve these partitions of the stream and no others. Blocks until it is so."""
 
 
 class Broker:
@@ -387,8 +385,6 @@ class Broker:
         """Return a partition's replica, if it is here, for other brokers' messages."""
         return self._hosted.find(partition_id)
 
-    # ------------------------------------------------------------------ leases and cuts
-
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """See ``BrokerApi.take_lease``."""
         now_us = self._clock.now_us()
@@ -508,8 +504,6 @@ class Broker:
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
         assert told.high_watermark is not None, "a leader that does not know is not an answer"
         return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)
-
-    # ------------------------------------------------------------------ the cold tier
 
     def read_cold(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -66,6 +66,13 @@ class LedPartitions:
 
     stream: Stream
     drivers: Mapping[int, PartitionDriver]
+
+
+class LeadListener(Protocol):
+    """Somebody who serves what this broker leads, e.g. by a subscription."""
+
+    def led_changed(self, led: LedPartitions) -> None:
+        """Serve these partitions of the stream and no others. Blocks until it is so."""
 
 
 @dataclass(frozen=True, slots=True)
