@@ -38,8 +38,8 @@ from broker.runtime.hosted_partitions import LeadListener, LedPartitions
 from broker.runtime.metadata.controllers_note import note_controllers, noted_controllers
 from broker.runtime.metadata.lone_journal import FOLDER
 from broker.runtime.metadata.lone_takeover import take_over
+from broker.runtime.metadata.raft.rejoin import ControlDesk, take_part
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
-from broker.runtime.metadata.raft_rejoin import ControlDesk, take_part
 from broker.storage.promises.promises import Promises
 
 _log = structlog.get_logger(__name__)

@@ -73,7 +73,6 @@ CATCH_ALL: Final[dict[str, str]] = {
     "broker/runtime/partition/commit_scheduler.py": "a crash is handed over: it ends the process",
     "tests/lib/clusterkit/load.py": "raised again where the test waits",
     "broker/process/node.py": "a thread's crash is handed over: it ends the process",
-    "broker/runtime/metadata/raft_metadata_log.py": "a crash is handed over: it ends the process",
     "broker/runtime/supervisor.py": "one partition's bug must not take the others down",
     "tests/lib/damagekit/campaign.py": "told through the case's pipe; the forked child ends there",
     "tests/lib/damagekit/readers.py": "an error without a type is what is looked for; noted as bad",

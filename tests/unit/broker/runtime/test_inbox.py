@@ -1,8 +1,8 @@
-"""The controller's inbox: the newest of each sender and kind, and no more than it may hold."""
+"""Mailboxes of pumps: the newest of each sender and kind, or everything in order; both bounded."""
 
 from __future__ import annotations
 
-from broker.runtime.inbox import Inbox
+from broker.runtime.inbox import Inbox, Mailbox
 
 
 def test_news_replaces_older_news_in_its_place() -> None:
@@ -35,3 +35,23 @@ def test_whoever_takes_is_woken_for_what_was_taken_in() -> None:
     inbox.offer("b", 2)
     inbox.put("state", "new")
     assert woken == [1, 2]
+
+
+def test_a_mailbox_keeps_the_order_and_its_bound() -> None:
+    """Whoever finds it full hears of that; what is taken in asks for a turn."""
+    woken: list[int] = []
+    mailbox = Mailbox[int](waiting_max=3, wake=lambda: woken.append(1))
+    assert [mailbox.put(number) for number in range(4)] == [True, True, True, False]
+    assert len(woken) == 3
+    assert mailbox.take(2) == [0, 1]
+    assert mailbox.put(4)
+    assert (mailbox.take(9), len(mailbox)) == ([2, 4], 0)
+
+
+def test_a_closed_mailbox_hands_over_what_nobody_took() -> None:
+    """Each item is either taken, or handed over once; nothing gets in behind that."""
+    mailbox = Mailbox[int](waiting_max=3, wake=lambda: None)
+    mailbox.put(1)
+    assert mailbox.close() == [1]
+    assert not mailbox.put(2)
+    assert (mailbox.close(), mailbox.take(9)) == ([], [])

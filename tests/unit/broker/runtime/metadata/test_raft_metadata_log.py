@@ -23,7 +23,7 @@ from broker.errors import (
 )
 from broker.model.ids import BrokerId
 from broker.model.raft import PAYLOAD_BYTES_MAX, NodeId
-from broker.runtime.metadata.raft_machine import MetadataMachine, read_reply
+from broker.runtime.metadata.raft.machine import MetadataMachine, read_reply
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from simkit.disk.disk import ROOMY, SimDisk
 from simkit.raft.groups import CORES

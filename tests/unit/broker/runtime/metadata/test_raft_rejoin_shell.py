@@ -17,7 +17,7 @@ from broker.model.control_messages import ControlMessage, Heartbeat
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.model.raft import Entry, EntryKind, Floor, HardState, NodeId, Standing
-from broker.runtime.metadata.raft_rejoin import ControlDesk, take_part
+from broker.runtime.metadata.raft.rejoin import ControlDesk, take_part
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import RaftJournal, has_lost_all
 from broker.storage.whole_file import write_whole

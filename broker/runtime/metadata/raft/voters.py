@@ -1,13 +1,13 @@
 """What operators ask a Raft member about the controllers: who they are, and changes of one.
 
 Nothing waits here: a change is asked for again until it is so. `VoterDesk` belongs to the Raft
-thread; it also says in the log who votes, whenever that changes.
+pump; it also says in the log who votes, whenever that changes.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 class GroupAsked:
     """Somebody wants to know who votes."""
 
-    done: Future[GroupSeen] = field(default_factory=Future)
+    answered: Callable[[GroupSeen | HeadwaterError], None]
 
 
 @dataclass(slots=True)
@@ -33,11 +33,11 @@ class ChangeAsked:
 
     node: NodeId
     votes: bool
-    done: Future[VoterChanged] = field(default_factory=Future)
+    answered: Callable[[VoterChanged | HeadwaterError], None]
 
 
 class VoterDesk:
-    """Owner: the Raft thread."""
+    """Owner: the Raft pump."""
 
     def __init__(self, config: RaftConfig, me: NodeId, core: Consensus) -> None:
         self._me = me
@@ -61,17 +61,17 @@ class VoterDesk:
             return
         leader = self._core.member.leader
         if isinstance(answer, VotersKept):
-            asked.done.set_result(VoterChanged(False, answer.reason.value, leader))
+            asked.answered(VoterChanged(False, answer.reason.value, leader))
         elif answer.index > self._core.member.commit:
-            asked.done.set_result(VoterChanged(False, "it is not committed yet", leader))
+            asked.answered(VoterChanged(False, "it is not committed yet", leader))
         else:
-            asked.done.set_result(VoterChanged(True, "", leader))
+            asked.answered(VoterChanged(True, "", leader))
 
     def fail_all(self, error: HeadwaterError) -> None:
         """Answer everybody with an error."""
-        for asked in self._asked.values():
-            asked.done.set_exception(error)
-        self._asked.clear()
+        all_asked, self._asked = self._asked, {}
+        for asked in all_asked.values():
+            asked.answered(error)
 
     def look(self) -> None:
         """Say who votes, if that has changed; and that this disk does not, where it matters."""

@@ -22,7 +22,7 @@ _MESSAGE_LENGTH_MAX: Final = 300
 
 
 class MetadataMachine:
-    """Implements ``StateMachine``. Owner: the Raft thread; ``state`` may be read anywhere."""
+    """Implements ``StateMachine``. Owner: the Raft pump; ``state`` may be read anywhere."""
 
     def __init__(self) -> None:
         self.state = MetadataState()

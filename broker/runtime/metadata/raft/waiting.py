@@ -3,31 +3,36 @@
 All proposals of a process belong to one session and carry a sequence; however often one is tried,
 it takes effect once. The session remembers the newest sequences only, so a proposal does not start
 before all of those that it could push out of that window have been answered.
+
+A caller is answered once, by a call of ``answered`` with the result or the error.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from broker.core.raft.applier import WINDOW, Outcome, Verdict
-from broker.errors import CommitTimeoutError, HeadwaterError, OverloadedError
+from broker.errors import CommitTimeoutError, HeadwaterError, OverloadedError, UnavailableError
 from broker.model.raft import EntryKind, NodeId, Proposal, Standing
 
 QUEUED_MAX: Final = 4096
 NEVER: Final = 1 << 62
 
 
-@dataclass(slots=True)
+def _nobody(_: object) -> None:
+    """Whoever waits is not told."""
+
+
+@dataclass(slots=True, eq=False)
 class Waiter:
     """One proposal under way."""
 
     payload: bytes
     deadline_ms: int
-    done: Future[bytes] = field(default_factory=Future)
+    answered: Callable[[bytes | HeadwaterError], None] = _nobody
     proposal: Proposal | None = None
     retry_ms: int = 0
     taken: bool = False  # some node may have it in its log
@@ -35,13 +40,13 @@ class Waiter:
     refused: str = "no leader was found"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reader:
-    """A caller that waits for a barrier."""
+    """A caller that waits for a barrier; the answer is an applied index."""
 
     deadline_ms: int
-    done: Future[int] = field(default_factory=Future)
-    retry_ms: int = NEVER
+    answered: Callable[[int | HeadwaterError], None]
+    retry_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class StandingAsked:
 
 
 class Waiting:
-    """The session of this process. Owner: the Raft thread."""
+    """The session of this process. Owner: the Raft pump."""
 
     def __init__(self, new_session: Callable[[], int]) -> None:
         self._new_session = new_session
@@ -71,7 +76,7 @@ class Waiting:
     def add(self, waiter: Waiter) -> None:
         """Queue a caller; it hears at once when there are too many."""
         if len(self._queued) >= QUEUED_MAX:
-            waiter.done.set_exception(OverloadedError("too many metadata commands are waiting"))
+            waiter.answered(OverloadedError("too many metadata commands are waiting"))
         else:
             self._queued.append(waiter)
 
@@ -115,10 +120,10 @@ class Waiting:
         waiter = self._under_way.pop(outcome.sequence, None)
         if outcome.verdict is Verdict.APPLIED:
             if waiter is not None:
-                waiter.done.set_result(outcome.reply)
+                waiter.answered(outcome.reply)
             return
         if waiter is not None:
-            waiter.done.set_exception(_unknown("its session was forgotten"))
+            waiter.answered(_unknown("its session was forgotten"))
         if outcome.verdict is Verdict.UNKNOWN_SESSION and self._is_open:
             self.fail_all(_unknown("its session was forgotten"), queued=False)
             self._begin()
@@ -127,17 +132,17 @@ class Waiting:
         """Give a definite answer to somebody whose proposal is in no log."""
         if waiter.proposal is not None:
             self._under_way.pop(waiter.proposal.sequence, None)
-        waiter.done.set_exception(error)
+        waiter.answered(error)
 
     def expire(self, now_ms: int) -> None:
         """Tell those whose time is up that the outcome is unknown, or that nothing was tried."""
         for sequence, waiter in list(self._under_way.items()):
             if now_ms >= waiter.deadline_ms:
                 del self._under_way[sequence]
-                waiter.done.set_exception(_unknown(waiter.refused))
+                waiter.answered(_unknown(waiter.refused))
         while self._queued and now_ms >= self._queued[0].deadline_ms:
             reason = self._opening.refused if self._opening is not None else "too many are waiting"
-            self._queued.popleft().done.set_exception(
+            self._queued.popleft().answered(
                 OverloadedError(f"a metadata command was not tried in time: {reason}")
             )
 
@@ -148,16 +153,62 @@ class Waiting:
 
     def fail_all(self, error: HeadwaterError, *, queued: bool = True) -> None:
         """Answer everybody with an error."""
-        for waiter in (*self._under_way.values(), *(self._queued if queued else ())):
-            if not waiter.done.done():
-                waiter.done.set_exception(error)
+        waiters = [*self._under_way.values(), *(self._queued if queued else ())]
         self._under_way.clear()
         if queued:
             self._queued.clear()
+        for waiter in waiters:
+            waiter.answered(error)
 
     def _has_room(self) -> bool:
         oldest = next(iter(self._under_way), self._sequence + 1)
         return self._sequence + 1 - oldest < WINDOW // 2
+
+
+class Reading:
+    """Barriers under way. Owner: the Raft pump."""
+
+    def __init__(self) -> None:
+        self._readers: dict[int, Reader] = {}
+        self._number = 0
+
+    def add(self, reader: Reader) -> None:
+        """Take a caller, whose barrier is due at once."""
+        self._number += 1
+        self._readers[self._number] = reader
+
+    def due(self, now_ms: int) -> Iterator[int]:
+        """Yield the numbers of the barriers to begin (again); answer those whose time is up."""
+        for number, reader in list(self._readers.items()):
+            if now_ms >= reader.deadline_ms:
+                del self._readers[number]
+                reader.answered(UnavailableError("no leader confirmed the barrier"))
+            elif now_ms >= reader.retry_ms:
+                reader.retry_ms = NEVER
+                yield number
+
+    def passed(self, number: int, index: int) -> None:
+        """Answer a caller: what was committed up to ``index`` is applied here."""
+        reader = self._readers.pop(number, None)
+        if reader is not None:
+            reader.answered(index)
+
+    def failed(self, number: int, retry_ms: int) -> None:
+        """Begin a barrier again at that time: nobody could confirm it."""
+        if number in self._readers:
+            self._readers[number].retry_ms = retry_ms
+
+    def leader_changed(self, now_ms: int) -> None:
+        """Begin those again that failed: a new leader may confirm them."""
+        for reader in self._readers.values():
+            if reader.retry_ms != NEVER:
+                reader.retry_ms = now_ms
+
+    def fail_all(self, error: HeadwaterError) -> None:
+        """Answer everybody with an error."""
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.answered(error)
 
 
 def _unknown(reason: str) -> CommitTimeoutError:

@@ -1,0 +1,1 @@
+"""One member of the Raft group that replicates the metadata, as a pump."""
