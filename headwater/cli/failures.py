@@ -60,6 +60,9 @@ _CODES: Final[tuple[tuple[type[HeadwaterError], int], ...]] = (
     (UnavailableError, EXIT_TRY_LATER),
 )
 
+# Package that is missing -> the extra that brings it.
+_EXTRAS: Final = {"pyspark": "spark", "delta": "spark", "duckdb": "sql", "sqlglot": "sql"}
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -81,7 +84,7 @@ def explain(error: BaseException) -> Failure | None:
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return Failure("OSError", _os_error(error), None, EXIT_WRONG_REQUEST)
     if isinstance(error, ModuleNotFoundError):
-        extra = "spark" if error.name in ("pyspark", "delta") else "demo"
+        extra = _EXTRAS.get(error.name or "", "demo")
         message = f"the Python package {error.name!r} is not installed"
         return Failure("MissingPackage", message, _install_hint(extra), EXIT_WRONG_REQUEST)
     return None

@@ -1,4 +1,4 @@
-"""``headwater query``: Spark SQL; every stream is a view of its full history."""
+"""``headwater query``: Spark SQL over streams, answered in this process or by Spark."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import csv
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from broker.errors import HeadwaterError, InvalidRequestError
 from headwater.cli import console
+from headwater.cli.certificates import print_certificate
 from headwater.cli.discovery import connect, find_server, use_lake_of
 from headwater.cli.options import ServerOption
 
+if TYPE_CHECKING:
+    from headwater.client import Client
+
 _TABLE_ROWS: Final = 100
+# Engine -> up to how many records it reads here.
+_RECORDS_MAX: Final[dict[str, int | None]] = {"auto": 10_000_000, "local": None}
+_ENGINES: Final = ("auto", "local", "spark")
 _T = TypeVar("_T")
 
 
@@ -38,6 +45,13 @@ def query(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="local: here, without Spark. spark: always Spark. auto: here, if the statement's "
+            "answer is known to equal Spark's and it reads up to 10,000,000 records; else Spark."
+        ),
+    ] = "auto",
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
     server: ServerOption = None,
 ) -> None:
@@ -56,14 +70,55 @@ def query(
     form = format or ("table" if console.is_terminal() else "json")
     if form not in ("table", "json", "csv"):
         raise typer.BadParameter("choose table, json or csv", param_hint="--format")
+    if engine not in _ENGINES:
+        raise typer.BadParameter(f"choose {', '.join(_ENGINES)}", param_hint="--engine")
     statement = _statement(sql)
     target = find_server(server)
     use_lake_of(target)
+    with connect(target) as client:
+        if engine == "spark" or not _answered_here(statement, client, form, engine):
+            _answer_by_spark(statement, client, form, master)
+
+
+def _answered_here(statement: str, client: Client, form: str, engine: str) -> bool:
+    """Answer in this process; return False, with a remark that says why, if Spark has to.
+
+    Raises:
+        InvalidRequestError: the statement is wrong; or only Spark answers it, and Spark is not
+            wanted.
+    """
+    try:
+        from headwater.sql.expressions import NeedsSparkError
+        from headwater.sql.local import answer
+        from headwater.sql.parsing import parse_statement
+    except ModuleNotFoundError as error:
+        if engine == "local" or error.name not in ("duckdb", "sqlglot"):
+            raise
+        return False
+    parsed = parse_statement(statement)
+    try:
+        with answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found:
+            rows = found.rows()
+            first = next(rows, None)
+            _write(form, list(found.columns), chain([] if first is None else [first], rows))
+            for certificate, cut in found.proofs():
+                print_certificate(certificate, cut)
+    except NeedsSparkError as reason:
+        if engine == "local":
+            raise InvalidRequestError(
+                f"only Spark answers this statement: {reason}; leave out --engine local"
+            ) from reason
+        console.note(f"Spark is asked: {console.plain(str(reason))}.")
+        return False
+    return True
+
+
+def _answer_by_spark(statement: str, client: Client, form: str, master: str) -> None:
     import headwater
     from spark_jobs.read.sql import query as run
 
-    with connect(target) as client, tempfile.TemporaryDirectory() as scratch:
-        client.streams()  # fails at once without a server; the start of Spark takes seconds
+    client.streams()  # fails at once without a server; the start of Spark takes seconds
+    with tempfile.TemporaryDirectory() as scratch:
         conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes one in the current folder
         spark = headwater.session("headwater-query", master, conf=conf)
         try:
@@ -129,14 +184,16 @@ def _write(form: str, names: list[str], rows: Iterator[tuple[Any, ...]]) -> None
 
 
 def _plain(value: Any) -> Any:
-    """Return a Spark value as a JSON value; bytes become text if they are UTF-8, else base64."""
+    """Return a value as JSON has it; bytes become text if they are UTF-8, else base64."""
     match value:
         case bytes() | bytearray():
             try:
                 return bytes(value).decode()
             except UnicodeDecodeError:
                 return f"base64:{base64.b64encode(value).decode()}"
-        case datetime() | date():
+        case datetime():  # Spark gives times as local ones without a zone
+            return (value if value.tzinfo else value.astimezone()).astimezone(UTC).isoformat()
+        case date():
             return value.isoformat()
         case Decimal() | timedelta():
             return str(value)

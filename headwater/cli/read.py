@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from broker.errors import InvalidCutError
-from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from headwater.cli import console
+from headwater.cli.certificates import print_certificate
 from headwater.cli.discovery import connect, find_server, use_lake_of
-from headwater.cli.leases import held_cut
 from headwater.cli.options import JsonOption, LeaseOption, ServerOption, StreamArgument
-from headwater.cli.parsing import format_bytes, format_time_us, parse_start
+from headwater.cli.parsing import format_time_us, parse_start
+from headwater.reads.leases import held_cut
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -111,7 +111,7 @@ def read(
         rows = newest_of_each_key(history, wanted) if latest else history.batches(wanted)
         written = write(form, rows if shown is None else head(rows, shown), output, binary)
         if shown is None or history.complete:
-            _print_certificate(history.certificate(), history.cut)
+            print_certificate(history.certificate(), history.cut)
         else:
             console.note(
                 f"The first {written:,} of {history.cut.records_count:,} records; "
@@ -193,18 +193,3 @@ def _format(given: str | None, output: Path | None) -> str:
     if given == "table" and output is not None:
         raise typer.BadParameter("a table goes to the terminal", param_hint="--format")
     return given
-
-
-def _print_certificate(certificate: Certificate, taken: Cut) -> None:
-    version = certificate.table_version
-    console.note(
-        f"[green]Exact:[/green] {certificate.records_count:,} records, each once, of "
-        f"[bold]{console.plain(taken.stream)}[/bold] as of {format_time_us(taken.taken_us)}; "
-        f"table version {'none' if version is None else version}, "
-        f"{certificate.files_count:,} files, {format_bytes(certificate.files_bytes)}"
-    )
-    for part in certificate.partitions:
-        console.note(
-            f"  partition {part.partition}: [{part.start}, {part.end})  "
-            f"{part.cold_count:,} cold + {part.hot_count:,} hot"
-        )

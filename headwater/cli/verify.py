@@ -10,9 +10,9 @@ import typer
 from broker.errors import CorruptDataError
 from headwater.cli import console, failures
 from headwater.cli.discovery import connect, find_server, use_lake_of
-from headwater.cli.leases import held_cut
 from headwater.cli.options import JsonOption, ServerOption
 from headwater.cli.parsing import format_bytes
+from headwater.reads.leases import held_cut
 
 if TYPE_CHECKING:
     from broker.model.certificate import Certificate

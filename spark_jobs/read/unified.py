@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from broker.codec.flight.protocol import AtTime
-from broker.errors import InvalidRequestError, StreamRecreatedError, UnknownLeaseError
+from broker.errors import InvalidRequestError, UnknownLeaseError
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut, Lease
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
+from headwater.reads.instant import at_one_instant
 from spark_jobs.read.held_reads import READS, HeldRead
 from spark_jobs.read.latest import latest_rows, usable_snapshot
 from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
@@ -185,29 +186,6 @@ def read_many(
         for cut in cuts.values():
             KEEPER.release(cut.lease.lease_id)
         raise
-
-
-def at_one_instant(cuts: Mapping[str, Cut], client: Client) -> dict[str, Cut]:
-    """Return the cuts with their hot ends moved up to the high watermarks of one moment."""
-    found = client.high_watermarks(list(cuts))
-    moved = {}
-    for name, cut in cuts.items():
-        now = found[name]
-        if now.stream_uuid != cut.stream_uuid or len(now.offsets) != len(cut.partitions):
-            raise StreamRecreatedError(
-                f"stream {name} was created again: it is {now.stream_uuid} with "
-                f"{len(now.offsets)} partitions now, but its cut belongs to {cut.stream_uuid} with "
-                f"{len(cut.partitions)}; read again",
-                expected=cut.stream_uuid,
-                found=now.stream_uuid,
-            )
-        moved[name] = replace(
-            cut,
-            partitions=tuple(
-                replace(part, hot_end=now.offsets[part.partition]) for part in cut.partitions
-            ),
-        )
-    return moved
 
 
 def certify(

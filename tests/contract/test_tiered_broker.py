@@ -28,10 +28,10 @@ from broker.model.ids import LeaseId
 from broker.model.offsets import Offset, OffsetRange
 from headwater.client import Client
 from headwater.reads.history import History
+from headwater.reads.instant import at_one_instant
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.memory_broker import numbered, records
 from simkit.tier.lake_broker import serving
-from spark_jobs.read.unified import at_one_instant
 from tiering.read.certify import certify_counts
 from tiering.read.lake import Lake
 from tiering.store.location import StoreConfig

@@ -13,11 +13,11 @@ import headwater
 from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.reads.instant import at_one_instant
 from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import snapshot
 from spark_jobs.jobs.job import Report
 from spark_jobs.read.leases import KEEPER
-from spark_jobs.read.unified import at_one_instant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

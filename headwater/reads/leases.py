@@ -1,10 +1,12 @@
-"""Holds the lease of a cut for the time that a command works with the cut."""
+"""Holds the lease of a cut for the time that a read works with the cut."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+
+from spark_jobs.read.leases import KEEPER
 
 if TYPE_CHECKING:
     from broker.model.cut import Cut
@@ -16,8 +18,6 @@ _TTL_MS: Final = 600_000  # renewed 3 times within; the lease of a killed comman
 @contextmanager
 def held_cut(client: Client, stream: str) -> Iterator[Cut]:
     """Take a cut, renew its lease in the background, and drop the lease at the end."""
-    from spark_jobs.read.leases import KEEPER
-
     cut = client.cut(stream, ttl_ms=_TTL_MS)
     KEEPER.hold(cut.lease, client=client, ttl_ms=_TTL_MS, drop_at_end=True, what=f"stream={stream}")
     try:

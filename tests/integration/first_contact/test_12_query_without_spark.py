@@ -1,0 +1,126 @@
+"""`headwater query` answers in its own process: exactly, or it says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.errors import GapError
+from broker.model.offsets import Offset
+from headwater.client import Client
+from headwater.sql.duckdb_engine import EngineRefusedError, RowSource, run
+from simkit.brokers.memory_broker import numbered
+from simkit.tier.lake_broker import Served, serving
+
+pytestmark = pytest.mark.integration
+
+_SCHEMA = pa.schema([("offset", pa.int64())])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A stream ``orders`` with 30 records, 20 of them in the table."""
+    with serving(str(tmp_path / "lake")) as found, Client(found.server) as client:
+        client.create_stream("orders")
+        with client.producer("orders") as producer:
+            producer.send(numbered(0, 30))
+        found.broker.ship("orders", 0, Offset(20))
+        yield found
+
+
+def _query(served: Served, sql: str, *options: str, **environment: str) -> Any:
+    """Run the command where no Java can be found, so that Spark cannot have answered."""
+    return subprocess.run(
+        [sys.executable, "-m", "headwater", "query", sql, "--server", served.server, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "JAVA_HOME": "/nonexistent", "PATH": "/nonexistent", **environment},
+    )
+
+
+def test_a_statement_is_answered_without_java_and_certified(served: Served) -> None:
+    """Both tiers are counted; the certificate is told as that of `headwater read`."""
+    done = _query(served, "select count(*) n, max(offset) last from orders")
+
+    assert json.loads(done.stdout) == {"n": 30, "last": 29}, done.stderr
+    assert "Exact: 30 records, each once, of orders" in done.stderr
+    assert "20 cold + 10 hot" in done.stderr
+    assert done.returncode == 0
+
+
+def test_wrong_statements_are_told_before_spark_is_started(served: Served) -> None:
+    """An unknown stream, an unknown column and an error of syntax each end with exit code 2."""
+    for sql, words in (
+        ("selec * from orders", "syntax error at line 1"),
+        ("select * from ordres", "ordres is neither a stream nor a table"),
+        ("select ofset from orders", "there is no column ofset"),
+    ):
+        done = _query(served, sql)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert words in done.stderr
+        assert "Spark" not in done.stderr
+
+
+def test_the_local_engine_says_what_only_spark_answers(served: Served) -> None:
+    """No row is shown before the whole answer is known."""
+    for sql, words in (
+        ("select rand() r from orders", "only Spark answers this statement: RAND"),
+        ("select 10 / (offset - 29) r from orders", "division by zero"),
+    ):
+        done = _query(served, sql, "--engine", "local")
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert words in done.stderr
+
+
+def test_times_have_their_zone(served: Served) -> None:
+    """The zone of the machine does not change what is printed."""
+    done = _query(served, "select timestamp t from orders limit 1", TZ="Asia/Tokyo")
+
+    assert json.loads(done.stdout)["t"].endswith("+00:00"), done.stderr
+
+
+def test_a_read_that_cannot_be_exact_ends_the_query_with_its_own_error() -> None:
+    """DuckDB has the text of the error alone; what is raised is the error of the read."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([1])], schema=_SCHEMA)
+        raise GapError("records [1, 3) are missing", partition=0, start=1, end=3)
+
+    with pytest.raises(GapError, match="are missing"):
+        list(run("SELECT count(*) FROM s", 1, {"s": RowSource(_SCHEMA, batches)}))
+
+
+def test_a_stream_that_is_named_twice_is_read_twice() -> None:
+    """A stream of Arrow batches can be read once; a join of it with itself has to see all rows."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([1, 2, 3])], schema=_SCHEMA)
+
+    sql = 'SELECT count(*), sum(a."offset") FROM s a, s b, (SELECT max("offset") m FROM s) c'
+    assert list(run(sql, 2, {"s": RowSource(_SCHEMA, batches)})) == [(9, 18)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('/etc/hostname')",
+        "SELECT * FROM '/etc/hostname'",
+        "SELECT * FROM glob('/*')",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM _SCHEMA",
+    ],
+)
+def test_the_engine_reaches_nothing_but_its_tables(sql: str) -> None:
+    """No file, no variable of the environment, no object of this program."""
+    with pytest.raises(EngineRefusedError):
+        list(run(sql, 1, {}))

@@ -1,0 +1,83 @@
+"""What is answered without Spark, and what is not: only what is known to be equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import InvalidRequestError
+from headwater.sql.expressions import NeedsSparkError
+from headwater.sql.parsing import parse_statement
+from headwater.sql.translation import Translated, translate_statement
+
+
+def _translated(text: str) -> Translated:
+    statement = parse_statement(text)
+    return translate_statement(statement, {name: name for name in statement.relations})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("show tables", "not a query"),
+        ("select offset / 1.5 x from s", "decimal number 1.5"),
+        ("select value = 'x' y from s", "comparison of binary and string"),
+        ("select try_cast(subject as int) y from s", "TRYCAST with safe"),
+        ("select cast(timestamp as string) y from s", "CAST of timestamp to string"),
+        ("select from_json(cast(value as string), 'a int') y from s", "FROMJSON"),
+        ("select row_number() over (order by offset) y from s", "WINDOW"),
+        ("select approx_count_distinct(key) y from s", "APPROXDISTINCT"),
+        ("select count(distinct key, subject) y from s", "several columns"),
+        ("select subject like '50\\\\%' y from s", "LIKE with a pattern"),
+        ("select subject like key y from s", "LIKE with a pattern"),
+        ("select * from s tablesample (5 rows)", "TABLE with sample"),
+        ("select * from s join t using (key)", "using"),
+        ("select * from lake.s", "TABLE with db"),
+        ("select * from s lateral view explode(headers) h as a", "laterals"),
+        ("select headers.key from s", "the column key"),
+        ("select offset + 1 as a, a + 1 as b from s", "the alias a beside its definition"),
+        ("select subject || 'x' from s", "a column without a name"),
+        ("select offset from s join t on s.offset = t.offset", "ambiguous column offset"),
+        ("select (select max(t.offset) from t where t.key = s.key) m from s", "the column key"),
+        ("select offset from s order by offset limit 3 offset 2", "offset"),
+        ("select rand() r from s", "RAND"),
+        ("select current_timestamp() r from s", "CURRENTTIMESTAMP"),
+        ("select get_json_object(cast(value as string), '$.a[0]') r from s", "names in its path"),
+        ("select null as n from s", "NULL"),
+        ("select * from range(10)", "in FROM"),
+        ("select key from s union select subject from s", "columns of different types"),
+        ("select offset from s except all select offset from s", "EXCEPT ALL"),
+        ("select /*+ REPARTITION(3) */ offset from s", "hint"),
+        ("select 'a\\0b' x from s", "zero character"),
+    ],
+)
+def test_what_may_differ_is_left_to_spark(text: str, reason: str) -> None:
+    """The reason names the part of the statement."""
+    with pytest.raises(NeedsSparkError, match=reason):
+        _translated(text)
+
+
+def test_a_wrong_column_is_told_at_once() -> None:
+    """The message lists the columns that there are."""
+    with pytest.raises(
+        InvalidRequestError, match="no column ofset; the columns are partition, off"
+    ):
+        _translated("select ofset from s")
+    with pytest.raises(InvalidRequestError, match="3 in GROUP BY or ORDER BY is no column"):
+        _translated("select offset from s order by 3")
+
+
+def test_only_the_columns_that_are_named_are_read() -> None:
+    """A count reads the offsets; a query of a query reads what it ends up needing."""
+    assert _translated("select count(*) from s").streams == {"s": ("offset",)}
+    assert _translated(
+        "select a.k, b.subject from (select key k, offset o from s) a join t b on a.o = b.offset"
+    ).streams == {"s": ("offset", "key"), "t": ("offset", "subject")}
+    assert len(_translated("select * from s").streams["s"]) == 10
+
+
+def test_names_cannot_leave_their_quotes() -> None:
+    """A quote in an alias or a text stays a part of it."""
+    found = _translated("""select offset as `a"b`, 'it''s; drop' as t from s""")
+
+    assert found.columns[0][0] == 'a"b'
+    assert '"a""b"' in found.sql
