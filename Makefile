@@ -16,8 +16,10 @@ STAMP := $(VENV)/.installed
 
 # The interpreter that .venv is made from, and only that.
 BASE_PYTHON ?= python3
-# Two workers suit the two cores of CI; PYTEST_ARGS narrows a run: make test PYTEST_ARGS="-k isr".
-PYTEST_WORKERS ?= 2
+# For tests that compute, a worker for each core of CI; `make test` takes more of them, because
+# many of its tests wait. PYTEST_ARGS narrows a run: make test PYTEST_ARGS="-k isr".
+CORES ?= 2
+PYTEST_WORKERS ?= 5
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
@@ -73,8 +75,8 @@ demo: $(STAMP) $(AIRFLOW_STAMP) ## run the guided tour on this machine, start to
 	@cd $(ROOT)
 	DEMO_AIRFLOW=$(AIRFLOW_VENV)/bin/airflow $(PYTHON) -m headwater.demo $(DEMO_ARGS)
 
-# Tests are handed out one by one, so that a slow one holds up nothing else. Each worker starts one
-# JVM, which its Spark tests share.
+# Each worker has a lane (tests/lib/lanes.py): one has Spark's session, so more workers do not mean
+# more JVMs. HEADWATER_TEST_ORDER=SEED repeats the order of a run.
 .PHONY: test
 test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
 	@cd $(ROOT)
@@ -83,7 +85,7 @@ test: $(STAMP) ## run the tests; pytest's summary is the last thing printed
 .PHONY: quick
 quick: $(STAMP) ## run in a minute what needs no servers, and a few seeds of each simulation
 	@cd $(ROOT)
-	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(PYTEST_WORKERS) \
+	HEADWATER_TEST_EXAMPLES=10 HEADWATER_SIM_SEEDS=8 $(PYTHON) -m pytest -q -n $(CORES) \
 		-m "not (integration or spark or slow)" --dist worksteal \
 		tests/unit tests/property tests/contract tests/golden tests/sim $(PYTEST_ARGS)
 
@@ -195,7 +197,7 @@ notebook: $(STAMP) ## run docs/notebook.py in classic Spark, Spark Connect and o
 sim: $(STAMP) ## run the seeded simulations (SEEDS=5000 many; SIM=house SEED=7 replays one)
 	@cd $(ROOT)
 	HEADWATER_SIM_SEED=$(SEED) HEADWATER_SIM_SEEDS=$(SEEDS) \
-		$(PYTHON) -m pytest $(if $(SEED),-m seeds,-n $(PYTEST_WORKERS)) \
+		$(PYTHON) -m pytest $(if $(SEED),-m seeds,-n $(CORES)) \
 		tests/sim$(if $(SIM),/test_$(SIM)_sim.py) $(PYTEST_ARGS)
 
 .PHONY: nightly
@@ -208,7 +210,7 @@ nightly: $(STAMP) ## all simulations for hours, with counts (MINUTES=120 SEEDS=2
 .PHONY: mutants
 mutants: $(STAMP) ## break the log, replication and Raft on purpose; the simulations must notice
 	@cd $(ROOT)
-	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(PYTEST_WORKERS) tests/sim \
+	HEADWATER_WHOLE_HUNT=1 $(PYTHON) -m pytest -n $(CORES) tests/sim \
 		-k "mutant or correction_is_needed" $(PYTEST_ARGS)
 
 .PHONY: protos

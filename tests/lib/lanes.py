@@ -37,7 +37,7 @@ PROGRAMS: Final = (
     "tests/packaging/",
 )
 _WAITING: Final = ("tests/integration/", "cluster_")
-# By turns: the first worker, the second, the third … With two workers the second has no lane WAITS.
+# By turns: the first worker, the second, the third …; a fifth finds the session taken.
 _LANES: Final = (
     (SESSION, ALONE, WAITS, COMPUTES),
     (ALONE, WAITS, COMPUTES),
