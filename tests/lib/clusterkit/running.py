@@ -14,6 +14,7 @@ from typing import Any
 from broker.codec.flight.protocol import ReadRequest
 from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cluster_status import PartitionInfo
+from clusterkit import forked_brokers
 from clusterkit.load import publish
 from headwater.client.address import resolve_addresses
 from headwater.client.brokers import Brokers
@@ -47,6 +48,7 @@ class Cluster:
             lake_uri=self.lake_uri,
             settings=settings,
         )
+        self.plan.spawn = forked_brokers.spawn
         self.servers: dict[str, EmbeddedServer] = {}
         self._paused: set[int] = set()
         self._clients: list[Client] = []
