@@ -75,8 +75,8 @@ def load(client: Client, stream: str, *, every_s: float = 0.002) -> Iterator[Loa
 
 
 def publish(client: Client, stream: str, *values: bytes) -> None:
-    """Store the values as one batch; return when they are acknowledged."""
-    with client.producer(stream) as producer:
+    """Store the values as one batch of partition 0; return when they are acknowledged."""
+    with client.producer(stream, 0) as producer:
         producer.send(list(values)).result(30)
 
 
