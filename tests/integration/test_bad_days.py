@@ -139,7 +139,8 @@ def test_disk_use_is_bounded_by_the_operators_choice(s3: S3Stage) -> None:
         ):
             witness.put(producer, 10_000)
         used = sum(path.stat().st_size for path in folder.rglob("*.log"))
-        assert limit <= used <= limit + 4 * SMALL["segment_bytes_max"]
+        # The active segment's file is reserved as a whole.
+        assert limit / 2 <= used <= limit + SMALL["segment_bytes_max"]
         refused = _metric(s3.broker, "refused_writes_total", "bound")
         assert refused > 0
     finally:

@@ -82,6 +82,7 @@ class Commits:
         for write in writes:
             group.add(write)
         failure = self._append(shell, group) if group.batches else None
+        self._local.tier.settle(writes)  # before an answer: its publisher may write again at once
         self._counters.duplicate_records += group.duplicates_count
         if failure is not None:
             self._counters.refused_writes += len(writes)
@@ -114,7 +115,7 @@ class Commits:
         size = sum(batch.size for batch in group.batches)
         self._counters.appended_records += group.end - group.start
         self._counters.appended_bytes += size
-        self._local.tier.unshipped_bytes += size
+        self._local.grown(size)
         self._counters.syncs = shell.sync_count
         return None
 

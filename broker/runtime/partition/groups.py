@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
 from broker.codec.record_batch import PreparedBatch
 from broker.core.dedup import (
     IdPlan,
@@ -220,10 +221,11 @@ def _offsets(base: Offset, count: int) -> Sequence[Offset]:
 
 def refuse_too_large(write: Write, limit_bytes: int) -> None:
     """Raise RecordTooLargeError for a write that no segment could hold."""
-    if write.size_bytes > limit_bytes:
+    room = limit_bytes - SEGMENT_HEADER_SIZE
+    if write.size_bytes > room:
         raise RecordTooLargeError(
             f"a batch of {write.size_bytes} bytes does not fit into a segment of {limit_bytes} "
-            "bytes (segment_bytes_max)",
+            f"bytes (segment_bytes_max), which has room for {room}",
             size_bytes=write.size_bytes,
-            limit_bytes=limit_bytes,
+            limit_bytes=room,
         )

@@ -109,6 +109,13 @@ class LocalLog:
         """Read the message ids from the log, because publishes are taken from now on."""
         self.retries.begin_leading(self.log, self._clock.now_us())
 
+    def grown(self, size_bytes: int) -> None:
+        """Count an appended group; exactly, with the heads of segments, if they are bounded."""
+        if self.tier.bounded:
+            self.watch_segments()
+        else:
+            self.tier.unshipped_bytes += size_bytes
+
     def copied(self, batches: Sequence[StoredBatch]) -> None:
         """Update the tables with batches of a leader that are in the log now."""
         self.tier.unshipped_bytes += self.retries.copied(batches)

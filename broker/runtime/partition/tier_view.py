@@ -6,8 +6,11 @@ does not free segments: the partition's turn does.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
+from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.errors import OverloadedError, SegmentCorruptError
 from broker.model.ids import PartitionId
@@ -16,6 +19,14 @@ from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
 RecordColdEnd = Callable[[PartitionId, Offset], None]  # durably in the metadata; blocks
+
+
+class Sized(Protocol):
+    """A write that takes so many bytes in the log."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes without the head of a segment."""
 
 
 class TierView:
@@ -35,6 +46,8 @@ class TierView:
         self._config = config
         self._record = record
         self._sealed_count = 0
+        self._lock = threading.Lock()
+        self._accepted_bytes = 0  # of writes that were accepted and are not in the log yet
 
     def watch(self, segments: Sequence[SegmentInfo]) -> None:
         """Count again the bytes that are not in the table."""
@@ -62,17 +75,42 @@ class TierView:
             self.cold_end = cold_end
         return news
 
-    def overload(self) -> OverloadedError | None:
-        """Return the error if too many bytes wait to be shipped, or None."""
+    @property
+    def bounded(self) -> bool:
+        """Whether the stream bounds the bytes that wait to be shipped."""
+        return self._config.unshipped_bytes_max is not None
+
+    def accept(self, size_bytes: int) -> None:
+        """Count a write against the bound before it is queued; :meth:`settle` ends that.
+
+        Writes that wait are counted, so a burst cannot pass the bound together.
+
+        Raises:
+            OverloadedError: with this write too many bytes would wait to be shipped.
+        """
         limit = self._config.unshipped_bytes_max
-        if limit is None or self.unshipped_bytes <= limit:
-            return None
-        return OverloadedError(
-            f"{self.unshipped_bytes} bytes of partition {self._partition_id} wait to be shipped to "
-            f"the table; the stream allows {limit} (unshipped_bytes_max): try again later",
-            unshipped_bytes=self.unshipped_bytes,
+        if limit is None:
+            return
+        size_bytes += SEGMENT_HEADER_SIZE  # the write may begin a segment
+        with self._lock:
+            waiting = self.unshipped_bytes + self._accepted_bytes
+            if waiting + size_bytes <= limit:
+                self._accepted_bytes += size_bytes
+                return
+        raise OverloadedError(
+            f"{waiting} bytes of partition {self._partition_id} wait to be shipped to the table; "
+            f"the stream allows {limit} (unshipped_bytes_max), and a write of {size_bytes} bytes "
+            "would exceed that: try again later",
+            unshipped_bytes=waiting,
             limit_bytes=limit,
         )
+
+    def settle(self, writes: Sequence[Sized]) -> None:
+        """Count accepted writes no more: they are in the log, or were refused."""
+        if self.bounded:
+            with self._lock:
+                for write in writes:
+                    self._accepted_bytes -= write.size_bytes + SEGMENT_HEADER_SIZE
 
     def replacement(self, log_end: Offset) -> SegmentCorruptError | None:
         """Return the error if the log ends below its cold end, or None."""

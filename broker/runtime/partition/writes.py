@@ -75,7 +75,12 @@ class PartitionWrites:
         refuse_too_large(write, self._stream.config.segment_bytes_max)
         self._refuse_if_unable()
         try:
-            self._queue.put(write, may_block=may_block)
+            self._local.tier.accept(write.size_bytes)
+            try:
+                self._queue.put(write, may_block=may_block)
+            except (OverloadedError, ShuttingDownError):
+                self._local.tier.settle([write])
+                raise
         except OverloadedError:
             self._counters.refused_writes += 1
             raise
@@ -87,10 +92,6 @@ class PartitionWrites:
             raise ShuttingDownError(f"partition {self._name} is closing")
         if not self._replication.leads:
             raise not_leader(self._name, self._replication.view)
-        overload = self._local.tier.overload()
-        if overload is not None:
-            self._counters.refused_writes += 1
-            raise overload
 
     # ------------------------------------------------------------------ in a turn
 
@@ -122,5 +123,6 @@ class PartitionWrites:
             )
         if refusal is not None:
             self._counters.refused_writes += 1
+            self._local.tier.settle([write])
             write.refuse(refusal)
         return refusal is not None

@@ -166,7 +166,7 @@ def test_a_message_id_is_stored_once(node: Node) -> None:
 def test_a_full_queue_refuses_without_taking(node: Node) -> None:
     """OverloadedError means that nothing of the call was taken."""
     partition = _open(node, unshipped_bytes_max=8192, segment_bytes_max=4096)
-    for _ in range(7):
+    for _ in range(6):
         _put(partition, bytes(1000))
     with pytest.raises(OverloadedError) as caught:
         _put(partition, bytes(1000))
