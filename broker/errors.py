@@ -6,6 +6,7 @@
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
     │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
     │    InvalidAssignmentError · FeatureLevelError · TruncatedError · MetadataFullError
+    │    ConditionFailedError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
@@ -134,6 +135,13 @@ class TruncatedError(InvalidRequestError):
     This happens only after an unclean election, or to a reader of uncommitted records. Facts:
     partition; offset and leader_epoch of the reader's position; end: the log differs from what the
     reader has read from this offset on, or from an earlier one.
+    """
+
+
+class ConditionFailedError(InvalidRequestError):
+    """A condition in a JetStream header does not hold or is not supported; nothing was stored.
+
+    Facts: header, its name; code and err_code, as JetStream has them.
     """
 
 

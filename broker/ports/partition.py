@@ -123,12 +123,16 @@ class PartitionWriter(Protocol):
         done: Callable[[RecordsOutcome | HeadwaterError], None],
         *,
         policy: AckPolicy = AckPolicy.ALL,
+        expected_end: Offset | None = None,
     ) -> None:
         """Queue producer columns for one group commit, each row deduplicated by its message id.
 
         A row is dropped if its id was stored within the stream's deduplication window, or occurs
         earlier in the batch; its outcome is then the offset of the first one. The batch is encoded
         on the caller's thread. ``done``, ``policy`` and errors are as for :meth:`submit`.
+
+        With ``expected_end`` the rows are stored only if the log ends there when it is their turn;
+        else ``done`` gets ConditionFailedError, also if a row's id is known.
         """
 
 

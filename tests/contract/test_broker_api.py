@@ -12,6 +12,7 @@ import pytest
 
 from broker.codec.record_batch import PreparedBatch, decode_body, prepare
 from broker.errors import (
+    ConditionFailedError,
     HeadwaterError,
     OffsetOutOfRangeError,
     SequenceGapError,
@@ -160,6 +161,26 @@ def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
     third = submit_records(handle, numbered(9, 1), None)
     assert (list(third.offsets), third.duplicates) == ([5], frozenset())
     assert values(handle, 0, 6) == [0, 1, 2, 5, 6, 9]
+
+
+def test_rows_with_a_condition_are_stored_at_their_log_end_only(broker: BrokerApi) -> None:
+    """At another log end nothing is stored, also for a known id; the condition counts once met."""
+    handle = broker.partition("s", 0)
+    answers: SimpleQueue[RecordsOutcome | HeadwaterError] = SimpleQueue()
+
+    def submitted(end: int, ids: Sequence[str | None] | None) -> RecordsOutcome | HeadwaterError:
+        handle.writes.submit_records(numbered(7, 1), ids, answers.put, expected_end=Offset(end))
+        return answers.get(timeout=WAIT_S)
+
+    stored = submitted(0, ["a"])
+    assert isinstance(stored, RecordsOutcome)
+    assert list(stored.offsets) == [0]
+    for end, ids in ((0, None), (0, ["a"]), (2, ["b"])):
+        refused = submitted(end, list(ids) if ids else None)
+        assert isinstance(refused, ConditionFailedError)
+        assert refused.message == "wrong last sequence: 1"
+    assert isinstance(submitted(1, ["b"]), RecordsOutcome)
+    assert handle.reads.log_end == 2
 
 
 def test_waiting_ends_with_the_commit_or_with_the_time(broker: BrokerApi) -> None:

@@ -39,7 +39,7 @@ def test_the_estimate_is_an_upper_bound_and_parts_fit(
             batch.replies[row] = b"in.%d" % row
         if headers:
             batch.blocks[row] = encode(headers)
-    rules = RecordRules.of(StreamConfig(subject="s.*", segment_bytes_max=limit), 0)
+    rules = RecordRules.of("s", StreamConfig(subject="s.*", segment_bytes_max=limit), 0)
     parts, refused = to_records(batch, rules, decode_publish)
     assert refused == []
     values: list[bytes] = []

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from broker.errors import (
+    ConditionFailedError,
     CorruptDataError,
     DiskFullError,
     FencedError,
@@ -63,9 +64,7 @@ class PubAckEncoder:
 
     def encode_error(self, error: HeadwaterError) -> bytes:
         """Return the refusal of one record: JetStream's fields, our error class and its facts."""
-        code, number = next(
-            (code, number) for kind, code, number in _CODES if isinstance(error, kind)
-        )
+        code, number = _codes(error)
         body: dict[str, Any] = {
             "error": {
                 "code": code,
@@ -82,6 +81,12 @@ class PubAckEncoder:
             },
         }
         return json.dumps(body, sort_keys=True, default=str).encode()
+
+
+def _codes(error: HeadwaterError) -> tuple[int, int]:
+    if isinstance(error, ConditionFailedError) and "err_code" in error.facts:
+        return error.facts["code"], error.facts["err_code"]
+    return next((code, number) for kind, code, number in _CODES if isinstance(error, kind))
 
 
 def encode_publishes(messages: Iterable[tuple[bytes, bytes]]) -> bytes:

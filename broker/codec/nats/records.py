@@ -14,17 +14,19 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from broker.codec.nats import envelope
+from broker.codec.nats import conditions, envelope
 from broker.codec.nats import headers as nats_headers
 from broker.codec.nats.envelope import Publish
 from broker.codec.nats.stream import MessageBatch
 from broker.codec.schema import HEADERS_TYPE
 from broker.errors import (
+    ConditionFailedError,
     EnvelopeError,
     HeadwaterError,
     MalformedMessageError,
     RecordTooLargeError,
 )
+from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
@@ -46,9 +48,17 @@ class RecordRules:
     record_bytes_max: int
     batch_bytes_max: int
     puback: bool
+    headers_only: bool  # a PubAck only for messages with a header of JetStream's publishers
+    stream: str
+    partitions: int
+
+    @property
+    def answers_all(self) -> bool:
+        """Whether every reply subject is the address for a PubAck."""
+        return self.puback and not self.headers_only
 
     @classmethod
-    def of(cls, config: StreamConfig, partition: int) -> RecordRules:
+    def of(cls, stream: str, config: StreamConfig, partition: int) -> RecordRules:
         """Take the rules from a stream's configuration; a batch must fit into a segment."""
         return cls(
             subject=config.partition_subject(partition).encode(),
@@ -56,6 +66,9 @@ class RecordRules:
             record_bytes_max=config.record_bytes_max,
             batch_bytes_max=config.segment_bytes_max,
             puback=config.puback,
+            headers_only=config.puback_headers_only,
+            stream=stream,
+            partitions=config.partitions,
         )
 
 
@@ -72,7 +85,7 @@ class RefusedMessage:
     """A message that is not stored, the reason, and where to send the refusal."""
 
     error: HeadwaterError
-    reply: bytes | None
+    reply: bytes | None  # None: no publisher asked for an answer
     opened: Opened | None
 
 
@@ -82,9 +95,10 @@ class Records:
 
     batch: pa.RecordBatch
     message_ids: Sequence[str | None] | None
-    replies: Mapping[int, bytes]  # row -> reply subject
+    replies: Mapping[int, bytes]  # row -> reply subject of a publisher that asked for a PubAck
     opened: Mapping[int, Opened]  # row -> envelope
     policy: AckPolicy = AckPolicy.ALL  # the ack policy that these publishers asked for
+    expected_end: Offset | None = None  # store the row, which is alone, at this log end only
 
     @property
     def rows_count(self) -> int:
@@ -114,24 +128,27 @@ class Records:
             self.policy,
         )
 
-    def by_policy(self, *, puback: bool) -> Iterator[Records]:
-        """Yield the same rows in order, in runs of one ack policy.
+    def in_runs(self, expected: Mapping[int, Offset]) -> Iterator[Records]:
+        """Yield the same rows in order, in runs of one ack policy; a conditional row is alone.
 
         A row without an envelope has policy ALL. A row that gets a PubAck has policy ALL too.
+        ``expected`` has the log end that a row waits for, by row.
         """
         weaker = {
             row: one.publish.ack_policy
             for row, one in self.opened.items()
-            if one.publish.ack_policy is not AckPolicy.ALL and not (puback and row in self.replies)
+            if one.publish.ack_policy is not AckPolicy.ALL and row not in self.replies
         }
-        if not weaker:
+        if not weaker and not expected:
             yield self
             return
         start, rows = 0, self.rows_count
         for row in range(1, rows + 1):
             policy = weaker.get(start, AckPolicy.ALL)
-            if row == rows or weaker.get(row, AckPolicy.ALL) is not policy:
-                yield replace(self._slice(start, row), policy=policy)
+            conditional = start in expected or row in expected
+            if row == rows or conditional or weaker.get(row, AckPolicy.ALL) is not policy:
+                part = self._slice(start, row)
+                yield replace(part, policy=policy, expected_end=expected.get(start))
                 start = row
 
     def fitting(self, bytes_max: int) -> Iterator[Records]:
@@ -154,18 +171,19 @@ def to_records(
     columns = _Columns(messages, rules)
     columns.read_envelopes(decode_publish)
     columns.read_headers(messages.blocks)
+    columns.sort_replies()
     columns.check_sizes()
     columns.read_subjects()
     records, refused = columns.build()
     if records is None:
         return [], refused
-    runs = records.by_policy(puback=rules.puback)
+    runs = records.in_runs(columns.expected_ends())
     return [part for run in runs for part in run.fitting(rules.batch_bytes_max)], refused
 
 
 def _is_plain(messages: MessageBatch, values: pa.Array, rules: RecordRules) -> bool:
     """Tell whether every message is a bare payload of legal size on the partition's own subject."""
-    if messages.blocks or (messages.replies and not rules.puback):
+    if messages.blocks or (messages.replies and not rules.answers_all):
         return False
     if any(subject != rules.subject for _, subject in messages.runs):
         return False
@@ -195,7 +213,10 @@ class _Columns:
         self._values = list(messages.payloads)
         self._count = len(self._values)
         self._subjects = _expand(messages.runs, self._count)
-        self._replies = messages.replies
+        self._replies: Mapping[int, bytes] = messages.replies  # of publishers, once sorted
+        self._reply_data: Mapping[int, bytes] = {}  # of messages that ask for no PubAck
+        self._of_publishers: set[int] = set()  # rows with a header of JetStream's publishers
+        self._expected: dict[int, Offset] = {}  # the log end that a row waits for
         self._keys: dict[int, bytes] = {}
         self._headers: dict[int, Headers] = {}
         self._ids: dict[int, str] = {}
@@ -233,11 +254,44 @@ class _Columns:
                         self._keys.setdefault(row, value)
                     elif name == MESSAGE_ID_HEADER and value:
                         self._ids.setdefault(row, _message_id(value))
+                if self._rules.puback and b"Nats-" in block:
+                    self._read_conditions(row, headers)
             except MalformedMessageError as error:
                 self._errors[row] = error
                 continue
             opened = self._headers.get(row)
             self._headers[row] = headers if opened is None else opened + headers
+
+    def _read_conditions(self, row: int, headers: Headers) -> None:
+        """Check what a JetStream publisher asks for; a stream that only records asks nothing."""
+        if conditions.is_of_a_publisher(headers):
+            self._of_publishers.add(row)
+        rules = self._rules
+        try:
+            end = conditions.check(headers, stream=rules.stream, partitions=rules.partitions)
+        except ConditionFailedError as error:
+            self._errors[row] = error
+        else:
+            if end is not None:
+                self._expected[row] = end
+
+    def sort_replies(self) -> None:
+        """Tell the reply subjects that ask for a PubAck from those that are data."""
+        replies = self._replies
+        if self._rules.answers_all:
+            return
+        asked = self._of_publishers if self._rules.puback else set()
+        self._replies = {row: one for row, one in replies.items() if row in asked}
+        self._reply_data = {row: one for row, one in replies.items() if row not in asked}
+
+    def expected_ends(self) -> Mapping[int, Offset]:
+        """Return the log end that a row to store waits for, by its place among these rows."""
+        if not self._expected:
+            return {}
+        rows = (row for row in range(self._count) if row not in self._errors)
+        return {
+            place: self._expected[row] for place, row in enumerate(rows) if row in self._expected
+        }
 
     def check_sizes(self) -> None:
         """Refuse records over the limit: value, key and headers together."""
@@ -273,9 +327,7 @@ class _Columns:
                 for row, subject in enumerate(self._subjects):
                     if subject != own and texts[subject] is None:
                         self._errors[row] = _not_text("subject", subject)
-        if self._rules.puback:
-            return
-        for row, reply in self._replies.items():
+        for row, reply in self._reply_data.items():
             text = _text(reply)
             if text is None:
                 self._errors[row] = _not_text("reply_subject", reply)

@@ -290,7 +290,11 @@ class NatsIngest:
         self._count_pending(submission, 1)
         try:
             submission.partition.writes.submit_records(
-                records.batch, records.message_ids, done, policy=records.policy
+                records.batch,
+                records.message_ids,
+                done,
+                policy=records.policy,
+                expected_end=records.expected_end,
             )
         except HeadwaterError as error:
             self._count_pending(submission, -1)

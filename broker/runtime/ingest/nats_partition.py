@@ -81,7 +81,7 @@ class PartitionIngest:
         self.number = number
         self.writes = writes
         self.subject = stream.config.partition_subject(number)
-        self.rules = RecordRules.of(stream.config, number)
+        self.rules = RecordRules.of(stream.name, stream.config, number)
         self.sid = sid
         self.counters = _Counters()
         self.pending_bytes = 0

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
+from broker.codec.nats.conditions import wrong_last_sequence
 from broker.codec.record_batch import PreparedBatch
 from broker.core.dedup import (
     IdPlan,
@@ -56,6 +57,7 @@ class RecordsWrite:
     done: Callable[[RecordsOutcome | HeadwaterError], None]
     size_bytes: int
     policy: AckPolicy = AckPolicy.ALL
+    expected_end: Offset | None = None  # the log end that the publisher's condition names
 
     def refuse(self, error: HeadwaterError) -> None:
         """Answer with an error; nothing was written."""
@@ -145,6 +147,8 @@ class CommitGroup:
 
     def _needed_end(self, outcome: Any) -> Offset:
         """Return the end of an outcome's records; the records of a repeat may be committed."""
+        if isinstance(outcome, HeadwaterError):
+            return Offset(0)
         if isinstance(outcome, RecordsOutcome):
             offsets = outcome.offsets
             if isinstance(offsets, range):
@@ -178,7 +182,9 @@ class CommitGroup:
             )
         return AppendResult(base, batch.records_count, self.leader_epoch)
 
-    def _add_records(self, write: RecordsWrite) -> RecordsOutcome:
+    def _add_records(self, write: RecordsWrite) -> RecordsOutcome | HeadwaterError:
+        if write.expected_end not in (None, self._end):
+            return wrong_last_sequence(self.end)
         rows = write.batch.num_rows
         ids = write.message_ids
         if ids is None:

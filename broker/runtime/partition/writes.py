@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from broker.codec.record_batch import PreparedBatch
 from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
+from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.ports.partition import RecordsOutcome
 from broker.runtime.partition.commits import Commits
@@ -64,12 +65,14 @@ class PartitionWrites:
         done: Callable[[RecordsOutcome | HeadwaterError], None],
         *,
         policy: AckPolicy = AckPolicy.ALL,
+        expected_end: Offset | None = None,
     ) -> None:
         """See ``PartitionWriter.submit_records``."""
         if message_ids is not None and not any(message_ids):
             message_ids = None
         prepared = self._commits.encode(batch)
-        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, prepared.size, policy))
+        size = prepared.size
+        self._enqueue(RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end))
 
     def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
         refuse_too_large(write, self._stream.config.segment_bytes_max)

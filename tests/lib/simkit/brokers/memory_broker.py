@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from broker.codec.nats.conditions import wrong_last_sequence
 from broker.codec.record_batch import (
     PreparedBatch,
     decode_body,
@@ -246,13 +247,18 @@ class MemoryPartition:
         done: Callable[[RecordsOutcome | HeadwaterError], None],
         *,
         policy: AckPolicy = AckPolicy.ALL,
+        expected_end: Offset | None = None,
     ) -> None:
         """Queue rows for the commit thread, repeated message ids left out."""
         self.policies.append(policy)
         ids: Sequence[str | None] = message_ids or [None] * batch.num_rows
 
         def commit() -> Callable[[], None]:
-            outcome = self._append_records(batch, ids)
+            outcome: RecordsOutcome | HeadwaterError
+            if expected_end not in (None, self._end):
+                outcome = wrong_last_sequence(self._end)
+            else:
+                outcome = self._append_records(batch, ids)
             return lambda: done(outcome)
 
         self._enqueue(_Pending(commit, done, 1))

@@ -24,7 +24,7 @@ SID = 1
 
 def rules(**config: Any) -> RecordRules:
     """Return the rules of a stream on subject ``foo``."""
-    return RecordRules.of(StreamConfig(**{"subject": "foo", **config}), 0)
+    return RecordRules.of("stream", StreamConfig(**{"subject": "foo", **config}), 0)
 
 
 def delivered(*published: bytes) -> MessageBatch:
@@ -205,7 +205,7 @@ def test_a_record_over_the_limit_is_refused_alone(count: int) -> None:
     fits = pub("foo", b"x" * 100)
     too_large = pub("foo", b"y" * 101, reply="in.1")
     records, refused = convert(
-        delivered(*[fits] * count, too_large, fits), rules(record_bytes_max=100)
+        delivered(*[fits] * count, too_large, fits), rules(record_bytes_max=100, puback=True)
     )
     assert sum(one.batch.num_rows for one in records) == count + 1
     assert [type(one.error) for one in refused] == [RecordTooLargeError]

@@ -101,8 +101,10 @@ class FakeLog:
         done: Done,
         *,
         policy: AckPolicy = AckPolicy.ALL,
+        expected_end: Offset | None = None,
     ) -> None:
         """Take a batch, or raise."""
+        assert expected_end is None, "no test here sends a condition"
         if self.full:
             raise OverloadedError("full")
         if self.refusals:
