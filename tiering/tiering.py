@@ -7,13 +7,17 @@ close. Everything here may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import ForeignHistoryError, OffsetOutOfRangeError
+from broker.errors import (
+    ForeignHistoryError,
+    OffsetOutOfRangeError,
+    RemoteTierUnavailableError,
+)
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import Stream
@@ -52,6 +56,10 @@ def ignore_events(event: str, facts: Mapping[str, object]) -> None:
     """Ignore an event; the daemon passes an observer that logs it."""
 
 
+def known_to_fence() -> None:
+    """Ask nothing: whoever made the lake has asked its store."""
+
+
 class Tiering:
     """Implements ``broker.ports.tiering.RemoteLog``."""
 
@@ -64,11 +72,14 @@ class Tiering:
         *,
         observer: Observer = ignore_events,
         drive: Drive | None = None,
+        fence: Callable[[], None] = known_to_fence,
     ) -> None:
         """Connect the lake with the broker; makes no request. ``observer`` gets every event.
 
-        Without a ``drive`` the work is done by threads of its own.
+        Without a ``drive`` the work is done by threads of its own. ``fence`` is called before
+        anything is written, and raises while it is not known that the store fences its writers.
         """
+        self._fence = fence
         self._config = config if config is not None else TieringConfig()
         self._lake = lake.with_deadline(self._config.upload_timeout_ms / 1000)
         self._catalog = catalog
@@ -78,7 +89,7 @@ class Tiering:
         self._proved = ProvedEnds()  # shippers compared these ends with the local log
         self._judged = ProvedEnds()  # these were compared with the metadata's lineage, for readers
         self._claimant = Claimant(
-            self._table,
+            self._table_to_claim,
             cluster=lake.cluster,
             clock=clock,
             config=self._config,
@@ -118,6 +129,10 @@ class Tiering:
         Waits ``timeout_ms`` at most.
         """
         self._claimant.wait_settled(timeout_ms)
+
+    def unreachable(self) -> RemoteTierUnavailableError | None:
+        """Return the error if the store did not answer the last work on some partition."""
+        return self._uploader.unreachable()
 
     def stats(self) -> list[TierStats]:
         """Return the counters of every partition tiered here."""
@@ -287,7 +302,12 @@ class Tiering:
             config=self._config,
             proved=self._proved,
             claimant=self._claimant,
+            fence=self._fence,
         )
+
+    def _table_to_claim(self, stream: Stream) -> DeltaStreamTable:
+        self._fence()
+        return self._table(stream)
 
     def _table(self, stream: Stream) -> DeltaStreamTable:
         with self._lock:

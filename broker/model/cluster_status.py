@@ -147,6 +147,7 @@ class ClusterStatus(_Wire):
     feature_level: int
     brokers: tuple[BrokerStatus, ...]
     partitions: tuple[PartitionInfo, ...]
+    missing: tuple[str, ...] = ()  # what ``told_by`` cannot reach: NATS, the lake
 
     @property
     def offline(self) -> list[PartitionInfo]:

@@ -30,6 +30,7 @@ from broker.config import BrokerConfig, FlightConfig
 from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
+    RemoteTierUnavailableError,
     ShuttingDownError,
     UnavailableError,
 )
@@ -51,6 +52,7 @@ from broker.runtime.process_end import end_process
 from broker.storage.promises.promises import Promises
 from tiering.config import TieringConfig
 from tiering.read.lake import Lake
+from tiering.store.fence import Fence
 from tiering.store.location import StoreConfig
 from tiering.tiering import Tiering
 
@@ -119,6 +121,7 @@ class _Daemon:
         self._metrics: BrokerMetrics | None = None
         self._samples: BrokerSamples | None = None
         self._node: Node | None = None
+        self._missing: list[Callable[[], str | None]] = []  # what it may have to go without
         self._undo: list[Callable[[], object]] = []  # blocking, last first
 
     async def run(self) -> int:
@@ -179,7 +182,7 @@ class _Daemon:
             broker,
             clock,
             _flight_service_config(config.flight),
-            operations=_operations(config, broker, node.metadata, clock),
+            operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
         )
         flight.start()
         self._undo.append(flight.close)
@@ -236,7 +239,15 @@ class _Daemon:
             return None
         location = StoreConfig.from_env(lake_config.uri, single_writer=lake_config.single_writer)
         lake = Lake.open(location, cluster=self._config.node.cluster)
-        lake.require_fence()
+        fence = Fence(lake.require_fence, clock)
+        try:
+            fence.require()
+        except RemoteTierUnavailableError as error:
+            _log.warning(
+                "lake_unreachable",
+                reason=error.message,
+                effect="claims, shipping and reads of the tables wait until it answers",
+            )
         tiering = Tiering(
             lake,
             broker.catalog(),
@@ -247,7 +258,9 @@ class _Daemon:
                 broker=self._config.node.id,
             ),
             observer=self._tier_event,
+            fence=fence.require,
         )
+        self._missing.append(lambda: _lake_complaint(lake.uri, fence.error, tiering.unreachable()))
         broker.attach_remote(tiering)
         return tiering
 
@@ -259,6 +272,7 @@ class _Daemon:
             metrics=lambda: b"" if self._metrics is None else self._metrics.render(),
             metrics_content_type=CONTENT_TYPE,
             not_ready_reason=self._reason,
+            missing=self._cannot_reach,
         )
         health.start()
         self._undo.append(health.stop)
@@ -269,6 +283,11 @@ class _Daemon:
         if self._not_ready is not None or self._samples is None or self._node is None:
             return self._not_ready
         return self._samples.failure() or self._node.complaint
+
+    def _cannot_reach(self) -> list[str]:
+        """Return what the broker goes without for now, one sentence each. Any thread."""
+        told = [complaint() for complaint in list(self._missing)]
+        return [one for one in told if one is not None]
 
     async def _start_ingest(self, broker: Broker, samples: BrokerSamples, node: Node) -> None:
         if not self._config.nats.url:
@@ -283,7 +302,8 @@ class _Daemon:
             on_crash=self._crashed,
         )
         ingest.attach(transport)
-        await ingest.start()
+        self._missing.append(lambda: transport.complaint)
+        await ingest.start(must_connect=False)
         samples.ingest = ingest
         bridge = _IngestBridge(ingest, self._loop)
         self._undo.append(bridge.stop)
@@ -355,6 +375,7 @@ def _operations(
     broker: Broker,
     metadata: RaftMetadataLog,
     clock: SystemClock,
+    missing: Callable[[], list[str]],
 ) -> ClusterOperations:
     return ClusterOperations(
         cluster=config.node.cluster,
@@ -365,7 +386,14 @@ def _operations(
         controllers=config.cluster.voters(),
         controller=lambda: metadata.leader,
         voters=metadata,
+        missing=missing,
     )
+
+
+def _lake_complaint(uri: str, *errors: HeadwaterError | None) -> str | None:
+    """Return what to say of a lake that does not answer, or that nothing may be written to."""
+    error = next((one for one in errors if one is not None), None)
+    return None if error is None else f"the lake at {uri}: {error.message}"
 
 
 def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:

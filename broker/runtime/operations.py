@@ -125,6 +125,7 @@ class ClusterOperations:
         controllers: Sequence[str] = (),
         controller: Callable[[], str | None] | None = None,
         voters: OperatedVoters | None = None,
+        missing: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Without ``controllers`` this broker is its own cluster, and its own controller."""
         self._cluster = cluster
@@ -134,6 +135,7 @@ class ClusterOperations:
         self._clock = clock
         self._controllers = tuple(controllers)
         self._voters = voters
+        self._missing = missing
         self._controller = controller or (lambda: me)
 
     # ------------------------------------------------------------------ looking
@@ -158,6 +160,7 @@ class ClusterOperations:
             feature_level=state.feature_level,
             brokers=tuple(brokers_of(state, controller)),
             partitions=tuple(partitions_of(state)),
+            missing=tuple(self._missing()),
         )
 
     def _voting(self) -> tuple[str, ...]:

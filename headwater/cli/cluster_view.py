@@ -96,6 +96,8 @@ def warnings(status: ClusterStatus) -> Iterator[str]:
             f"No majority of the controllers answers: this is the last status that "
             f"{status.told_by} knew, and nothing can be changed."
         )
+    for what in status.missing:
+        yield f"{status.told_by} goes without: {what}. It asks again by itself."
     for one in status.partitions:
         for loss in one.losses:
             yield (

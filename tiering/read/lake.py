@@ -1,7 +1,7 @@
 """The lake: the root under which every stream has its table, in one object store.
 
 Opening a lake makes no request. A writer calls :meth:`Lake.require_fence`, which probes the store,
-when it starts. Readers (Spark jobs, the command, verifiers) need only this module, certify.py,
+before it writes. Readers (Spark jobs, the command, verifiers) need only this module, certify.py,
 reader.py and verify.py.
 """
 

@@ -7,6 +7,7 @@ be lost in a crash without harm. Every call that leaves the process has a deadli
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -66,8 +67,13 @@ class PartitionShipper:
         config: TieringConfig,
         proved: ProvedEnds | None = None,
         claimant: Claimant | None = None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bind to a partition and its stream's table; makes no request."""
+        """Bind to a partition and its stream's table; makes no request.
+
+        ``fence`` is called before each cycle: it raises while nothing may be written.
+        """
+        self._fence = fence
         self.source = source
         self.counters = ShipCounters()
         self.snapshot: TableSnapshot | None = None
@@ -108,6 +114,7 @@ class PartitionShipper:
         try:
             if self._effect is None:
                 self._require_leadership()
+                self._fence()
                 self._objects_left = objects_max
                 self._effect = self.machine.step(tier.Woken())
             effect, self._effect = self._effect, None

@@ -183,6 +183,12 @@ class Uploader:
         with self._changed:
             return [(task.stream, task.shipper) for task in self._tasks.values()]
 
+    def unreachable(self) -> RemoteTierUnavailableError | None:
+        """Return the error if the store did not answer the last cycle of some partition."""
+        with self._changed:
+            errors = [task.error for task in self._tasks.values()]
+        return next((one for one in errors if isinstance(one, RemoteTierUnavailableError)), None)
+
     # ------------------------------------------------------------------------------ the workers
 
     def _work(self) -> None:

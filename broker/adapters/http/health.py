@@ -1,15 +1,16 @@
 """``/metrics``, ``/healthz`` and ``/readyz`` over HTTP, on the loopback unless told otherwise.
 
 ``/healthz`` says that the process answers. ``/readyz`` says whether to send it work: 503 with the
-reason while it recovers, closes, or a log has failed. Standard library only; connections, request
-sizes and times are bounded, nothing but GET and HEAD is taken, and no request is logged.
+reason while it recovers, closes, or a log has failed. A ready broker names what it cannot reach.
+Standard library only; connections, request sizes and times are bounded, nothing but GET and HEAD is
+taken, and no request is logged.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ _REQUEST_TIMEOUT_S: Final = 5.0
 _TEXT: Final = "text/plain; charset=utf-8"
 
 Readiness = Callable[[], str | None]  # None: ready; else the reason why not
+Missing = Callable[[], Sequence[str]]  # what a ready broker goes without for now, one line each
 
 
 class HealthServer:
@@ -33,6 +35,7 @@ class HealthServer:
         metrics: Callable[[], bytes],
         metrics_content_type: str,
         not_ready_reason: Readiness,
+        missing: Missing = tuple,
     ) -> None:
         """Bind the port (0 takes a free one); nothing is answered before :meth:`start`.
 
@@ -41,7 +44,7 @@ class HealthServer:
         """
         try:
             self._server = _BoundedServer(
-                (host, port), _handler(metrics, metrics_content_type, not_ready_reason)
+                (host, port), _handler(metrics, metrics_content_type, not_ready_reason, missing)
             )
         except OSError as cause:
             raise InvalidConfigError(
@@ -104,7 +107,10 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 def _handler(
-    metrics: Callable[[], bytes], metrics_content_type: str, not_ready_reason: Readiness
+    metrics: Callable[[], bytes],
+    metrics_content_type: str,
+    not_ready_reason: Readiness,
+    missing: Missing,
 ) -> type[BaseHTTPRequestHandler]:
     """Return the request handler class that answers with these functions."""
 
@@ -123,7 +129,8 @@ def _handler(
                 case "/readyz":
                     reason = not_ready_reason()
                     if reason is None:
-                        self._answer(200, _TEXT, b"ready\n")
+                        told = ["ready", *(f"missing: {one}" for one in missing())]
+                        self._answer(200, _TEXT, "".join(f"{one}\n" for one in told).encode())
                     else:
                         self._answer(503, _TEXT, f"not ready: {reason}\n".encode())
                 case _:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -112,6 +113,7 @@ class NatsTransport:
         self._closing = asyncio.Event()
         self._urls = server_urls(config)
         self._task: asyncio.Task[None] | None = None
+        self._lost_s = 0.0  # when there was a connection last, or none was tried before
 
     # ------------------------------------------------------------------ life
 
@@ -120,8 +122,18 @@ class NatsTransport:
         """Tell whether there is a connection on which every subscription is active."""
         return self._session is not None
 
-    async def start(self) -> None:
+    @property
+    def complaint(self) -> str | None:
+        """Why there is no connection; None if there is one. Any thread."""
+        if self.connected:
+            return None
+        urls = ", ".join(self._config.url.split(","))
+        return f"NATS at {urls} cannot be reached: {self.last_error or 'no answer'}"
+
+    async def start(self, *, must_connect: bool = True) -> None:
         """Connect; reconnect from then on until :meth:`close`.
+
+        Without ``must_connect`` it goes on without a server, which is then asked again and again.
 
         Raises:
             InvalidConfigError: nats-py has another release than the pinned one, or bad TLS files.
@@ -129,12 +141,19 @@ class NatsTransport:
         """
         check_hooks()
         connect_options(self._config, self._client_name)  # raises now if a file is bad
+        self._lost_s = time.monotonic()
         self._task = asyncio.create_task(self._run(), name="nats-connection")
         try:
             await self._wait_connected()
-        except UnavailableError:
-            await self.close()
-            raise
+        except UnavailableError as error:
+            if must_connect:
+                await self.close()
+                raise
+            _log.warning(
+                "nats_unreachable",
+                reason=error.message,
+                effect="nothing is recorded from NATS until it answers; it is asked again",
+            )
 
     async def close(self) -> None:
         """Close the connection for ever. Answers that were sent before are written first."""
@@ -278,6 +297,7 @@ class NatsTransport:
 
     async def _end(self, session: _Session) -> None:
         self._session = None
+        self._lost_s = time.monotonic()
         self._connected.clear()
         if not self._closing.is_set():
             self.counters.disconnects += 1
@@ -325,15 +345,14 @@ class NatsTransport:
         return True
 
     async def _wait_connected(self) -> None:
-        try:
-            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
-                await self._first_of(self._connected, self._closing)
-        except TimeoutError as cause:
-            raise UnavailableError(
-                f"NATS at {', '.join(self._config.url.split(','))} cannot be reached: "
-                f"{self.last_error or 'no answer'}",
-                url=self._config.url,
-            ) from cause
+        """Wait until the time for a connection is over since the last one: many wait once."""
+        if not self._connected.is_set():
+            left_s = self._lost_s + self._config.connect_timeout_ms / 1000 - time.monotonic()
+            try:
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._first_of(self._connected, self._closing)
+            except TimeoutError as cause:
+                raise UnavailableError(str(self.complaint), url=self._config.url) from cause
         if self._closing.is_set():
             raise UnavailableError("the NATS transport is closing")
 

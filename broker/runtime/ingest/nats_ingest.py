@@ -44,8 +44,8 @@ _log = structlog.get_logger(__name__)
 class NatsLink(Protocol):
     """The NATS connection for ingest; implemented by broker/adapters/nats/transport.py."""
 
-    async def start(self) -> None:
-        """Connect; raises UnavailableError, InvalidConfigError."""
+    async def start(self, *, must_connect: bool = True) -> None:
+        """Connect; raises UnavailableError if it must, InvalidConfigError."""
 
     async def close(self) -> None:
         """Write pending bytes and close."""
@@ -124,10 +124,13 @@ class NatsIngest:
         """Use this connection; it must have this object as its sink."""
         self._link = link
 
-    async def start(self) -> None:
-        """Connect. Raises UnavailableError, InvalidConfigError."""
+    async def start(self, *, must_connect: bool = True) -> None:
+        """Connect; without ``must_connect`` a server that is away may answer later.
+
+        Raises UnavailableError, InvalidConfigError.
+        """
         self._loop = asyncio.get_running_loop()
-        await self._connection().start()
+        await self._connection().start(must_connect=must_connect)
 
     async def stop(self, drain: bool) -> None:
         """Unsubscribe and close; with ``drain``, first store and answer the messages received."""

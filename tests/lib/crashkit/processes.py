@@ -134,6 +134,19 @@ class BrokerProcess:
             time.sleep(_POLL_S)
         raise AssertionError(f"no {reason!r} in {told!r}:\n{self.log_tail()}")
 
+    def wait_ready_saying(self, *words: str, timeout_s: float = READY_TIMEOUT_S) -> str:
+        """Block until it is ready and names each of these as missing, or nothing; return it."""
+        deadline_s = time.monotonic() + timeout_s
+        told = ""
+        while time.monotonic() < deadline_s:
+            status, told = http_get(self.http_port, "/readyz")
+            lines = told.splitlines()[1:]
+            if status == 200 and len(lines) == len(words):
+                assert all(word in line for word, line in zip(words, lines, strict=True)), told
+                return told
+            time.sleep(_POLL_S)
+        raise AssertionError(f"not {words} in {told!r}:\n{self.log_tail()}")
+
     def kill(self) -> None:
         """End it as a power cut would, as far as the kernel lets us. Blocks until it is gone."""
         assert self._process is not None, "the broker was never started"

@@ -68,6 +68,25 @@ def test_readyz_follows_the_broker(server: HealthServer, broker: Broker) -> None
     assert _ask(server, "/readyz") == (200, b"ready\n")
 
 
+def test_a_ready_broker_names_what_it_goes_without(broker: Broker) -> None:
+    """It is ready all the same: what is local is served."""
+    broker.reason = None
+    running = HealthServer(
+        host="127.0.0.1",
+        port=0,
+        metrics=broker.metrics,
+        metrics_content_type="text/plain",
+        not_ready_reason=broker.not_ready_reason,
+        missing=lambda: ["the lake at s3://x: no answer", "NATS"],
+    )
+    running.start()
+    try:
+        told = b"ready\nmissing: the lake at s3://x: no answer\nmissing: NATS\n"
+        assert _ask(running, "/readyz") == (200, told)
+    finally:
+        running.stop()
+
+
 def test_healthz_and_metrics(server: HealthServer) -> None:
     """A live process is healthy also when it is not ready; a query string changes nothing."""
     assert _ask(server, "/healthz") == (200, b"ok\n")

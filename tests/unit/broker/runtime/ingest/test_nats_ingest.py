@@ -43,7 +43,7 @@ class FakeLink:
         self.at_subscribe: Callable[[], None] | None = None
         self.closed = False
 
-    async def start(self) -> None:
+    async def start(self, *, must_connect: bool = True) -> None:
         """Do nothing."""
 
     async def close(self) -> None:
