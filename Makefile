@@ -178,6 +178,11 @@ crash-cluster: $(STAMP) ## kill -9 every broker of a cluster under load, again a
 	$(PYTHON) tests/chaos/run.py --minutes 0 --brokers 3 --only "kill every broker" \
 		--times $(ROUNDS) $(CHAOS_ARGS)
 
+.PHONY: plant
+plant: $(STAMP) ## plant bugs in the product's lines; fast tests have to notice each (PLANT_ARGS="--only core")
+	@cd $(ROOT)
+	$(PYTHON) tests/plants/lines.py $(PLANT_ARGS)
+
 .PHONY: plant-drills
 plant-drills: $(STAMP) ## plant bugs in the product; crash, crash-stream and chaos have to find each (PLANT_ARGS="--only chaos")
 	@cd $(ROOT)
