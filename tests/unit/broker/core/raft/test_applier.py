@@ -65,6 +65,16 @@ def test_a_retry_gets_the_first_reply_and_changes_nothing() -> None:
     assert rig.machine.count == 2
 
 
+def test_opening_a_session_again_forgets_nothing() -> None:
+    """A client that got no answer opens it twice; a retry from before still changes nothing."""
+    rig = Rig()
+    rig.open(5)
+    assert rig.do(5, 1) == (Verdict.APPLIED, b"1")
+    rig.open(5)
+    assert rig.do(5, 1) == (Verdict.APPLIED, b"1")
+    assert rig.machine.count == 1
+
+
 def test_a_command_of_no_session_has_no_effect() -> None:
     """Whether an earlier try had one is unknown, so it is not applied a second time."""
     rig = Rig()
