@@ -34,7 +34,7 @@ class PlantedLine:
     old: str
     new: str
     breaks: str  # the promise, as a sentence
-    tests: tuple[str, ...]  # ends of paths of test files, "test_isr.py" or "core/test_cuts.py"
+    tests: tuple[str, ...]  # ends of test files' paths, perhaps with a test: "core/test_cuts.py"
 
     @property
     def title(self) -> str:
@@ -126,16 +126,18 @@ def files_of(
 ) -> tuple[str, ...]:
     """Return the test files with these ends of paths, wherever below ``TESTS`` they are.
 
-    ``known`` is what :func:`known_tests` returned, for who asks often.
+    A name of one test may follow, after two colons. ``known`` is what :func:`known_tests` returned,
+    for who asks often.
 
     Raises:
         PlantListError: an end fits no file, or more than one.
     """
     known = known_tests(root) if known is None else known
     files: list[str] = []
-    for end in tests:
+    for test in tests:
+        end, colons, name = test.partition("::")
         fitting = [path for path in known if f"/{path}".endswith(f"/{end}")]
         if len(fitting) != 1:
             raise PlantListError(f"{end!r} has to be the end of one test file's path: {fitting}")
-        files.append(fitting[0])
+        files.append(f"{fitting[0]}{colons}{name}")
     return tuple(files)

@@ -31,6 +31,7 @@ Outcome = Literal["noticed", "survived", "broken"]
 
 TRIAL_S: Final = 240  # a test that waits for ever notices the bug, too
 BASELINE_S: Final = 1_800
+SEEDS: Final = 100  # of a simulation, where a bug names one
 # What tests and product load from outside; not pysyncobj, which tests/conftest.py has to load.
 LIBRARIES: Final = (
     "_pytest.config", "_pytest.python", "_pytest.terminal", "_pytest.monkeypatch",
@@ -166,6 +167,7 @@ class Ground:
                 "environment": {
                     **planted,
                     "PYTHONPATH": os.pathsep.join([str(SITE), str(self.root)]),
+                    "HEADWATER_SIM_SEEDS": str(SEEDS),
                     "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / "hypothesis"),
                 },
                 "path": [str(SITE), str(self.root)],
@@ -228,7 +230,8 @@ class Memory:
 
     def _key(self, bug: PlantedLine) -> str:
         files = [bug.file, *files_of(bug.tests, self._root, known=self._tests)]
-        parts = [repr(bug), *((self._root / one).read_text(encoding="utf-8") for one in files)]
+        texts = (self._root / one.partition("::")[0] for one in files)
+        parts = [repr(bug), *(path.read_text(encoding="utf-8") for path in texts)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

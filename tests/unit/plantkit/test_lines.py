@@ -186,6 +186,8 @@ def test_a_bug_that_no_longer_fits_is_named(tree: Path, changed: dict[str, str],
 def test_tests_are_found_wherever_they_are(tree: Path) -> None:
     """A test is named by the end of its path; an end that fits none, or two, is an error."""
     assert files_of(("test_rooms.py",), tree) == ("tests/unit/test_rooms.py",)
+    one = "test_rooms.py::test_a_full_house_takes_nobody"
+    assert files_of((one,), tree) == (f"tests/unit/{one}",)
     with pytest.raises(PlantListError, match=r"'rooms\.py'"):
         files_of(("rooms.py",), tree)
     (tree / "tests" / "unit" / "house").mkdir()
