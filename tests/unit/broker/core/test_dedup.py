@@ -171,3 +171,69 @@ def test_repeats_are_found_in_the_window_and_inside_the_batch() -> None:
     repeats = find_repeats(window, ["x", None, "old", "x", None, "y"], now_us=1)
     assert repeats.stored == {2: 3}
     assert repeats.inside == {3: 0}
+
+
+def _three_producers(*, bytes_max: int) -> ProducerTable:
+    """Three producers of one batch each; the first one is used again."""
+    table = ProducerTable(bytes_max=bytes_max)
+    for producer in (1, 2, 1, 3):
+        number = ProducerId(producer)
+        table.add(number, table.expected(number), 1, Offset(producer))
+    return table
+
+
+def test_the_producer_that_was_silent_for_longest_is_forgotten_first() -> None:
+    """And the last one never, however little room there is; what is forgotten weighs nothing."""
+    whole = _three_producers(bytes_max=1 << 20)
+    table = _three_producers(bytes_max=whole.size_bytes - 1)
+    assert [table.expected(ProducerId(one)) for one in (1, 2, 3)] == [2, 0, 1]
+    assert table.size_bytes == whole.size_bytes - _one_batch().size_bytes
+    tiny = _three_producers(bytes_max=1)
+    assert [tiny.expected(ProducerId(one)) for one in (1, 2, 3)] == [0, 0, 1]
+    assert tiny.size_bytes == _one_batch().size_bytes
+
+
+def _one_batch() -> ProducerTable:
+    table = ProducerTable()
+    table.add(P, 0, 1, Offset(0))
+    return table
+
+
+@pytest.mark.parametrize("begins", [0, 30])
+def test_a_producer_that_begins_anew_has_only_its_new_batches(begins: int) -> None:
+    """Below and above where it was: the offsets of older batches belong to other sequences."""
+    table = ProducerTable()
+    for base in (10, 15):
+        table.add(P, base, 5, Offset(base))
+    table.add(P, begins, 5, Offset(100))
+    assert table.stored(P, begins, 5) == 100
+    assert table.stored(P, begins - 5, 5) is None
+    assert table.expected(P) == begins + 5
+
+
+def test_a_table_below_an_offset_has_the_newest_batches_below_it() -> None:
+    """Neither the batch at the offset, nor more of the older ones than are wanted."""
+    table = ProducerTable()
+    for base in range(0, 50, 10):
+        table.add(P, base, 10, Offset(base))
+    below = table.below(Offset(40), batches_max=2)
+    assert [below.stored(P, base, 10) for base in (10, 20, 30, 40)] == [None, 20, 30, None]
+    assert below.expected(P) == 40
+
+
+def test_ids_expire_in_the_order_of_their_newest_use() -> None:
+    """An id that was stored again, after its window, is the newest one."""
+    window = MessageIdWindow(window_us=10, ids_max=2)
+    window.add("a", Offset(1), 1)
+    window.add("b", Offset(2), 2)
+    window.add("a", Offset(3), 12)
+    window.expire(12)
+    assert (window.find("a", 12), window.find("b", 12)) == (3, None)
+    assert (len(window), window.oldest_offset()) == (1, 3)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_producer_state_of_another_version_is_refused(version: int) -> None:
+    """Older and newer: nobody knows what its numbers mean."""
+    with pytest.raises(MetadataCorruptError, match="version"):
+        ProducerTable.from_state(b'{"v": %d, "producers": []}' % version)

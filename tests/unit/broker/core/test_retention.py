@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.model.offsets import Offset
+from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
 
 
@@ -54,3 +55,9 @@ def test_the_active_segment_stays() -> None:
 def test_age_frees_even_when_there_is_room() -> None:
     """Old segments go although the bytes would fit; the first young one stops the plan."""
     assert _bases(floor=50, keep_bytes=10_000, keep_us=9) == [0, 10]
+
+
+def test_the_retention_of_a_stream_is_in_milliseconds() -> None:
+    """Its configuration says milliseconds, segments say microseconds."""
+    config = StreamConfig(subject="s", local_retention_bytes=7, local_retention_ms=20)
+    assert LocalRetention.of(config) == LocalRetention(keep_bytes=7, keep_us=20_000)

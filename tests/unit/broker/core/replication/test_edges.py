@@ -1,0 +1,220 @@
+"""A replica at the edges of its promises: one record, one epoch, one request more or less.
+
+`make plant` moves these edges, and each test here is the one that notices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from broker.codec.record_batch import BatchHeader
+from broker.core.metadata.commands import StopBroker
+from broker.core.replication.effects import (
+    LogFacts,
+    ProposeLeadership,
+    RefuseLeadership,
+    ReportLeader,
+    SendToReplica,
+)
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.replica import PartitionReplica, first_request_id
+from broker.core.replication.view import PartitionView, view_of
+from broker.model.epoch_history import EpochHistory
+from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
+from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId, PartitionNumber
+from broker.model.offsets import Offset
+from broker.model.replica_messages import FetchAnswer, FetchRequest
+from broker.ports.partition import StoredBatch
+from simkit.brokers.metadata_rig import UUID, MetadataRig
+
+A, B, C = (BrokerId(name) for name in "abc")
+ONE = BrokerEpoch(1)
+TIMING = FollowerTiming(request_ms=100, idle_ms=200, leader_ms=400)
+
+
+def _facts(end: int, *, synced: int | None = None) -> LogFacts:
+    starts = (EpochStart(LeaderEpoch(1), Offset(0)),) if end else ()
+    return LogFacts(
+        log_start=Offset(0),
+        log_end=Offset(end),
+        synced_end=Offset(end if synced is None else synced),
+        epochs=EpochHistory(starts),
+    )
+
+
+def _follower(facts: LogFacts) -> PartitionFollower:
+    return PartitionFollower(
+        me=B,
+        broker_epoch=ONE,
+        leader=A,
+        leader_epoch=LeaderEpoch(5),
+        facts=facts,
+        high_watermark=Offset(0),
+        now_ms=0,
+        timing=TIMING,
+    )
+
+
+def _batch(base: int, epoch: int) -> StoredBatch:
+    header = BatchHeader(
+        base_offset=Offset(base), leader_epoch=LeaderEpoch(epoch), synced_end=Offset(base),
+        first_timestamp_us=1, max_timestamp_us=1, producer_id=NO_PRODUCER, base_sequence=-1,
+        records_count=1, offset_span=1, body_size=8, body_crc=0, columns=0, codec="none",
+        sparse=False,
+    )  # fmt: skip
+    return StoredBatch(header, b"")
+
+
+def _fetch_of(effects: list[Any]) -> FetchRequest:
+    (request,) = (
+        one.message
+        for one in effects
+        if isinstance(one, SendToReplica) and isinstance(one.message, FetchRequest)
+    )
+    return request
+
+
+def _answer(request: FetchRequest, *batches: StoredBatch, start: int = 0) -> FetchAnswer:
+    return FetchAnswer(
+        leader_epoch=request.leader_epoch,
+        request_id=request.request_id,
+        start=Offset(start),
+        high_watermark=Offset(0),
+        log_end=Offset(9),
+        batches=batches,
+    )
+
+
+# ---------------------------------------------------------------------------- the follower
+
+
+def test_epochs_never_fall_within_an_answer() -> None:
+    """A batch of an older epoch behind a newer one is of another log."""
+    follower = _follower(_facts(0))
+    request = _fetch_of(follower.start(0))
+    assert follower.message(_answer(request, _batch(0, 5), _batch(1, 4)), 1) == []
+    assert follower.dropped_count == 1
+
+
+def test_an_answer_for_another_place_says_nothing() -> None:
+    """Not even that there is nothing new."""
+    follower = _follower(_facts(0))
+    request = _fetch_of(follower.start(0))
+    assert follower.message(_answer(request, start=4), 1) == []
+    assert (follower.phase, follower.dropped_count) == ("fetching", 1)
+
+
+def test_a_follower_tells_what_is_durable() -> None:
+    """Written records count for nothing before their sync."""
+    follower = _follower(_facts(0))
+    request = _fetch_of(follower.start(0))
+    follower.message(_answer(request, _batch(0, 5)), 1)
+    request = _fetch_of(follower.synced(_facts(3, synced=1), 2))
+    assert (request.fetch_from, request.synced_end) == (3, 1)
+
+
+def test_a_leader_that_refuses_again_and_again_is_reported_in_time() -> None:
+    """However often it answers: a refusal is no sign of life."""
+    follower = _follower(_facts(0))
+    request = _fetch_of(follower.start(0))
+    reported = []
+    for now_ms in range(5, 500, 5):
+        effects = follower.tick(now_ms)
+        reported += [now_ms for one in effects if isinstance(one, ReportLeader)]
+        for effect in effects:
+            if isinstance(effect, SendToReplica):
+                request = _fetch_of([effect])
+        follower.message(replace(_answer(request), refusal="not_leader"), now_ms)
+    assert reported == [400]
+
+
+def test_after_a_full_disk_the_follower_pauses() -> None:
+    """There will hardly be room at once; the pause is that of an idle follower."""
+    follower = _follower(_facts(0))
+    request = _fetch_of(follower.start(0))
+    follower.message(_answer(request, _batch(0, 5)), 1)
+    assert follower.failed_append(_facts(0), 10) == []
+    assert follower.tick(209) == []
+    assert _fetch_of(follower.tick(210)).fetch_from == 0
+
+
+# ---------------------------------------------------------------------------- the replica
+
+
+def _view(**changes: Any) -> PartitionView:
+    view = PartitionView(
+        status="online",
+        leader=B,
+        candidate=None,
+        leader_epoch=LeaderEpoch(3),
+        partition_epoch=PartitionEpoch(5),
+        replicas=(A, B, C),
+        isr=frozenset((A, B)),
+        min_isr=2,
+        broker_epochs={A: ONE, B: ONE, C: ONE},
+        joinable=frozenset((A, B, C)),
+    )
+    return replace(view, **changes)
+
+
+def _replica(end: int, *, process: int = 1, known: int = 0) -> PartitionReplica:
+    return PartitionReplica(
+        me=A,
+        broker_epoch=BrokerEpoch(process),
+        facts=lambda: _facts(end),
+        lease_until_ms=1_000_000,
+        known_high_watermark=Offset(known),
+    )
+
+
+def test_a_candidate_that_lacks_one_record_of_the_table_does_not_lead() -> None:
+    """Offset 199 is in the table; it would be given to another record."""
+    named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
+    assert _replica(199).view_changed(named, 1) == [RefuseLeadership(Offset(199), Offset(200))]
+    assert _replica(200).view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
+
+
+def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
+    """A late answer to an earlier request must not be taken for one to a later request."""
+    ids = []
+    for process in (1, 2):
+        replica = _replica(0, process=process)
+        for epoch in (3, 4):
+            view = _view(
+                leader_epoch=LeaderEpoch(epoch),
+                partition_epoch=PartitionEpoch(epoch + 2),
+                broker_epochs={A: BrokerEpoch(process), B: ONE, C: ONE},
+            )
+            ids.append(_fetch_of(replica.view_changed(view, 0)).request_id)
+    assert len(set(ids)) == len(ids)
+    assert ids == sorted(ids)
+    assert first_request_id(BrokerEpoch(2)) - first_request_id(ONE) >= 1 << 32
+
+
+def test_what_was_known_to_be_committed_outlives_the_role() -> None:
+    """A follower that becomes leader does not show less than before."""
+    replica = _replica(10, known=4)
+    replica.view_changed(_view(), 0)
+    assert replica.follower is not None
+    replica.follower.high_watermark = Offset(8)
+    waiting = _view(
+        leader=None, status="election", leader_epoch=LeaderEpoch(4),
+        partition_epoch=PartitionEpoch(6),
+    )  # fmt: skip
+    replica.view_changed(waiting, 1)
+    assert replica.high_watermark == 8
+
+
+# ---------------------------------------------------------------------------- the view
+
+
+def test_the_view_names_who_may_join_and_when_an_election_was_unclean() -> None:
+    """Not a broker that stops; and not unclean while an eligible replica has everything."""
+    cluster = MetadataRig()
+    cluster.do(StopBroker(broker=C, broker_epoch=cluster.epoch(C)))
+    view = view_of(cluster.state, PartitionId(UUID, PartitionNumber(0)))
+    assert view is not None
+    assert view.joinable == {A, B}
+    assert not replace(view, isr=frozenset(), eligible=frozenset((B,))).is_unclean
+    assert replace(view, isr=frozenset()).is_unclean
