@@ -10,6 +10,12 @@ import random
 import pytest
 
 from broker.codec.checksum import crc32c
+from broker.codec.disk.raft_log_format import (
+    JournalHeader,
+    RecordKind,
+    encode_journal_header,
+    encode_record,
+)
 from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
 from broker.model.raft import (
     Entry,
@@ -22,7 +28,8 @@ from broker.model.raft import (
     SnapshotId,
 )
 from broker.storage.promises.promises import Promises
-from broker.storage.raft.journal import COUNTER, RaftJournal
+from broker.storage.raft.journal import COUNTER, RaftJournal, owner_of
+from broker.storage.raft.journal_scan import read_journal
 from simkit.disk.disk import ROOMY, SimDisk
 
 A, B = NodeId("a"), NodeId("b")
@@ -171,3 +178,24 @@ def test_a_write_that_did_not_fit_leaves_nothing_behind_the_end() -> None:
         journal.save(entries=[_entry(3, b"z" * 3_000)])
     assert not any(disk.peek(JOURNAL)[end:])
     disk.capacity_bytes = ROOMY
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "term"),
+    [
+        (RecordKind.CUT, 9, 0),  # beyond the end
+        (RecordKind.CUT, 0, 0),  # before the beginning
+        (RecordKind.ENTRY, 4, 3),  # a hole
+        (RecordKind.ENTRY, 2, 3),  # once more
+        (RecordKind.ENTRY, 3, 2),  # an older term
+    ],
+)
+def test_a_record_that_does_not_follow_is_rot(kind: RecordKind, index: int, term: int) -> None:
+    """Its checksum is right, so somebody wrote it; but not behind these records."""
+    owner = owner_of("c", A)
+    records = [encode_record(RecordKind.ENTRY, at, at - 1, _entry(at)) for at in (1, 2)]
+    odd = Entry(index, term, EntryKind.COMMAND, 7, 1, b"x")
+    data = encode_journal_header(JournalHeader(0, 0, 1, 0, owner)) + b"".join(records)
+    assert len(read_journal(JOURNAL, data, owner=owner, synced=0).image.entries) == 2
+    with pytest.raises(MetadataCorruptError, match=r"cuts at|does not follow"):
+        read_journal(JOURNAL, data + encode_record(kind, 3, 2, odd), owner=owner, synced=0)
