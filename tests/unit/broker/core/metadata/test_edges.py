@@ -22,8 +22,8 @@ from broker.core.metadata.commands import (
     UnfenceBroker,
 )
 from broker.core.metadata.partition_rules import LOSSES_KEPT, candidates, given_up
-from broker.core.metadata.size import weight_of_stream
-from broker.core.metadata.state import Loss, MetadataState
+from broker.core.metadata.size import weight_of_lease, weight_of_stream
+from broker.core.metadata.state import LeaseState, Loss, MetadataState
 from broker.errors import (
     FeatureLevelError,
     IneligibleReplicaError,
@@ -251,3 +251,13 @@ def test_an_epoch_of_nobody_is_stale() -> None:
     cluster = MetadataRig()
     gone = StopBroker(broker=BrokerId("gone"), broker_epoch=BrokerEpoch(0))
     assert isinstance(cluster.refused(gone), StaleBrokerEpochError)
+
+
+def test_a_lease_weighs_by_its_partitions() -> None:
+    """It keeps a floor for each: a thousand leases of a large stream are not as small as of one."""
+    floors = tuple(Offset(at) for at in range(1_000))
+    weights = [
+        weight_of_lease(LeaseState(stream_uuid=UUID, owner="t", expires_us=1, floors=floors[:many]))
+        for many in (1, 1_000)
+    ]
+    assert weights[1] - weights[0] >= 999 * len("1000,")
