@@ -26,9 +26,14 @@ def main() -> None:
     """Load the libraries, then serve until the input ends."""
     for name in sys.argv[1:]:
         importlib.import_module(name)
-    print("ready", flush=True)
+    _tell("ready")
     for line in sys.stdin:
-        print(_run(json.loads(line)), flush=True)
+        _tell(str(_run(json.loads(line))))
+
+
+def _tell(answer: str) -> None:
+    sys.stdout.write(f"{answer}\n")
+    sys.stdout.flush()
 
 
 def _run(asked: dict[str, Any]) -> int:
