@@ -23,7 +23,6 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
-from broker.storage.log.folder import LogFolder
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.promises.promises import Promises
 from broker.storage.segments.damage import RotProof
@@ -232,6 +231,35 @@ def test_the_newer_point_counts_and_the_other_slot_survives_a_torn_write(disk: S
     assert log.recovery.scanned_bytes <= BATCH
 
 
+def test_the_last_record_below_the_recovery_point_is_never_torn(disk: SimDisk) -> None:
+    """It reads as zeros, as if it had never been written; but the point says that it had been."""
+    log = open_log(disk.files(), LARGE)
+    fill(log, 3, size=128)
+    start = log.segments()[0].size_bytes * 2 // 3 // 8 * 8 + 64
+    log.checkpoint()
+    disk.kill()
+    disk.delete(f"{FOLDER}/{segment_name(0, 'index')}")
+    size = len(disk.peek(FIRST).rstrip(b"\0"))
+    disk.overwrite(FIRST, start, bytes(size - start))
+    log = open_log(disk.files(), LARGE)
+    assert log.recovery.torn is None
+    assert log.recovery.damaged
+
+
+def test_a_batch_of_an_older_epoch_is_of_another_log(disk: SimDisk) -> None:
+    """It has the right offset, size and checksum; but epochs never fall along a log."""
+    folders = {FOLDER: 3, "streams/s/1": 1}
+    for folder, epoch in folders.items():
+        log = PartitionLog.open(disk.files(), folder, PARTITION, LARGE)
+        fill(log, 2, epoch=epoch)
+    disk.kill()
+    theirs = disk.peek(f"streams/s/1/{segment_name(0, 'log')}")
+    second = 64 + BATCH
+    disk.overwrite(FIRST, second, theirs[second : second + BATCH])
+    log = open_log(disk.files(), LARGE)
+    assert [one.offsets.start for one in log.recovery.damaged_ranges] == [1]
+
+
 # ---------------------------------------------------------------------------- reading
 
 
@@ -285,8 +313,29 @@ def test_a_producer_state_beyond_the_end_is_of_another_log(disk: SimDisk) -> Non
     assert [one in disk.paths() for one in states] == [False, True, True]
     disk.flip_bit(states[2], 28, 0)
     assert log.read_producer_state() == (b"1", Offset(2))
-    place = LogFolder(disk.files(), FOLDER, PARTITION)
+    disk.flip_bit(states[2], 28, 0)
     log = open_log(disk.files(), LARGE)
+    later = {states[2]: disk.peek(states[2])}
     log.truncate(Offset(1))
     assert log.read_producer_state() is None
-    assert not [one for one in place.files.list(FOLDER) if one.endswith("producers")]
+    log.close()
+    disk.put_back(later)  # a power cut may undo a removal
+    assert open_log(disk.files(), LARGE).read_producer_state() is None
+
+
+def test_a_batch_in_the_place_of_another_is_not_handed_out(disk: SimDisk) -> None:
+    """Both are whole; the reader compares the offset with the one that it expects."""
+    log = open_log(disk.files(), LARGE)
+    for number in range(3):
+        log.append([raw_batch(number + 1, size=BODY)], leader_epoch=EPOCH, now_us=1)
+    log.close()
+    first, second, third = 64, 64 + BATCH, 64 + 2 * BATCH
+    whole = disk.peek(FIRST)
+    disk.overwrite(FIRST, second, whole[third : third + BATCH])
+    disk.overwrite(FIRST, third, whole[second:third])
+    log = open_log(disk.files(), LARGE)
+    assert bases(log.read(Offset(0), Offset(3), bytes_max=1)) == [0]
+    assert whole[first:second] == disk.peek(FIRST)[first:second]
+    for offset in (1, 2):
+        with pytest.raises(SegmentCorruptError):
+            log.read(Offset(offset), Offset(offset + 1), bytes_max=1)

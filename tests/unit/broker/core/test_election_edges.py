@@ -1,0 +1,258 @@
+"""Elections at the edges: one instant, one report, one process more or less.
+
+`make plant` moves these edges, and each test here is the one that notices.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.core.election import (
+    AskLogEnd,
+    ElectionCore,
+    ElectionEffect,
+    ElectionTiming,
+    ProposeCommand,
+)
+from broker.core.metadata.apply import apply
+from broker.core.metadata.commands import (
+    Command,
+    CreateStream,
+    FenceBroker,
+    LogAnswer,
+    NameCandidate,
+    RegisterBroker,
+    StartElection,
+    StopBroker,
+    UnfenceBroker,
+)
+from broker.core.metadata.outcome import Rejected
+from broker.core.metadata.placement import balance, hand_overs
+from broker.core.metadata.state import MetadataState
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream, StreamConfig
+from simkit.brokers.metadata_rig import MetadataRig
+
+A, B, C = (BrokerId(name) for name in "abc")
+UUID = StreamUuid("00000000-0000-0000-0000-000000000001")
+P = PartitionId(UUID, PartitionNumber(0))
+TIMING = ElectionTiming()
+
+
+def _state() -> MetadataState:
+    """Three brokers, one partition that A leads."""
+    state = MetadataState()
+    stream = Stream(
+        name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
+    )
+    for command in (
+        *(RegisterBroker(broker=one, session=one, features_max=2) for one in (A, B, C)),
+        CreateStream(stream=stream, leader=A, assignment=((A, B, C),), min_isr=2),
+    ):
+        state, reply = apply(state, command)
+        assert not isinstance(reply, Rejected)
+    return state
+
+
+class Room:
+    """A controller in office."""
+
+    def __init__(self) -> None:
+        self.state = _state()
+        self.core = ElectionCore(TIMING)
+        self.now_ms = 0
+        self.core.took_office(0)
+        self.changed()
+
+    def do(self, command: Command) -> list[ElectionEffect]:
+        """Apply a command and show the core the state."""
+        self.state, reply = apply(self.state, command)
+        assert not isinstance(reply, Rejected), reply.error
+        return self.changed()
+
+    def changed(self) -> list[ElectionEffect]:
+        """Show the core the state."""
+        return self.core.state_changed(self.state, self.now_ms)
+
+    def epoch(self, broker: BrokerId) -> BrokerEpoch:
+        """Return a broker's newest epoch."""
+        return self.state.brokers[broker].epoch
+
+    def beat(self, *brokers: BrokerId) -> None:
+        """Let brokers say that they live."""
+        for broker in brokers:
+            self.core.heartbeat(broker, self.epoch(broker), self.now_ms)
+
+    def pass_ms(self, more_ms: int, *alive: BrokerId, step_ms: int = 50) -> list[Command]:
+        """Let time pass in the controller's steps; return what it proposes."""
+        found: list[Command] = []
+        for _ in range(more_ms // step_ms):
+            self.now_ms += step_ms
+            self.beat(*alive)
+            found += _commands(self.core.tick(self.now_ms))
+        return found
+
+    def report(
+        self, reporter: BrokerId, at_ms: int, *, leader_epoch: int = 1, former: int = 0
+    ) -> list[Command]:
+        """Let a replica say that its leader is silent."""
+        return _commands(
+            self.core.reported(
+                P,
+                reporter=reporter,
+                broker_epoch=BrokerEpoch(self.epoch(reporter) - former),
+                leader_epoch=LeaderEpoch(leader_epoch),
+                now_ms=at_ms,
+            )
+        )
+
+    def told(self, broker: BrokerId, end: int) -> list[Command]:
+        """Let a replica say how long its log is."""
+        answer = LogAnswer(
+            broker=broker,
+            broker_epoch=self.epoch(broker),
+            last_epoch=LeaderEpoch(1),
+            log_end=Offset(end),
+        )
+        known = self.state.partitions[UUID][0].leader_epoch
+        return _commands(self.core.log_end_told(P, answer, leader_epoch=known, now_ms=self.now_ms))
+
+
+def _commands(effects: list[ElectionEffect]) -> list[Command]:
+    return [one.command for one in effects if isinstance(one, ProposeCommand)]
+
+
+# ---------------------------------------------------------------------------- leases, sessions
+
+
+@pytest.mark.parametrize("session_ms", [600, 1_500, 30_000])
+def test_a_lease_ends_before_the_session_even_on_a_slower_clock(session_ms: int) -> None:
+    """A quarter slower: then the leader stops before another is elected."""
+    assert ElectionTiming(session_ms=session_ms).lease_ms() * 5 // 4 < session_ms
+
+
+def test_who_gets_a_lease() -> None:
+    """The newest process of a broker that is not fenced, from the controller in office."""
+    room = Room()
+    assert room.core.heartbeat(B, room.epoch(B), 10)
+    assert not room.core.heartbeat(B, BrokerEpoch(room.epoch(B) - 1), 10)
+    room.do(FenceBroker(broker=B, broker_epoch=room.epoch(B)))
+    assert not room.core.heartbeat(B, room.epoch(B), 20)
+    assert room.core.heartbeat(C, room.epoch(C), 20)
+    room.core.lost_office()
+    assert not room.core.heartbeat(C, room.epoch(C), 30)
+
+
+def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
+    """Else a broker whose new process hangs would live for ever."""
+    room = Room()
+    for _ in range(40):
+        room.now_ms += 50
+        room.beat(A, C)
+        room.core.heartbeat(B, BrokerEpoch(room.epoch(B) - 1), room.now_ms)
+        if _commands(room.core.tick(room.now_ms)):
+            break
+    assert room.now_ms == TIMING.session_ms
+
+
+def test_a_silent_broker_is_fenced_when_its_session_is_over_and_again_after_a_pause() -> None:
+    """At the instant; and not at every tick, but when the proposal had no effect for a while."""
+    room = Room()
+    assert room.pass_ms(TIMING.session_ms - 50, A, C) == []
+    fence = FenceBroker(broker=B, broker_epoch=room.epoch(B))
+    assert room.pass_ms(50, A, C) == [fence]
+    assert room.pass_ms(TIMING.retry_ms - 50, A, C) == []
+    assert room.pass_ms(50, A, C) == [fence]
+
+
+def test_after_a_stall_of_the_controller_nobody_is_fenced() -> None:
+    """It has heard nobody, because it was suspended itself: all sessions start anew."""
+    room = Room()
+    room.now_ms = 60_000
+    assert _commands(room.core.tick(room.now_ms)) == []
+    assert room.pass_ms(TIMING.session_ms - 50) == []
+    fenced = room.pass_ms(50)
+    assert len([one for one in fenced if isinstance(one, FenceBroker)]) == 3
+
+
+def test_a_new_controller_counts_silence_from_its_office() -> None:
+    """Heartbeats went to its predecessor; who was fenced has to send one first."""
+    state = _state()
+    state, _ = apply(state, FenceBroker(broker=C, broker_epoch=state.brokers[C].epoch))
+    core = ElectionCore(TIMING)
+    core.state_changed(state, 0)
+    core.took_office(60_000)
+    assert _commands(core.tick(60_050)) == []
+    core.heartbeat(C, state.brokers[C].epoch, 60_060)
+    unfence = UnfenceBroker(broker=C, broker_epoch=state.brokers[C].epoch)
+    assert _commands(core.tick(60_100)) == [unfence]
+
+
+# ---------------------------------------------------------------------------- reports
+
+
+def test_reports_count_together_within_the_window_only() -> None:
+    """Two that are an hour apart say nothing about now."""
+    room = Room()
+    assert room.report(B, 0) == []
+    assert room.report(C, TIMING.report_window_ms) == []
+    (begun,) = room.report(B, TIMING.report_window_ms + 1)
+    assert isinstance(begun, StartElection)
+    assert begun.suspect == A
+
+
+@pytest.mark.parametrize("wrong", [{"leader_epoch": 0}, {"leader_epoch": 2}, {"former": 1}])
+def test_a_report_is_of_this_epoch_and_of_a_registered_process(wrong: dict[str, int]) -> None:
+    """Who has not heard of the present leader cannot say that it is silent."""
+    room = Room()
+    assert room.report(B, 1, **wrong) == []
+    assert room.report(C, 2, **wrong) == []
+    assert room.report(C, 3) == []
+
+
+# ---------------------------------------------------------------------------- candidates
+
+
+def test_a_candidate_has_its_time_and_is_not_named_twice() -> None:
+    """The longest log that does not confirm is passed over for the next one."""
+    room = Room()
+    effects = room.do(FenceBroker(broker=A, broker_epoch=room.epoch(A)))
+    assert sorted(one.to for one in effects if isinstance(one, AskLogEnd)) == [B, C]
+    assert room.told(B, 10) == []
+    (named,) = room.told(C, 9)
+    assert isinstance(named, NameCandidate)
+    assert named.candidate == B
+    room.do(named)
+    assert _named(room.pass_ms(TIMING.confirm_ms - 50, B, C)) == []
+    assert [one.candidate for one in _named(room.pass_ms(100, B, C))] == [C]
+
+
+def _named(commands: list[Command]) -> list[NameCandidate]:
+    return [one for one in commands if isinstance(one, NameCandidate)]
+
+
+# ---------------------------------------------------------------------------- handing over
+
+
+def test_leadership_goes_to_another_member_that_is_in_sync() -> None:
+    """Not to the broker that stops, nor to one that has left the ISR."""
+    cluster = MetadataRig()
+    cluster.do(StopBroker(broker=A, broker_epoch=cluster.epoch(A)))
+    assert [one.candidate for one in hand_overs(cluster.state, A)] == [B]
+    cluster.do(cluster.isr(A, C))
+    assert [one.candidate for one in hand_overs(cluster.state, A)] == [C]
+    cluster.do(cluster.isr(A))
+    assert hand_overs(cluster.state, A) == []
+
+
+def test_the_preferred_leader_takes_over_once_it_is_in_sync() -> None:
+    """A was fenced and comes back: it leads again when it has everything."""
+    cluster = MetadataRig()
+    cluster.fence(A)
+    cluster.elect(B)
+    cluster.do(UnfenceBroker(broker=A, broker_epoch=cluster.epoch(A)))
+    assert balance(cluster.state) == []
+    cluster.do(cluster.isr(A, B, C))
+    assert [one.candidate for one in balance(cluster.state)] == [A]
