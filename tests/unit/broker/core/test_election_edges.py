@@ -47,10 +47,11 @@ def _state() -> MetadataState:
     stream = Stream(
         name="s", uuid=UUID, config=StreamConfig(subject="s"), created_us=1, table_name="s"
     )
-    for command in (
+    commands: list[Command] = [
         *(RegisterBroker(broker=one, session=one, features_max=2) for one in (A, B, C)),
         CreateStream(stream=stream, leader=A, assignment=((A, B, C),), min_isr=2),
-    ):
+    ]
+    for command in commands:
         state, reply = apply(state, command)
         assert not isinstance(reply, Rejected)
     return state
