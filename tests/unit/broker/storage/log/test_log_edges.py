@@ -339,3 +339,18 @@ def test_a_batch_in_the_place_of_another_is_not_handed_out(disk: SimDisk) -> Non
     for offset in (1, 2):
         with pytest.raises(SegmentCorruptError):
             log.read(Offset(offset), Offset(offset + 1), bytes_max=1)
+
+
+def test_the_index_of_another_partition_leads_nobody(disk: SimDisk) -> None:
+    """It has the right base offset; its positions are those of other batches."""
+    other = PartitionId(PARTITION.stream_uuid, PartitionNumber(1))
+    for folder, partition, size in ((FOLDER, PARTITION, 120), ("streams/s/1", other, 136)):
+        log = PartitionLog.open(disk.files(), folder, partition, SMALL)
+        fill(log, 16, size=size)
+        log.close()
+    log = open_log(disk.files())
+    name = segment_name(0, "index")
+    theirs = disk.peek(f"streams/s/1/{name}")
+    disk.cut(f"{FOLDER}/{name}", 0)
+    disk.extend(f"{FOLDER}/{name}", theirs)
+    assert bases(log.read(Offset(3), Offset(4), bytes_max=1)) == [3]
