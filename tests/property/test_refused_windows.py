@@ -77,7 +77,7 @@ class Broker:
             group.written()
         answers: list[Answer] = list(group.answers())
         for answer in answers:
-            answer.tell(failure)
+            (answer if failure is None else answer.unwritten(failure)).tell()
 
 
 ERRORS: Final = (

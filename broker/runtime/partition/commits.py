@@ -87,15 +87,24 @@ class Commits:
         if failure is not None:
             self._counters.refused_writes += len(writes)
         for answer in group.answers():
-            if failure is not None or answer.write.policy is AckPolicy.NONE:
-                answer.tell(failure)
-            else:
-                self._acks.add(answer.write.policy, answer.end, answer)
+            self._answer(answer, failure)
         self.settle(shell.leader)
         grown = bool(group.batches) and failure is None
         if grown:
             self._on_commit(time.perf_counter() - started_s, group.end - group.start)
         return grown
+
+    def _answer(self, answer: Answer, failure: HeadwaterError | None) -> None:
+        """Let an answer wait for what its policy asks for; ``failure``: nothing was written."""
+        if isinstance(failure, LogFailedError | CorruptDataError):
+            answer.abandon(failure)  # nothing will be committed here any more
+            return
+        if failure is not None:
+            answer = answer.unwritten(failure)
+        if answer.write.policy is AckPolicy.NONE or (failure is not None and not answer.end):
+            answer.tell()
+        else:
+            self._acks.add(answer.write.policy, answer.end, answer)
 
     def _append(self, shell: ReplicaShell, group: CommitGroup) -> HeadwaterError | None:
         log = self._local.log
@@ -128,7 +137,7 @@ class Commits:
         for answer in self._acks.settled(
             synced_end=leader.leader_ack_end, high_watermark=leader.high_watermark
         ):
-            answer.tell(None)
+            answer.tell()
 
     def abandon(self, error: HeadwaterError) -> None:
         """Answer all waiting publishers with ``error``: the outcome of their writes is unknown."""

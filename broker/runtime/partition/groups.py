@@ -8,7 +8,7 @@ after a failed write or a crashed turn nothing must be undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,13 +76,19 @@ class Answer:
     end: Offset
     start: Offset  # start of the group: outcomes at or above it depend on this write
 
-    def tell(self, failure: HeadwaterError | None) -> None:
-        """Send the outcome; with ``failure``, that error for all that depends on this write."""
-        match self.write:
-            case BatchesWrite():
-                self.write.done([self._settled(one, failure) for one in self.outcome])
-            case RecordsWrite():
-                self.write.done(failure if failure is not None else self.outcome)
+    def tell(self) -> None:
+        """Send the outcome."""
+        self.write.done(self.outcome)
+
+    def unwritten(self, failure: HeadwaterError) -> Answer:
+        """Return the answer when the group was not written: an error for all that needed that.
+
+        A repeat of an earlier batch still waits for its ``end``: it may not be committed yet.
+        """
+        if isinstance(self.write, RecordsWrite):
+            return replace(self, outcome=failure, end=Offset(0))
+        outcome = [self._settled(one, failure) for one in self.outcome]
+        return replace(self, outcome=outcome, end=_end_of(outcome))
 
     def abandon(self, error: HeadwaterError) -> None:
         """Answer the caller with ``error``: the outcome of its write is unknown."""
@@ -94,10 +100,10 @@ class Answer:
                 self.write.done(error)
 
     def _settled(
-        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError | None
+        self, outcome: AppendResult | HeadwaterError, failure: HeadwaterError
     ) -> AppendResult | HeadwaterError:
         needed_write = isinstance(outcome, AppendResult) and outcome.base_offset >= self.start
-        return failure if failure is not None and needed_write else outcome
+        return failure if needed_write else outcome
 
 
 @dataclass(slots=True)
@@ -154,8 +160,7 @@ class CommitGroup:
             if isinstance(offsets, range):
                 return Offset(offsets.stop)
             return Offset(max(offsets, default=-1) + 1)
-        ends = [one.base_offset + one.records_count for one in outcome if _is_placed(one)]
-        return Offset(max(ends, default=0))
+        return _end_of(outcome)
 
     def _place(self, batch: PreparedBatch) -> Offset:
         base = Offset(self._end)
@@ -217,8 +222,10 @@ class CommitGroup:
         return offsets
 
 
-def _is_placed(outcome: AppendResult | HeadwaterError) -> bool:
-    return isinstance(outcome, AppendResult)
+def _end_of(outcomes: Sequence[AppendResult | HeadwaterError]) -> Offset:
+    """Return the end of all records that were placed; 0 if none was."""
+    placed = (one for one in outcomes if isinstance(one, AppendResult))
+    return Offset(max((one.base_offset + one.records_count for one in placed), default=0))
 
 
 def _offsets(base: Offset, count: int) -> Sequence[Offset]:

@@ -40,7 +40,7 @@ def ack_unwritten() -> None:
         for one in writes:
             group.add(one)
         for answer in group.answers():
-            answer.tell(None)
+            answer.tell()
         return False
 
     Commits.write = write  # type: ignore[method-assign]

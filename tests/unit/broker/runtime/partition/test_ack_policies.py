@@ -15,9 +15,16 @@ from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
-from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
+from broker.errors import DiskFullError, HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
-from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.ids import (
+    NO_PRODUCER,
+    BrokerId,
+    PartitionId,
+    PartitionNumber,
+    ProducerId,
+    StreamUuid,
+)
 from broker.model.lineage import Leadership, Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
@@ -148,15 +155,17 @@ class Scene:
         self.turns.run()
         self.driver.replication.view_taken(call)
 
-    def put(self, policy: AckPolicy, *, run: bool = True) -> list[Any]:
-        """Submit a record; return the list that its outcome comes into."""
+    def put(self, policy: AckPolicy, *, run: bool = True, sequence: int = -1) -> list[Any]:
+        """Submit a record, with ``sequence`` of one producer; return where its outcome comes."""
         heard: list[Any] = []
 
         def done(outcomes: Sequence[AppendResult | HeadwaterError]) -> None:
             heard.extend(outcomes)
 
         batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
-        self.driver.writes.submit([prepare(batch, now_us=1)], done, policy=policy)
+        producer = NO_PRODUCER if sequence < 0 else ProducerId(7)
+        record = prepare(batch, now_us=1, producer_id=producer, base_sequence=sequence)
+        self.driver.writes.submit([record], done, policy=policy)
         if run:
             self.turns.run()
         return heard
@@ -247,6 +256,27 @@ def test_a_pause_in_the_sync_leaves_no_ack(
         replace(VIEW, leader=B, leader_epoch=LeaderEpoch(2), partition_epoch=PartitionEpoch(2))
     )
     assert [type(one) for one in heard] == [NotLeaderError]
+
+
+def test_a_retry_beside_a_write_that_found_no_room_waits_for_its_commit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk refuses a group; the record of a retry in it is stored, and not committed yet."""
+    first = scene.put(ALL, sequence=0)
+    assert (scene.log.synced_end, first) == (1, [])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise DiskFullError("simulated: no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "append", full)
+        retry = scene.put(ALL, run=False, sequence=0)
+        fresh = scene.put(ALL, run=False, sequence=1)
+        scene.turns.run()
+    assert [type(one) for one in fresh] == [DiskFullError]
+    assert retry == [], "a single broker holds it"
+    scene.fetched(synced=1)
+    assert [(one.base_offset, one.duplicate) for one in (*first, *retry)] == [(0, False), (0, True)]
 
 
 def test_a_new_lease_proves_nothing_to_leader_acks(scene: Scene) -> None:

@@ -55,7 +55,7 @@ def test_a_call_waits_for_the_highest_of_its_records(
     group.add(_write(*message_ids, heard=heard))
     (answer,) = group.answers()
     assert answer.end == end
-    answer.tell(None)
+    answer.tell()
     assert [int(one) for one in heard[0].offsets] == offsets
 
 
