@@ -18,7 +18,7 @@ from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
 
-_BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry each
+BATCHES_KEPT: Final = 64  # a producer may have this many batches in flight, and retry each
 PRODUCER_BYTES_MAX: Final = 16 * 1024 * 1024  # of one table, in memory
 _PRODUCER_BYTES: Final = 512  # the entry, its objects and its two empty arrays
 _BATCH_BYTES: Final = 16  # two numbers
@@ -40,7 +40,7 @@ class _Batches:
         before = len(self.offsets)
         if base_sequence != self.next_sequence:  # the producer began anew: forget older batches
             self.offsets, self.counts = array("q"), array("q")
-        elif before == _BATCHES_KEPT:
+        elif before == BATCHES_KEPT:
             del self.offsets[0], self.counts[0]
         self.offsets.append(base_offset)
         self.counts.append(records_count)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.errors import SegmentCorruptError
+from broker.core.dedup import BATCHES_KEPT
+from broker.errors import DiskFullError, SegmentCorruptError
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
@@ -119,6 +120,24 @@ class LocalLog:
     def copied(self, batches: Sequence[StoredBatch]) -> None:
         """Update the tables with batches of a leader that are in the log now."""
         self.tier.unshipped_bytes += self.retries.copied(batches)
+
+    def truncate(self, end: Offset) -> None:
+        """Drop the records from ``end`` on, durably, and what the tables know of them.
+
+        Freed records are in no segment: only the producer table remembers who sent them. The
+        states of the table that are on the disk may cover records that are cut, and go with them.
+        So the state as of ``end`` is written first; a crash leaves one that fits.
+
+        Raises:
+            DiskFullError: there is no room for the epoch history or that state; nothing is cut.
+            LogFailedError: the disk failed.
+        """
+        if self.log.log_start and end < self.log.log_end:
+            state = self.retries.producers.below(end, batches_max=BATCHES_KEPT)
+            if not self.log.write_producer_state(state.to_state(), end=end):
+                raise DiskFullError("no room for the state of the producers of freed records")
+        self.log.truncate(end)
+        self.shrunk()
 
     def shrunk(self) -> None:
         """Rebuild the derived tables after records were removed from the log."""

@@ -394,14 +394,13 @@ class ReplicaShell:
         # Segments may have been freed while this truncation waited for room.
         end = max(end, self._local.log.log_start)
         try:
-            self._local.log.truncate(end)
+            self._local.truncate(end)
         except DiskFullError as error:
             _log.warning("truncation_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._truncate(end))
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)
-        self._local.shrunk()
         self._do(self._replica.truncated(self._now_ms()))
 
     def _propose_isr(self, wanted: does.ProposeIsr) -> None:

@@ -411,15 +411,17 @@ class PartitionLog:
                     write_index(self._folder, active.segment)
             self._write_point(self.log_start)
 
-    def write_producer_state(self, state: bytes) -> bool:
-        """Store the producers' state of the log end; a cache that replaces the older one.
+    def write_producer_state(self, state: bytes, *, end: Offset | None = None) -> bool:
+        """Store the producers' state of the log end, or of ``end``; it replaces older states.
+
+        It is a cache of the log, except for records that were freed.
 
         Returns:
             False when the disk is full: the older state stays.
         """
         self.sync()
         with self._errors("producer state"):
-            return write_producer_state(self._folder, self.log_end, state)
+            return write_producer_state(self._folder, self.log_end if end is None else end, state)
 
     def read_producer_state(self) -> tuple[bytes, Offset] | None:
         """Return the newest valid producers' state and the end of the records that it covers."""

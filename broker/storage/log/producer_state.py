@@ -30,7 +30,7 @@ def write_producer_state(folder: LogFolder, offset: Offset, state: bytes) -> boo
         if is_full(error):
             return False
         raise
-    for old in _offsets(folder)[:-_KEPT]:
+    for old in [one for one in _offsets(folder) if one <= offset][:-_KEPT]:
         folder.files.remove(folder.segment_file(old, "producers"))
     return True
 

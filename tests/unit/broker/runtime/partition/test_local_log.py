@@ -1,0 +1,92 @@
+"""A partition's log with the tables that are derived from it, as records come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker.adapters.disk.files import DiskFiles
+from broker.codec.record_batch import prepare
+from broker.errors import DiskFullError
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import PartitionId, PartitionNumber, ProducerId, StreamUuid
+from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.stream import StreamConfig
+from broker.runtime.partition import dedup_recovery
+from broker.runtime.partition.counters import PartitionCounters
+from broker.runtime.partition.local_log import LocalLog
+from broker.storage.log.partition_log import LogConfig, PartitionLog
+from simkit.brokers.memory_broker import FakeClock
+
+PRODUCER = ProducerId(7)
+PARTITION = PartitionId(StreamUuid("00000000-0000-4000-8000-000000000001"), PartitionNumber(0))
+CONFIG = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=0)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[LocalLog]:
+    """Give a log with a sealed segment of five records, freed, and three records after it."""
+    files = DiskFiles(tmp_path)
+    log = PartitionLog.open(files, "log", PARTITION, LogConfig())
+    local = LocalLog(
+        log,
+        partition_id=PARTITION,
+        config=CONFIG,
+        cold_end=Offset(0),
+        record_cold_end=lambda *_: None,
+        begin_log=lambda *_: log,
+        clock=FakeClock(),
+        counters=PartitionCounters(),
+    )
+    write(local, 0, 5)
+    log.seal_active(1)
+    write(local, 5, 8)
+    local.save_producers()  # the segment was sealed within a turn, which wrote on
+    write(local, 8, 9)
+    local.save_producers()
+    local.learn_cold_end(Offset(5))
+    plan = local.plan_frees(lambda: Offset(OFFSET_MAX))
+    assert local.free(plan, leads=False) == 1
+    yield local
+    log.close()
+    files.close()
+
+
+def write(local: LocalLog, first: int, end: int) -> None:
+    """Append records of one producer, durably."""
+    for sequence in range(first, end):
+        record = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
+        batch = prepare(record, now_us=1, producer_id=PRODUCER, base_sequence=sequence)
+        local.log.append([batch], leader_epoch=LeaderEpoch(1), now_us=1)
+    local.log.sync()
+    local.shrunk()
+
+
+def test_a_log_that_is_cut_to_its_start_still_knows_the_producers_of_freed_records(
+    local: LocalLog,
+) -> None:
+    """A follower frees what is shipped, and cuts its tail: it may lead next, and meet a retry.
+
+    Found by the house (a mixed life with a lake, seed 25).
+    """
+    assert local.log.log_start == 5
+    local.truncate(Offset(5))
+    assert local.retries.producers.expected(PRODUCER) == 5
+    assert dedup_recovery.rebuild_producers(local.log).expected(PRODUCER) == 5, "after a restart"
+    write(local, 5, 7)
+    local.truncate(Offset(6))
+    assert local.retries.producers.expected(PRODUCER) == 6
+
+
+def test_a_cut_waits_for_room_for_the_producers_of_freed_records(
+    local: LocalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room nothing is cut: who called tries again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "write_producer_state", lambda *_, **__: False)
+        with pytest.raises(DiskFullError):
+            local.truncate(Offset(5))
+    assert (local.log.log_end, local.retries.producers.expected(PRODUCER)) == (9, 9)
