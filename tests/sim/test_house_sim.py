@@ -17,16 +17,17 @@ import pytest
 
 from projectfiles import ROOT
 from simkit.house.house import run_seed
-from simkit.house.lake_mutants import FIRST_SEEDS as FIRST_LAKE_SEEDS
-from simkit.house.lake_mutants import MUTANTS as LAKE_MUTANTS
-from simkit.house.lake_mutants import QUICK as QUICK_LAKE
-from simkit.house.mutants import BIASED, FIRST_SEEDS, MUTANTS, QUICK
+from simkit.mistakes.shells import BIASED, FIRST_SEEDS, MUTANTS, QUICK
+from simkit.mistakes.tiering import FIRST_SEEDS as FIRST_LAKE_SEEDS
+from simkit.mistakes.tiering import MUTANTS as LAKE_MUTANTS
+from simkit.mistakes.tiering import QUICK as QUICK_LAKE
 from simkit.seed_hunt import broken_seed, hunting_order, never_seen
 
 MANY = os.environ.get("HEADWATER_SIM_SEEDS")
 WHOLE_HUNT = bool(os.environ.get("HEADWATER_WHOLE_HUNT"))
 SEEDS = int(MANY or 0) // 8 or 24
 LAKE_SEEDS = int(MANY or 0) // 16 or 8
+MIXED_SEEDS = int(MANY or 0) // 8 or 24
 SIGHT_SEEDS_MAX = 400
 MUTANT_SEEDS_MAX = 260
 GROUPS = 2  # so that workers share them
@@ -56,6 +57,18 @@ def test_nothing_acknowledged_is_lost_between_the_tiers(group: int) -> None:
     assert all(run_seed(seed, with_lake=True).seen for seed in _seeds(group, LAKE_SEEDS))
 
 
+@pytest.mark.seeds
+@pytest.mark.timeout(3600)  # as many seeds as somebody asks for
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_only_what_an_operator_gave_up_is_lost(group: int) -> None:
+    """Every ack policy, NATS, streams that sync by interval, late copies, disks that are put back.
+
+    Every fourth seed has a lake.
+    """
+    seeds = _seeds(group, MIXED_SEEDS)
+    assert all(run_seed(seed, mixed=True, with_lake=seed % 4 == 3).seen for seed in seeds)
+
+
 def _named_situations() -> set[str]:
     """Return what the house's code can say that it has seen."""
     found: set[str] = set()
@@ -67,17 +80,18 @@ def _named_situations() -> set[str]:
     return found
 
 
-def _seen_with_and_without_a_lake(seed: int) -> Counter[str]:
-    return run_seed(seed).seen + run_seed(seed, with_lake=True).seen
+def _seen_in_all_lives(seed: int) -> Counter[str]:
+    mixed = run_seed(seed, mixed=True).seen + run_seed(seed, mixed=True, with_lake=True).seen
+    return mixed + run_seed(seed).seen + run_seed(seed, with_lake=True).seen
 
 
 @pytest.mark.timeout(900)  # until the rarest was seen
 def test_every_named_situation_is_reached() -> None:
     """A fault that never strikes, or a refusal that nobody meets, proves nothing."""
     wanted = _named_situations()
-    assert len(wanted) > 20
+    assert len(wanted) > 80
     order = [*RARE_SEEDS, *range(SIGHT_SEEDS_MAX)]
-    assert never_seen(wanted, _seen_with_and_without_a_lake, order) == []
+    assert never_seen(wanted, _seen_in_all_lives, order) == []
 
 
 RARE_SEEDS = (156, 58, 28, 9, 165)  # in which the rarest situations are known to happen

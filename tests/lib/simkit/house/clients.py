@@ -1,7 +1,7 @@
 """Publishers that retry until they are answered, and readers of what is committed.
 
 A publisher numbers its batches as a producer, or names each record by a message id as over NATS.
-All publish under ALL. What they did and heard is kept for the judge.
+What they did and heard is kept for the judge.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import pyarrow as pa
 from broker.codec.record_batch import decode_body, prepare
 from broker.errors import (
     CorruptDataError,
+    DiskFullError,
     ForeignHistoryError,
     HeadwaterError,
     HistoryClaimedError,
+    NotEnoughReplicasError,
     NotLeaderError,
     OffsetOutOfRangeError,
     RemoteTierUnavailableError,
+    SequenceGapError,
 )
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, ProducerId
 from broker.model.offsets import Offset
-from broker.model.records import AppendResult
+from broker.model.records import AckPolicy, AppendResult
 from broker.ports.partition import RecordsOutcome, StoredBatch
 from broker.runtime.partition.driver import PartitionDriver
 from checkkit.facts import Rules
@@ -34,6 +37,7 @@ from checkkit.history import History
 from checkkit.readings import Row
 from simkit.house.lake import table_rows
 from simkit.house.metadata import MetadataHouse
+from simkit.house.nats import NATS
 from simkit.house.node import Node
 from simkit.network.world import Network, World
 
@@ -54,6 +58,7 @@ class Publish:
     producer: int  # -1: it is known by its message id, which is its value
     sequence: int
     value: bytes
+    policy: AckPolicy = AckPolicy.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +78,29 @@ def serve(node: Node, request: Publish) -> None:
     world = node.machine.world
     process = node.machine.process
 
+    def stored(offset: int) -> None:
+        assert driver is not None, "who was answered was published to"
+        node.oracle.acked(driver, request.policy, offset + 1, node.machine.monotonic_ms())
+
     def tell(found: AppendResult | RecordsOutcome | HeadwaterError) -> None:
         offset, epoch, duplicate, error = -1, LeaderEpoch(0), False, None
         match found:
             case AppendResult():
                 offset, epoch, duplicate = found.base_offset, found.leader_epoch, found.duplicate
+                stored(offset)
             case RecordsOutcome():
                 offset, epoch = found.offsets[0], found.leader_epoch
                 duplicate = 0 in found.duplicates
+                stored(offset)
             case _:
                 error = found
                 # Nobody here has a copy of the history: who was replaced says NotLeaderError.
                 assert not isinstance(found, ForeignHistoryError | HistoryClaimedError), found
                 world.note(f"publish refused: {type(found).__name__}")
+                if isinstance(found, NotEnoughReplicasError):
+                    world.note("A11 refused while the ISR is below its minimum")
+                if isinstance(found, DiskFullError):
+                    world.note("D8 disk full, refused")
         answer = Answer(
             number=request.number,
             offset=offset,
@@ -109,13 +124,19 @@ def serve(node: Node, request: Publish) -> None:
                 base_sequence=request.sequence,
             )
             driver.writes.submit(
-                [batch], lambda answers: tell(answers[0]), may_block=world.chance(0.5)
+                [batch],
+                lambda answers: tell(answers[0]),
+                may_block=world.chance(0.5),
+                policy=request.policy,
             )
         else:
-            header = {"key": "Nats-Msg-Id", "value": request.value}
-            columns["headers"] = pa.array([[header]], _HEADERS)
-            ids = [request.value.decode()]
-            driver.writes.submit_records(pa.RecordBatch.from_pydict(columns), ids, tell)
+            ids = None
+            if request.policy is not AckPolicy.NONE:
+                header = {"key": "Nats-Msg-Id", "value": request.value}
+                columns["headers"] = pa.array([[header]], _HEADERS)
+                ids = [request.value.decode()]
+            rows = pa.RecordBatch.from_pydict(columns)
+            driver.writes.submit_records(rows, ids, tell, policy=request.policy)
     except HeadwaterError as error:
         tell(error)
 
@@ -143,13 +164,19 @@ class Publisher:
         history: History,
         *,
         by_id: bool,
+        policy: AckPolicy = AckPolicy.ALL,
+        subject: str | None = None,
     ) -> None:
+        """``subject``: where records with message ids, and those under NONE, go through NATS."""
         self.name = f"publisher{number}"
         self._number = number
         self._partition, self._partition_id = partition
         self._world, self._network, self._house = world, network, house
         self._nodes, self._history = nodes, history
-        self._by_id = by_id
+        self.policy = policy
+        self._by_id = by_id or policy is AckPolicy.NONE
+        self._subject = subject if self._by_id and policy is not AckPolicy.LEADER else None
+        self._lives = 0
         self._window = world.rng.choice((1, 2, 4))
         self._pause_ms = world.rng.choice((20, 60, 150))
         self._sequence = self._requests = 0
@@ -165,6 +192,8 @@ class Publisher:
         now_ms = self._world.now_ms
         if not self.stopped and len(self.pending) < self._window and self._is_near():
             self._begin_record()
+        if self.policy is AckPolicy.NONE:
+            self.pending.clear()  # nobody waits
         for one in self.pending:
             if now_ms - one.sent_ms > _RETRY_MS:
                 one.attempts += 1
@@ -178,36 +207,71 @@ class Publisher:
         return not self.pending or self._sequence - self.pending[0].sequence < 32
 
     def _begin_record(self) -> None:
-        value = f"{self.name}:{self._sequence}".encode()
-        if not self._by_id:
-            self._history.expect_order(self.name)
-        record = self._history.publish(
-            value,
-            partition=self._partition,
-            at_ns=self._world.steps,
-            producer=self.name,
-            sequence=self._sequence,
-            client=self.name,
-        )
-        one = _Pending(self._sequence, value, record, self._world.now_ms)
+        one = self._recorded(self._sequence)
         self._sequence += 1
         self.pending.append(one)
         self._send(one)
 
+    def _recorded(self, sequence: int) -> _Pending:
+        """Put a record that was never sent before into the history."""
+        name = f"{self.name}.{self._lives}" if self._lives else self.name
+        value = f"{name}:{sequence}".encode()
+        if not self._by_id:
+            self._history.expect_order(name)
+        record = self._history.publish(
+            value,
+            partition=self._partition,
+            at_ns=self._world.steps,
+            producer=name,
+            sequence=sequence,
+            policy=self.policy,
+            identified=self.policy is not AckPolicy.NONE,
+            client=self.name,
+        )
+        return _Pending(sequence, value, record, self._world.now_ms)
+
+    def told_of_loss(self, partition_id: PartitionId, epoch: int) -> None:
+        """Hear of an unclean election: what was answered before it may be gone."""
+        if partition_id == self._partition_id:
+            self._epoch, self._target = max(self._epoch, epoch), None
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Go on under a new producer id: what its sequence continued is perhaps no more."""
+        self._world.note("publisher began again")
+        self._lives += 1
+        self._sent.clear()
+        self.pending = [self._recorded(number) for number, _ in enumerate(self.pending)]
+        self._sequence = len(self.pending)
+        for one in self.pending:
+            self._send(one)
+
     def _send(self, one: _Pending) -> None:
-        if self._target is None:
-            self._target = self._guess()
         self._requests += 1
         self._sent[self._requests] = one
+        if self._subject is not None:
+            self._send_over_nats(one, self._subject)
+            return
+        if self._target is None:
+            self._target = self._guess()
         publish = Publish(
             client=self.name,
             number=self._requests,
             partition_id=self._partition_id,
-            producer=-1 if self._by_id else self._number,
+            producer=-1 if self._by_id else self._number + 1000 * self._lives,
             sequence=one.sequence,
             value=one.value,
+            policy=self.policy,
         )
         self._network.send(self.name, self._target, ("publish", publish))
+
+    def _send_over_nats(self, one: _Pending, subject: str) -> None:
+        reply = headers = b""
+        if self.policy is not AckPolicy.NONE:
+            reply = f"_INBOX.{self.name}.{self._requests}".encode()
+            headers = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % one.value
+        message = ("publish", subject.encode(), reply, headers, one.value)
+        self._network.send(self.name, NATS, message)
 
     def _guess(self) -> str:
         """Ask the metadata for the leader, or as over NATS go to whoever serves the partition."""
@@ -221,14 +285,41 @@ class Publisher:
             return self._world.rng.choice(sorted(self._nodes))
         return leader
 
-    def receive(self, _: str, message: tuple[str, Answer]) -> None:
+    def receive(self, _: str, message: tuple[str, Any]) -> None:
         """Take an answer; an ack of an older epoch than one seen before is not believed."""
-        answer = message[1]
+        kind, answer = message
+        if kind == "puback":
+            self._hear_over_nats(*answer)
+        else:
+            self._hear(answer)
+
+    def _hear_over_nats(self, number: int, body: dict[str, Any]) -> None:
+        """Take an ack; who does not lead may refuse what another broker takes."""
+        if "error" in body:
+            self._world.note(f"NATS publish refused: {body['headwater']['type']}")
+            return
+        self._hear(
+            Answer(
+                number=number,
+                offset=body["offset"],
+                leader_epoch=body["leader_epoch"],
+                duplicate=body.get("duplicate", False),
+                error=None,
+                node="",
+            )
+        )
+
+    def _hear(self, answer: Answer) -> None:
         one = self._sent.pop(answer.number, None)
         if answer.error is not None:
             self._target = None
+            # A retry may overtake another; a hole that stays is a loss, as LEADER allows.
+            stays = isinstance(answer.error, SequenceGapError) and one in self.pending
+            if stays and self.policy is AckPolicy.LEADER and self.pending[0].attempts > 3:
+                self._begin_again()
             return
         if answer.leader_epoch < self._epoch:
+            self._world.note("A14 ack of an old epoch dropped by a client")
             return
         self._epoch = answer.leader_epoch
         if one is None or one not in self.pending:
@@ -280,6 +371,8 @@ class Reader:
             end = driver.replication.newest_committed
             if end is None:
                 self._world.note("leader that is not sure what is committed")
+                if driver.reads.high_watermark < self._position:
+                    self._world.note("A20 reader above the high watermark")
             else:
                 self._read(node, driver, end)
         if self._world.chance(0.2):
@@ -302,6 +395,14 @@ class Reader:
             self._require(told.high_watermark, asked_ms, node.machine.process)
 
         node.ask_newest(self._partition_id, answered)
+
+    def truncated(self, partition_id: PartitionId, end: int) -> None:
+        """Hear from the epoch in its position that what it read from ``end`` on is no more."""
+        if partition_id == self._partition_id:
+            self._shown = []
+            if self._position > end:
+                self._position = Offset(end)
+                self._history.truncated(f"reader{self._partition}", self._partition, end)
 
     def _require(self, end: Offset, asked_ms: int, process: str) -> None:
         """What somebody is sure of is not older than a lease."""

@@ -9,12 +9,12 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
-from broker.errors import CorruptDataError
+from broker.errors import CorruptDataError, LogFailedError
 from broker.model.ids import BrokerId, PartitionId
 from broker.runtime.partition.driver import PartitionDriver
 from broker.storage.promises.promises import PROMISES_NAME
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from simkit.house.node import Node
 
 _LOOK_MS: Final = 50
+SESSIONS_NAME: Final = "sessions.json"
+_RED: Final = (CorruptDataError, LogFailedError)  # failures that a restart mends
 _RED_MS: Final = 400  # how long it takes until somebody restarts a broker that is not ready
 
 
@@ -36,6 +38,7 @@ class _Lost:
     life: int  # the process after it is the first that can know
     had_records: bool
     is_rot: bool  # perhaps nobody notices for a while
+    is_back: bool = False  # its disk is an earlier one: it counts for nothing while it is marked
     asides: int  # logs of it that were set aside before
 
 
@@ -46,8 +49,9 @@ class Damage:
         self._house = house
         self._world = house.world
         self._lost: dict[PartitionId, dict[str, _Lost]] = {}
-        self._committed: dict[PartitionId, int] = {}
         self._looked = (-1, -1)
+        self._bad: list[tuple[Node, PartitionId, str, int]] = []  # what no read gets, asides before
+        self._copies: list[tuple[str, dict[str, bytes]]] = []  # of whose disk, what
 
     # ------------------------------------------------------------------ the deed
 
@@ -80,6 +84,53 @@ class Damage:
         if partition_id is not None:
             self._note(node, partition_id, is_rot=True)
             self._damage(node.machine.disk, self._logs(node, partition_id))
+
+    def copy_disks(self) -> None:
+        """Copy every disk while its broker runs."""
+        for name in sorted(self._house.nodes):
+            disk = self._house.nodes[name].machine.disk
+            self._copies.append((name, {path: disk.peek(path) for path in disk.paths()}))
+        del self._copies[: -4 * len(self._house.nodes)]
+
+    def put_back(self, node: Node) -> None:
+        """Let the disk of a broker that is down be an earlier one; its sessions, or not."""
+        hosted = [one for one in self._house.partitions if self._is_here(node, one)]
+        found = [copy for name, copy in self._copies if name == node.name]
+        if not found or not all(self._may_be_lost(one) for one in hosted):
+            return
+        disk, copy = node.machine.disk, dict(self._world.rng.choice(found))
+        own = SESSIONS_NAME in disk.paths() and self._world.chance(0.7)
+        if own:
+            copy[SESSIONS_NAME] = disk.peek(SESSIONS_NAME)
+        self._world.note("disk put back" if own else "disk put back, sessions too", node.name)
+        self.put_this_back(node, copy)
+
+    def put_this_back(self, node: Node, copy: Mapping[str, bytes]) -> None:
+        """Let the disk of a broker that is down hold these files and no others."""
+        for one in self._house.partitions:
+            if self._is_here(node, one):
+                self._note(node, one, is_rot=False, is_back=True)
+        node.machine.disk.wipe()
+        node.machine.disk.put_back(dict(copy))
+
+    def fail_sync(self, node: Node) -> None:
+        """Let a broker's next sync fail: its replica is withdrawn, as after the loss of a disk."""
+        hosted = [one for one in self._house.partitions if self._is_here(node, one)]
+        if all(self._may_be_lost(one) for one in hosted):
+            self._world.note("D2 fsync fails", node.name)
+            for one in hosted:
+                self._note(node, one, is_rot=False, is_back=True)
+            node.machine.disk.datasync_failures = 1
+
+    def refuse_reads(self, node: Node) -> None:
+        """Let some log of a broker be unreadable from now on, whether it runs or not."""
+        partition_id = self._some_log(node)
+        if partition_id is not None:
+            self._note(node, partition_id, is_rot=True)
+            path = self._world.rng.choice(self._logs(node, partition_id))
+            self._world.note("reads fail", node.name, path)
+            node.machine.disk.bad_sectors.add((path, 0))
+            self._bad.append((node, partition_id, path, self._asides(node, partition_id)))
 
     def _damage(self, disk: SimDisk, paths: list[str]) -> None:
         rng = self._world.rng
@@ -124,11 +175,14 @@ class Damage:
         whole = members - {BrokerId(one) for one in lost}
         return len(lost) < min(row.min_isr, len(members)) - 1 and len(whole) >= 2
 
-    def _note(self, node: Node, partition_id: PartitionId, *, is_rot: bool) -> None:
+    def _note(
+        self, node: Node, partition_id: PartitionId, *, is_rot: bool, is_back: bool = False
+    ) -> None:
         self._lost.setdefault(partition_id, {})[node.name] = _Lost(
             life=node.machine.life,
             had_records=bool(self._logs(node, partition_id)),
             is_rot=is_rot,
+            is_back=is_back,
             asides=self._asides(node, partition_id),
         )
 
@@ -136,6 +190,10 @@ class Damage:
         aside = f"damaged/{partition_id.stream_uuid}-{partition_id.number}-"
         names = {path.split("/")[1] for path in node.machine.disk.paths() if aside in path}
         return len(names)
+
+    def is_lost(self, partition_id: PartitionId, name: str) -> bool:
+        """Tell whether a replica was damaged and was not seen whole since."""
+        return name in self._lost.get(partition_id, {})
 
     # ------------------------------------------------------------------ what has to follow
 
@@ -145,6 +203,11 @@ class Damage:
         if now == self._looked:
             return
         self._looked = now
+        for one in list(self._bad):  # a log that begins anew lies elsewhere on the device
+            node, partition_id, path, asides = one
+            if self._asides(node, partition_id) > asides or not node.machine.disk.has_file(path):
+                node.machine.disk.bad_sectors.discard((path, 0))
+                self._bad.remove(one)
         for partition_id in self._house.partitions:
             self._look_at(partition_id)
 
@@ -155,8 +218,7 @@ class Damage:
             for name, node in self._house.nodes.items()
             if (driver := node.replica(partition_id)) is not None and driver.health.failure is None
         }
-        known = [one.reads.high_watermark for one in drivers.values()]
-        end = self._committed[partition_id] = max(self._committed.get(partition_id, 0), *known, 0)
+        end = len(self._house.oracle.of(partition_id).committed)
         for name in sorted({*row.isr, *row.eligible} & set(drivers)):
             self._check(partition_id, name, drivers[name], end, marked=name in row.restarted)
             if name in row.isr and name not in row.restarted:
@@ -175,7 +237,7 @@ class Damage:
         if lost is None:
             if marked:
                 return
-        elif lost.is_rot or not lost.had_records:
+        elif lost.is_rot or not lost.had_records or (lost.is_back and marked):
             return
         held = driver.replication.synced_position[1]
         what = "has lost its records and is" if lost is not None else "is"
@@ -191,6 +253,8 @@ class Damage:
         if lost is None:
             return
         node = self._house.nodes[name]
+        if node.machine.disk.datasync_failures:
+            return  # it is to come
         if not lost.is_rot or self._asides(node, partition_id) > lost.asides:
             del self._lost[partition_id][name]
             self._world.note("damaged replica is whole again", name)
@@ -205,7 +269,7 @@ class Damage:
                 continue
             for one in self._house.partitions:
                 driver = node.replica(one)
-                if driver is not None and isinstance(driver.health.failure, CorruptDataError):
+                if driver is not None and isinstance(driver.health.failure, _RED):
                     self._world.note("restarted because of a damaged replica", name)
                     node.kill(power=False)
                     self._world.at(10, node.start_again)

@@ -20,6 +20,7 @@ FAULTS: Final = (
     "balance", "reassign", "wipe", "folder", "rot", "stop",
 )  # fmt: skip
 LAKE_FAULTS: Final = ("away", "shaky")
+MIXED_FAULTS: Final = ("nats", "fsync", "put-back", "unread", "unclean", "rejoin")  # beside those
 
 
 class Faults:
@@ -32,9 +33,16 @@ class Faults:
         drawn = frozenset(one for one in FAULTS if rng.random() < 0.4)
         if house.lake is not None:
             drawn |= {one for one in LAKE_FAULTS if rng.random() < 0.5}
+        if house.mixed:
+            drawn |= {one for one in MIXED_FAULTS if house.draw_more(0.4)}
         self._kinds = sorted(drawn if kinds is None else kinds)
         self._trouble = False
         self._damage = house.damage
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether faults strike."""
+        return self._trouble
 
     def begin(self) -> None:
         """Let there be trouble."""
@@ -45,11 +53,13 @@ class Faults:
         """Undo everything; whoever is down is started."""
         self._trouble = False
         self._house.network.heal_all()
+        self._house.oracle.on_joining = None
         self._lake_is_well()
         for name in sorted(self._house.nodes):
             node = self._house.nodes[name]
             node.machine.disk.capacity_bytes = ROOMY
             node.machine.disk.stop_after = None
+            node.machine.disk.datasync_failures = 0
             if node.machine.paused:
                 node.machine.resume()
             node.start_again()
@@ -97,6 +107,44 @@ class Faults:
 
     def _rot(self) -> None:
         self._while_down(self._damage.rot)
+
+    def _nats(self) -> None:
+        """The NATS server restarts: every connection ends."""
+        if self._house.nats is not None:
+            self._house.nats.restart()
+
+    def _put_back(self) -> None:
+        """Copy disks while their brokers run, or let one be what a copy says that it was."""
+        if self._world.chance(0.4):
+            self._damage.copy_disks()
+        else:
+            self._while_down(self._damage.put_back)
+
+    def _unread(self) -> None:
+        """From now on the device refuses to read some log; writing and syncing still work."""
+        self._damage.refuse_reads(self._some())
+
+    def _fsync(self) -> None:
+        """One of the next syncs fails, and the pages are gone."""
+        self._damage.fail_sync(self._some())
+
+    def _unclean(self) -> None:
+        """Let one replica fall behind, all others end, and an operator make do with that one."""
+        self._house.operator.strand()
+
+    def _rejoin(self) -> None:
+        """End the next replica that is about to join, while the proposal is under way (A8)."""
+        self._house.oracle.on_joining = self._end_joining if self._trouble else None
+
+    def _end_joining(self, leader: str, joining: str) -> None:
+        self._house.network.clog(leader, META, 400)
+        self._world.at(700, self._house.network.heal, leader, META)
+        self._world.at(0, self._end_process, joining)
+
+    def _end_process(self, name: str) -> None:
+        node = self._house.nodes[name]
+        node.kill(power=False)
+        self._world.at(1, node.start_again)
 
     def _while_down(self, damage: Callable[[Node], None]) -> None:
         """End a process and damage its disk; sometimes the power of the whole room goes."""
@@ -154,10 +202,14 @@ class Faults:
             node.machine.pause()
             self._world.note("paused", node.name)
             delay_ms = self._world.rng.choice((50, 400, 1200))
-            self._world.at(delay_ms, self._resume, node, node.machine.life)
+            leads = node.name == self._house.house.leader
+            long = leads and delay_ms > self._house.setting.election.session_ms
+            self._world.at(delay_ms, self._resume, node, node.machine.life, long)
 
-    def _resume(self, node: Node, life: int) -> None:
+    def _resume(self, node: Node, life: int, long: bool) -> None:
         if node.machine.paused and node.machine.life == life:
+            if long:
+                self._world.note("A17 controller resumed after a session's length")
             self._world.note("resumed", node.name)
             node.machine.resume()
 

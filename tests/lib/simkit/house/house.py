@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import structlog
 
@@ -27,9 +27,11 @@ from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.records import AckPolicy
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition import queue as turn_queue
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.replica_shell import ReplicaShell
 from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
@@ -39,8 +41,12 @@ from simkit.house.damage import Damage
 from simkit.house.faults import Faults
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
+from simkit.house.nats import NatsServer
 from simkit.house.node import Node, Setting
+from simkit.house.operator import Operator
+from simkit.house.oracle import Oracle, watching
 from simkit.house.process import Machine
+from simkit.house.situations import Place, counting
 from simkit.network.world import Network, World
 from simkit.replacing import replaced, together
 from tiering.config import TieringConfig
@@ -59,22 +65,57 @@ class Result:
     heal_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a script chooses; what is None, or left out, is drawn from the seed."""
+
+    brokers: int | None = None
+    streams: int | None = None
+    partitions: int | None = None
+    factor: int | None = None
+    min_isr: int | None = None
+    policies: tuple[AckPolicy, ...] | None = None  # of the publishers to each partition
+    interval: bool = False  # streams sync by interval
+    nats: bool = False  # publishers by message id go through NATS
+    late: bool = False  # every third message comes once more, up to 300 ms later
+
+
+_DRAWN: Final = Shape()
+
+
 class House:
     """Runs one seed."""
 
     def __init__(
-        self, seed: int, *, faults: frozenset[str] | None = None, with_lake: bool = False
+        self,
+        seed: int,
+        *,
+        faults: frozenset[str] | None = None,
+        with_lake: bool = False,
+        mixed: bool = False,
+        shape: Shape = _DRAWN,
     ) -> None:
+        """Draw what is not given.
+
+        With ``mixed`` more is drawn: ack policies, streams that sync by interval, late copies of
+        messages, failing syncs, disks that are put back, and an operator who accepts losses.
+        """
+        self.mixed = mixed
+        self._more = random.Random(f"more {seed}")
+        if mixed:
+            shape = self._draw_shape()
+        self.shape = shape
         self.world = world = World(seed)
         self.lake = HouseLake(world) if with_lake else None
         rng = world.rng
         self.network = Network(
             world,
             delay_ms_max=rng.choice((3, 20, 50)),
-            ordered=rng.random() < 0.5,
-            doubling=rng.choice((0.0, 0.02)),
+            ordered=rng.random() < 0.5 and not shape.late,
+            doubling=max(rng.choice((0.0, 0.02)), 0.3 if shape.late else 0.0),
         )
-        names = [f"b{one}" for one in range(rng.choice((3, 3, 3, 4, 5)))]
+        count = rng.choice((3, 3, 3, 4, 5))
+        names = [f"b{one}" for one in range(shape.brokers or count)]
         machines = {name: Machine(name, world) for name in names}
         self.setting = setting = self._draw_setting()
         self.nodes = {
@@ -83,15 +124,36 @@ class House:
         self.house = MetadataHouse(world, self.network, machines)
         for node in self.nodes.values():
             node.house = self.house
+        self.nats = NatsServer(world, self.network, names) if setting.nats else None
         self.history = History()
         self.streams: list[Stream] = []
         self.partitions: list[PartitionId] = []
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
         self.takers: list[CutTaker] = []
+        self.oracle = Oracle(self)
+        for machine in machines.values():
+            machine.on_end.insert(0, self.oracle.process_ended)
+        for node in self.nodes.values():
+            node.oracle = self.oracle
+            node.closes_politely = mixed or shape.interval
         self.damage = Damage(self)
+        self.operator = Operator(self)
         self.faults = Faults(self, faults)
         self.heal_ms = 0  # how long it took
+
+    def draw_more(self, probability: float) -> bool:
+        """Draw for a mixed life, beside what every life draws."""
+        return self._more.random() < probability
+
+    def _draw_shape(self) -> Shape:
+        more = self._more
+        policy = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
+        return Shape(
+            policies=tuple(more.choice(policy) for _ in range(more.choice((1, 2)))),
+            interval=more.random() < 0.35,
+            late=more.random() < 0.3,
+        )
 
     def _draw_setting(self) -> Setting:
         rng = self.world.rng
@@ -116,6 +178,7 @@ class House:
             ),
             turn_ms_max=rng.choice((0, 3, 15, 60)),
             tick_ms=rng.choice((10, 20)),
+            nats=self.mixed or self.shape.nats,
             **({} if self.lake is None else self._draw_tiering(self.lake)),
         )
 
@@ -142,6 +205,8 @@ class House:
         self.begin()
         self.faults.begin()
         self.damage.restart_the_red()
+        if self.mixed:
+            self.operator.begin()
         self.run_for(self.world.rng.choice((1500, 2500, 4000, 6000)))
         self.heal()
         self.look()
@@ -152,14 +217,18 @@ class House:
         for node in self.nodes.values():
             node.start()
         self._run_until(lambda: len(self.house.state.brokers) == len(self.nodes), 5_000)
-        for number in range(self.world.rng.choice((1, 2, 2))):
+        count = self.world.rng.choice((1, 2, 2))
+        for number in range(self.shape.streams or count):
             self.create(f"s{number}")
         for number, partition_id in enumerate(self.partitions):
-            for _ in range(self.world.rng.choice((1, 1, 2))):
+            some = (AckPolicy.ALL,) * self.world.rng.choice((1, 1, 2))
+            for policy in self.shape.policies or some:
                 self.publishers.append(
                     Publisher(
                         len(self.publishers), (number, partition_id), self.world, self.network,
-                        self.house, self.nodes, self.history, by_id=self.world.chance(0.4),
+                        self.house, self.nodes, self.history,
+                        by_id=self.world.chance(0.4), policy=policy,
+                        subject=self.subject_of(partition_id),
                     )
                 )  # fmt: skip
             self.readers.append(
@@ -178,16 +247,19 @@ class House:
 
     def create(self, name: str) -> None:
         """Create a stream, as an operator at a broker does."""
-        rng = self.world.rng
+        rng, shape = self.world.rng, self.shape
         stream_uuid = StreamUuid(str(uuid.uuid4()))
-        factor = rng.choice((2, 3, 3))
-        min_isr = rng.choice((1, 2, 2))
+        factor, min_isr = rng.choice((2, 3, 3)), rng.choice((1, 2, 2))
+        factor, min_isr = shape.factor or factor, shape.min_isr or min_isr
+        partitions = rng.choice((1, 2, 3))
         config = StreamConfig(
             subject=name,
-            partitions=rng.choice((1, 2, 3)),
+            flush="interval" if shape.interval else "always",
+            partitions=shape.partitions or partitions,
             replication_factor=factor,
             min_isr=min_isr,
             segment_bytes_max=rng.choice((4096, 1 << 20)),
+            puback=self.nats is not None,
             tiering=False,
         )
         if self.lake is not None:
@@ -213,18 +285,42 @@ class House:
         """Return the metadata's word on a partition."""
         return self.house.state.partitions[partition_id.stream_uuid][partition_id.number]
 
+    def subject_of(self, partition_id: PartitionId) -> str | None:
+        """Return the NATS subject of a partition, where there is a NATS server."""
+        stream = next(one for one in self.streams if one.uuid == partition_id.stream_uuid)
+        return stream.config.partition_subject(partition_id.number) if self.nats else None
+
+    def is_interval(self, partition_id: PartitionId) -> bool:
+        """Tell whether a partition's stream syncs by interval."""
+        return self.shape.interval
+
+    def place_of(self, shell: ReplicaShell) -> Place:
+        """Return whose replica a shell is."""
+        name, _, number = shell._name.rpartition("/")
+        stream_uuid = next(one.uuid for one in self.streams if one.name == name)
+        process = self.nodes[shell._replica._me].machine.process
+        return Place(PartitionId(stream_uuid, PartitionNumber(int(number))), process)
+
     def run_for(self, duration_ms: int) -> None:
         """Let time pass, looking at what counts."""
         end_ms = self.world.now_ms + duration_ms
         while self.world.now_ms < end_ms:
             assert self.world.step(), "nothing is left to happen"
-            self.damage.look()
+            self.look_now()
+
+    def look_now(self) -> None:
+        """Look at what has to hold at every moment."""
+        self.operator.look()
+        self.oracle.look()
+        self.damage.look()
 
     def _run_until(self, done: Callable[[], bool], patience_ms: int) -> None:
         end_ms = self.world.now_ms + patience_ms
         while not done():
             assert self.world.now_ms < end_ms, f"not well in time: {self.describe()}"
             self.run_for(50)
+            if self.mixed or self.shape.interval:
+                self.operator.look_again()
 
     def heal(self) -> None:
         """End all trouble; within a bounded time everything has to be well again."""
@@ -313,8 +409,11 @@ class House:
             wrong = [*check_reading(self.history, reading, RULES)]
             assert not wrong, f"{reading.name}: {wrong[:3]}"
             for number, part in reading.parts.items():
-                history = _rows(tiered[0].parts[number])
-                assert _rows(part) == history[: part.hot_end], f"{reading.name}: other records"
+                end = self.oracle.certain_end(
+                    self.partitions[number], reading.began_ns, part.hot_end
+                )
+                history = _rows(tiered[0].parts[number])[:end]
+                assert _rows(part)[:end] == history, f"{reading.name}: other records"
 
     def final_reads(self) -> list[Reading]:
         """Read every replica of every broker, whole."""
@@ -422,14 +521,38 @@ def _own_world(seed: int) -> Iterator[None]:
         structlog.configure(**before)
 
 
-def run_seed(seed: int, *, faults: frozenset[str] | None = None, with_lake: bool = False) -> Result:
-    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
+@contextmanager
+def opened(
+    seed: int,
+    *,
+    faults: frozenset[str] | None = None,
+    with_lake: bool = False,
+    mixed: bool = False,
+    shape: Shape = _DRAWN,
+) -> Iterator[House]:
+    """Lend a house, and listen to what its replicas do."""
     with _own_world(seed):
-        house = House(seed, faults=faults, with_lake=with_lake)
+        house = House(seed, faults=faults, with_lake=with_lake, mixed=mixed, shape=shape)
+        try:
+            with together(watching(house), counting(house)):
+                yield house
+        finally:
+            for node in house.nodes.values():
+                node.forget()
+            if house.lake is not None:
+                house.lake.close()
+
+
+def run_seed(
+    seed: int,
+    *,
+    faults: frozenset[str] | None = None,
+    with_lake: bool = False,
+    mixed: bool = False,
+) -> Result:
+    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
+    with opened(seed, faults=faults, with_lake=with_lake, mixed=mixed) as house:
         try:
             return house.run()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
-        finally:
-            if house.lake is not None:
-                house.lake.close()

@@ -30,12 +30,14 @@ from broker.ports.pumps import NEVER_MS, Driven, Pump
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.hosted_partitions import Closing, LedPartitions
+from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.storage.promises.promises import Promises
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse, MetadataView
+from simkit.house.nats import NatsConnection
 from simkit.house.process import Machine, WorldTurns, crashed, drive_of
 from simkit.network.world import Network, World
 from tiering.config import TieringConfig
@@ -58,6 +60,7 @@ class Setting:
     tiering: TieringConfig | None = None
     claim_ms: int = SETTLE_MS
     store_ms_max: int = 0  # until what was asked of the store is done
+    nats: bool = False  # brokers ingest from NATS too
 
 
 class _Lane:
@@ -133,12 +136,16 @@ class Node:
         self._setting = setting
         self._on_request = on_request
         self.house: MetadataHouse | None = None
+        self.oracle: Any = None  # hears every acknowledgement
         self.broker: Broker | None = None
         self.member: ClusterMember | None = None
         self.tiering: Tiering | None = None
+        self.nats: NatsConnection | None = None
         self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
         self.is_open = False  # it has started
+        self.closes_politely = False  # its logs, when it is told to stop
         network.join(name, self._receive)
+        machine.on_end.append(lambda _: self.forget())
 
     # ------------------------------------------------------------------ life
 
@@ -198,6 +205,10 @@ class Node:
             )
             self._attach_lake(broker, setting)
             broker.add_listener(self)
+            self.nats = None
+            if setting.nats:
+                self.nats = NatsConnection(self, self._network)
+                broker.add_listener(self.nats)
             member.attach(broker)
         except OSError as error:
             self._refuse(error)
@@ -229,10 +240,13 @@ class Node:
             return NEVER_MS
 
     def _refuse(self, error: OSError) -> None:
-        """End the process, which found no room; a process manager tries again."""
-        if error.errno != errno.ENOSPC:
+        """End the process, whose disk refused; a process manager tries again."""
+        if error.errno == errno.ENOSPC:
+            self._world.note("start refused by a full disk", error)
+        elif error.errno == errno.EIO:
+            self._world.note("start refused by a failing disk", error)
+        else:
             raise error
-        self._world.note("start refused by a full disk", error)
         self.machine.end_life(power=False)
         self._world.at(300, self.start_again)
 
@@ -264,6 +278,23 @@ class Node:
 
     def _handed_over(self, handed_over: bool) -> None:
         self._world.note("stopped, handed over" if handed_over else "stopped, not handed over")
+        if self.closes_politely and self.is_open and self.broker is not None:
+            self.is_open = False  # its services have ended
+            self._close_logs(self.broker._hosted.begin_close(), self.broker)
+        else:
+            self._end()
+
+    def _close_logs(self, closing: Closing, broker: Broker) -> None:
+        """See ``Broker.close``, but nothing here waits."""
+        if not all(call.is_over(0.0) for _, call in closing.begun):
+            self.machine.later(10, self._close_logs, closing, broker)
+            return
+        if broker._hosted._wait_closed(closing, 0.0) and self.member is not None:
+            self.member.logs_closed()
+            self._world.note("clean stop noted", self.name)
+        self._end()
+
+    def _end(self) -> None:
         self.kill(power=False)
         self._world.at(100, self.start_again)
 
@@ -288,6 +319,9 @@ class Node:
                 self._view.take(message[1], message[2])
             case "control":
                 self._control.arrived(BrokerId(sender), message[1])
+            case "nats":
+                if self.nats is not None:
+                    self.nats.arrived(*message[1:])
             case "replica":
                 self._replicas.arrived(BrokerId(sender), message[1])
             case _:
@@ -319,8 +353,29 @@ class Node:
         driven.append(drive_of(self.machine)("answer", begin(wake, answered).turn))
         driven[0].start()
 
+    def forget(self) -> None:
+        """Let go of what a process leaves behind that is not on its disk."""
+        if self.nats is not None:
+            self.nats.forget()
+
+    def operations(self) -> ClusterOperations:
+        """Return what operators ask of this broker."""
+        assert self.broker is not None, "a broker that runs"
+        return ClusterOperations(
+            cluster="house",
+            me=self.name,
+            metadata=self._view,
+            broker=self.broker,
+            clock=self.machine,
+            controllers=("house",),
+        )
+
     def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
         """Return a partition's replica, if the process lives and has it."""
-        if not self.machine.alive or not self.is_open or self.broker is None:
+        return self.log_holder(partition_id) if self.is_open else None
+
+    def log_holder(self, partition_id: PartitionId) -> PartitionDriver | None:
+        """Return a partition's replica, also while the process starts or stops."""
+        if not self.machine.alive or self.broker is None:
             return None
         return self.broker.replica(partition_id)

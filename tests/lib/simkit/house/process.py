@@ -27,6 +27,7 @@ class Machine:
         self.life = 0
         self.alive = self.paused = False
         self.fails_by_power = False  # what ends the process in the middle of an operation
+        self.on_end: list[Callable[[str], None]] = []  # hear that a process is about to end
         self._rate = 1.0
         self._clock_set_ms = 0
         self._clock_base = world.rng.randrange(1_000_000)
@@ -66,6 +67,8 @@ class Machine:
 
     def end_life(self, *, power: bool) -> None:
         """End the process as SIGKILL does, or with the machine's power."""
+        for hear in self.on_end:
+            hear(self.name)
         if power:
             self.disk.lose_power()
         else:

@@ -7,11 +7,15 @@ bug.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+from broker.core.dedup import ProducerTable
 from broker.model.offsets import OFFSET_MAX, Offset
+from broker.model.replica_messages import LogPrefix
 from broker.runtime.broker import Broker
 from broker.runtime.partition.local_log import LocalLog
+from broker.runtime.partition.replica_shell import ReplicaShell
 from simkit.replacing import replaced
 from tiering.ship import lifecycle as tier
 from tiering.ship.shipper import PartitionShipper
@@ -95,6 +99,71 @@ def successor_is_taken_for_a_copy() -> Any:
     return replaced(Tiering, "_is_replaced", lambda *_: False)
 
 
+def cold_end_learned_after_the_election() -> Any:
+    """Elect by the cold end that was noted, and look at the table later."""
+    return replaced(Broker, "learn_cold_end", lambda *_: None)
+
+
+def epochs_of_a_log_without_the_records() -> Any:
+    """Begin at the cold end with the epochs of a log that never had the records of the table."""
+
+    def begin_at(self: Any, start: Any) -> None:
+        starts = self._local.log.epochs.starts
+        epochs = tuple((one.leader_epoch, min(one.start_offset, start)) for one in starts)
+        producers = self._local.producers_before(self._local.log.log_end)
+        self._local.replace(start, LogPrefix(epochs=epochs, producers=producers))
+
+    return replaced(ReplicaShell, "_begin_at", begin_at)
+
+
+def log_is_not_replaced() -> Any:
+    """Keep the old records where a log has to begin anew at its leader's start."""
+
+    def reset(self: Any, start: Any, _prefix: Any) -> None:
+        kept = self._local.log
+        end = min(max(start, kept.log_start), kept.log_end)
+        kept.truncate(end)
+        self._local.shrunk()
+        self._do(self._replica.truncated(self._now_ms()))
+
+    return replaced(ReplicaShell, "_reset", reset)
+
+
+def reset_to_the_log_end() -> Any:
+    """Let a follower begin at the leader's end: what lies between is in no table."""
+
+    def below_start(self: Any, request: Any) -> Any:
+        answer = original(self, request)
+        return replace(answer, start=answer.log_end)
+
+    original: Any = ReplicaShell._below_start
+    return replaced(ReplicaShell, "_below_start", below_start)
+
+
+def reset_forgets_producers() -> Any:
+    """Begin anew without the retry table of what was before (A24)."""
+
+    def below_start(self: Any, request: Any) -> Any:
+        answer = original(self, request)
+        none = ProducerTable().to_state()
+        return replace(answer, prefix=replace(answer.prefix, producers=none))
+
+    original: Any = ReplicaShell._below_start
+    return replaced(ReplicaShell, "_below_start", below_start)
+
+
+def cold_end_vouches_for_the_own_log() -> Any:
+    """Take what a restarted replica holds below the cold end for committed, before it aligns."""
+
+    def refresh(self: Any) -> None:
+        if self._replica.view is None:
+            self._replica._known = self._local.committed_for_certain()
+        original(self)
+
+    original: Any = ReplicaShell.refresh_lease
+    return replaced(ReplicaShell, "refresh_lease", refresh)
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one
     for one in (
@@ -106,6 +175,18 @@ MUTANTS: Final[dict[str, Mutant]] = {
         unshipped_segments_are_freed,
         table_is_looked_at_before_the_lease,
         successor_is_taken_for_a_copy,
+    )
+}
+# They need an operator who accepts a loss, or logs that begin anew: lives that are mixed.
+MIXED_MUTANTS: Final[dict[str, Mutant]] = {
+    one.__name__: one
+    for one in (
+        cold_end_learned_after_the_election,
+        epochs_of_a_log_without_the_records,
+        log_is_not_replaced,
+        reset_to_the_log_end,
+        reset_forgets_producers,
+        cold_end_vouches_for_the_own_log,
     )
 }
 # The first seed that is known to show it, if that is not 0.

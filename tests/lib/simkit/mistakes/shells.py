@@ -7,6 +7,7 @@ the bug.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
@@ -22,10 +23,12 @@ from broker.runtime.cluster.controller import ControllerPump, _Passed
 from broker.runtime.cluster.errands import AskingNewest, GivingUp
 from broker.runtime.cluster.member import ClusterMember
 from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.ingest.sessions import _read, note_clean_stop
 from broker.runtime.metadata import newest_told
 from broker.runtime.metadata.follower import MetadataFollower
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.groups import CommitGroup
+from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.queue import Newest, TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.retry_tables import RetryTables
@@ -48,6 +51,80 @@ def answer_before_the_sync() -> Any:
 
     original: Any = ReplicaShell._facts
     return together(replaced(ReplicaShell, "_facts", facts), replaced(ReplicaShell, "_sync", sync))
+
+
+def follower_answers_before_the_sync() -> Any:
+    """Report fetched records as synced when they are written (Liftbridge, Kafka; D1)."""
+
+    def facts(self: Any) -> Any:
+        self._interval = self._interval or self.__dict__.get("copies", False)
+        return original(self)
+
+    def append_stored(self: Any, batches: Any) -> None:
+        self.copies = True
+        append(self, batches)
+
+    def sync(self: Any) -> None:
+        if self._replica.follower is None:
+            synced(self)
+
+    original: Any = ReplicaShell._facts
+    append: Any = ReplicaShell._append_stored
+    synced: Any = ReplicaShell._sync
+    return together(
+        replaced(ReplicaShell, "_facts", facts),
+        replaced(ReplicaShell, "_append_stored", append_stored),
+        replaced(ReplicaShell, "_sync", sync),
+    )
+
+
+def retry_table_of_the_old_leader() -> Any:
+    """Cut a log, and leave the retry table of what was cut off (A24)."""
+    return replaced(LocalLog, "shrunk", lambda self: self.watch_segments())
+
+
+def reassignment_is_not_notified() -> Any:
+    """Leave everything as it was where a partition is to move to other brokers (A23)."""
+
+    def reconcile(self: Any, state: Any, patience_s: float) -> Any:
+        before = self._state.partitions
+        rows = {
+            uuid: tuple(
+                before[uuid][number] if row.target and uuid in before else row
+                for number, row in enumerate(rows)
+            )
+            for uuid, rows in state.partitions.items()
+        }
+        return original(self, replace(state, partitions=rows), patience_s)
+
+    original: Any = HostedPartitions._reconcile
+    return replaced(HostedPartitions, "_reconcile", reconcile)
+
+
+def clean_stop_believed_twice() -> Any:
+    """Leave the note of a clean stop where it is, and ask no session of it."""
+
+    def take_clean_stop(files: Any) -> Any:
+        found = original(files)
+        if found is not None:
+            note_clean_stop(files, found)
+        known = _read(files) if found is not None else ()
+        return known[-1] if known else None
+
+    original: Any = vars(registration)["take_clean_stop"]
+    return replaced(registration, "take_clean_stop", take_clean_stop)
+
+
+def every_end_is_a_clean_stop() -> Any:
+    """Believe that a process which was killed had synced what it had written."""
+
+    def take_clean_stop(files: Any) -> Any:
+        original(files)
+        known = _read(files) if files.exists("sessions.json") else ()
+        return known[-1] if known else None
+
+    original: Any = vars(registration)["take_clean_stop"]
+    return replaced(registration, "take_clean_stop", take_clean_stop)
 
 
 def message_ids_are_not_rebuilt() -> Any:
@@ -271,6 +348,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one
     for one in (
         answer_before_the_sync,
+        follower_answers_before_the_sync,
+        retry_table_of_the_old_leader,
+        reassignment_is_not_notified,
         message_ids_are_not_rebuilt,
         followers_forget_producers,
         group_is_not_remembered,
@@ -292,6 +372,10 @@ MUTANTS: Final[dict[str, Mutant]] = {
         end_of_turn_forgets_what_came,
         answers_are_not_abandoned,
     )
+}
+
+INTERVAL_MUTANTS: Final[dict[str, Mutant]] = {
+    one.__name__: one for one in (clean_stop_believed_twice, every_end_is_a_clean_stop)
 }
 
 LOST_FAULTS: Final = frozenset({"folder", "rot", "kill", "slow"})

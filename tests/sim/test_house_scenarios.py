@@ -1,0 +1,265 @@
+"""Stories that are told on purpose: how other systems lost data, and what the product does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from broker.errors import CommitTimeoutError, InvalidRequestError
+from broker.model.records import AckPolicy
+from simkit.house.house import House
+from simkit.house.scripts import (
+    SCRIPTS,
+    caught,
+    committed,
+    cut_off,
+    finish,
+    leader,
+    log_end,
+    mend,
+    one_partition,
+    resume,
+    row,
+    the_one,
+)
+from simkit.mistakes.cores import MUTANTS
+from simkit.mistakes.shells import MUTANTS as SHELL_MUTANTS
+
+SEEDS = range(3)
+
+
+@contextmanager
+def _five(seed: int) -> Iterator[House]:
+    """Lend five brokers that all hold the partition, and publishers that wait for ALL."""
+    both = (AckPolicy.ALL, AckPolicy.ALL)
+    with one_partition(seed, brokers=5, factor=5, min_isr=3, policies=both) as house:
+        house.run_for(600)
+        yield house
+
+
+def _play(house: House, *, pause_the_leader: bool) -> None:
+    """Pause two of five, power-fail a third, restart it, resume the two, pause the others."""
+    leads = leader(house)
+    others = [node for node in house.nodes.values() if node is not leads]
+    first = [leads, others[0]] if pause_the_leader else others[:2]
+    third = next(node for node in house.nodes.values() if node not in first)
+    rest = [one for one in house.nodes.values() if one not in first and one is not third]
+    for node in first:
+        node.machine.pause()
+    house.run_for(1500)
+    third.kill(power=True)
+    house.run_for(20)
+    third.start_again()
+    resume(first)
+    for node in rest:
+        node.machine.pause()
+    house.run_for(1500)
+    resume(rest)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("pause_the_leader", [False, True])
+def test_two_paused_a_third_loses_power_then_the_others_pause(
+    seed: int, pause_the_leader: bool
+) -> None:
+    """The scenario in which JetStream lost acknowledged messages (nats-server #7567)."""
+    with _five(seed) as house:
+        _play(house, pause_the_leader=pause_the_leader)
+        finish(house)
+        assert house.history.acked_count > 0
+
+
+def test_that_scenario_loses_records_that_were_acked_unsynced() -> None:
+    """The same story on brokers that ack before they sync, as JetStream does, breaks promises."""
+
+    def told() -> None:
+        with _five(0) as house:
+            _play(house, pause_the_leader=True)
+            finish(house)
+
+    assert caught(SHELL_MUTANTS["answer_before_the_sync"], told)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_power_of_all_brokers_goes(seed: int) -> None:
+    """Nothing acked is lost, and nobody has to be asked: the folders prove themselves."""
+    with _five(seed) as house:
+        for _ in range(3):
+            for node in house.nodes.values():
+                node.kill(power=True)
+            for node in house.nodes.values():
+                node.start_again()
+            house.run_for(2000)
+        before = committed(house)
+        finish(house)
+        assert committed(house) >= before > 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_leader_is_replaced_and_comes_back_as_a_follower(seed: int) -> None:
+    """Publishing goes on within the session and two timers; the old leader rejoins by itself."""
+    with _five(seed) as house:
+        killed, before = leader(house), committed(house)
+        killed.kill(power=True)
+        at_ms = house.world.now_ms
+        while committed(house) <= before + 1:
+            house.run_for(10)
+            assert house.world.now_ms - at_ms < 3_000, house.describe()
+        assert row(house).leader != killed.name
+        killed.start_again()
+        finish(house)
+        assert killed.name in row(house).isr
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
+    """Its session lives, for it still hears the controller; the majority of the ISR decides."""
+    with _five(seed) as house:
+        deaf = leader(house).name
+        for name in house.nodes:
+            if name not in (deaf, house.house.leader):
+                house.network.cut(deaf, name)
+        replicas = [one for one in house.nodes if one not in (deaf, house.house.leader)]
+        house.run_for(4000)
+        assert row(house).leader not in (deaf, None), (deaf, replicas)
+        finish(house)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -> None:
+    """Without its ISR a partition stays offline; what an operator gives up is reported (A10)."""
+    shape = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
+    with one_partition(seed, **shape) as house:
+        house.run_for(400)
+        last = next(name for name in house.nodes if name != row(house).leader)
+        others = [house.nodes[name] for name in house.nodes if name != last]
+        links = cut_off(house, last)
+        house.run_for(2000)
+        assert last not in (*row(house).isr, *row(house).eligible)
+        for node in others:
+            node.kill(power=True)
+        mend(house, links)
+        house.run_for(3000)
+        assert (row(house).status, row(house).leader) == ("offline", None)
+        end = log_end(house, last)
+        assert end < committed(house)
+        with pytest.raises(InvalidRequestError, match="accept the loss"):
+            _elect(house, last, accepts=False)
+        _elect(house, last, accepts=True)
+        house.run_for(1000)
+        assert row(house).leader == last
+        finish(house)
+        (loss,) = row(house).losses
+        given_up = {node.name for node in others}
+        assert (loss.leader, loss.log_end, set(loss.given_up)) == (last, end, given_up)
+
+
+def _elect(house: House, name: str, *, accepts: bool) -> None:
+    """Ask until the answer is known: now and then a proposal ends as after a timeout."""
+    for _ in range(20):
+        try:
+            house.operator.elect(the_one(house), name, accepts=accepts)
+        except CommitTimeoutError:
+            house.run_for(300)
+        except InvalidRequestError:
+            if not row(house).losses:  # else it was done before, and its answer was late
+                raise
+        if row(house).losses:
+            return
+    raise AssertionError("nobody answered")
+
+
+def test_a_polite_stop_of_everybody_is_believed_once() -> None:
+    """A stream that syncs now and then goes on by itself; after the next end nobody vouches."""
+    shape = {"brokers": 3, "factor": 3, "min_isr": 1, "policies": (AckPolicy.ALL,)}
+    with one_partition(4, interval=True, **shape) as house:
+        house.run_for(400)
+        for node in house.nodes.values():
+            node.stop()
+        house.run_for(2_500)
+        assert house.world.seen["clean stop noted"] == 3
+        until_ms = house.world.now_ms + 5_000
+        while row(house).leader is None:
+            house.run_for(10)
+            assert house.world.now_ms < until_ms, house.describe()
+        assert row(house).losses == ()
+        for node in house.nodes.values():
+            node.kill(power=True)
+        for node in house.nodes.values():
+            node.start_again()
+        while row(house).status != "offline":
+            house.run_for(10)
+            assert house.world.now_ms < until_ms + 10_000, house.describe()
+        assert (row(house).isr, row(house).eligible) == ((), ())
+        finish(house)
+        assert row(house).losses
+
+
+def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
+    """A replica that had shown them reports the loss before it cuts them off."""
+    shape = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
+    with one_partition(5, **shape) as house:
+        house.run_for(400)
+        last = next(name for name in house.nodes if name != row(house).leader)
+        others = [house.nodes[name] for name in house.nodes if name != last]
+        links = cut_off(house, last)
+        house.run_for(2000)
+        for node in others:
+            node.machine.pause()
+        mend(house, links)
+        house.run_for(3000)
+        _elect(house, last, accepts=True)
+        house.run_for(1000)
+        resume(others)
+        finish(house)
+        assert house.world.seen["A10 lost records reported"] == len(others)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_replicas_that_lead_in_turn_and_never_meet_agree_in_the_end(seed: int) -> None:
+    """Each has epochs that the other lacks: alignment walks back over both (KIP-279, A2).
+
+    Their processes are stopped, not ended: one that restarted would wait for the other's answer.
+    """
+    shape = {"brokers": 3, "factor": 2, "min_isr": 2, "policies": (AckPolicy.LEADER,)}
+    with one_partition(seed, **shape) as house:
+        house.run_for(300)
+        one = leader(house)
+        two = next(house.nodes[name] for name in row(house).replicas if name != one.name)
+        two.machine.pause()
+        for leading, waiting in ((one, two), (two, one), (one, two), (two, one)):
+            waiting.machine.pause()
+            if leading.machine.paused:
+                leading.machine.resume()
+            house.run_for(4000)
+            assert row(house).leader == leading.name
+        resume([one])
+        finish(house)
+        assert house.world.seen["A2 walked back over more than one epoch"]
+
+
+def test_a_controller_that_was_stopped_blames_nobody() -> None:
+    """After a pause longer than every session nobody is fenced by who was stopped (A17)."""
+    with _five(3) as house:
+        officer = house.nodes[house.house.leader]
+        before = house.world.seen["applied FenceBroker"]
+        officer.machine.pause()
+        house.run_for(3000)
+        officer.machine.resume()
+        house.run_for(1500)
+        assert house.world.seen["applied FenceBroker"] <= before + 1  # the stopped one itself
+        finish(house)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_pass_without_their_mistake(script: str) -> None:
+    """What a script catches is the mutant's mistake."""
+    SCRIPTS[script]()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_notice_their_mistake(script: str) -> None:
+    """The mistake that a script is there for breaks a promise in it."""
+    assert caught(MUTANTS[script], SCRIPTS[script])
