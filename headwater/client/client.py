@@ -290,7 +290,8 @@ class Client:
         ``end`` None means the current high watermark; with ``follow``, no end. ``columns`` are
         names of ROW_SCHEMA in the order of the result; None means all. Old rows come from the
         table, new rows from the log; the result checks that no offset is missing or doubled. With
-        several brokers, the read continues at another broker if one fails.
+        several brokers, the read continues at another broker if one fails; with one, a read that
+        follows continues after the broker's restart, if that takes less than 30 seconds.
 
         ``leader_epoch`` is the leader epoch of the record before ``start``, from
         ``Fetch.leader_epoch`` of an earlier read: the read begins only if the log still has that
@@ -317,8 +318,9 @@ class Client:
             uncommitted=isolation == "uncommitted",
         )
         self._brokers.discover()
-        if follow and start == "latest" and self._brokers.several:
-            # Resolve "latest" now: a broker that takes over would resolve it to a later offset.
+        if follow and start == "latest":
+            # Resolve "latest" now: a broker that takes over, or is restarted, would resolve it to a
+            # later offset.
             position = self.describe(stream).partitions[partition].high_watermark
             request = replace(request, start=int(position))
         return Fetch(ReadRoute(self._brokers, request), request, leader_epoch=epoch)

@@ -1,7 +1,8 @@
 """Chooses the broker for a read, and another broker after a failure.
 
 The leader comes first, because it knows the high watermark. If the leader does not answer, the read
-asks each other replica once, waits, and begins again, until no row has come for the time limit.
+asks each other replica once, waits, and begins again, until no row has come for the time limit. A
+read that follows a single broker asks it again for as long: it may be restarted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from broker.errors import (
 from headwater.client.address import Address
 from headwater.client.brokers import Brokers, ToldPlace
 
-RETRY_MS: Final = 30_000
+RETRY_MS = 30_000  # a read that has had no row for so long fails
 IDLE_MS: Final = 2_000  # after so long without rows, a following read checks the broker
 _PROBE_MS: Final = 2_000
 _BACKOFF_MS_MIN: Final = 20
@@ -62,10 +63,12 @@ class ReadOpener(Protocol):
 class ReadRoute:
     """One read of one partition. One call at a time, except :meth:`stop`."""
 
-    def __init__(self, brokers: Brokers, request: ReadRequest, *, retry_ms: int = RETRY_MS) -> None:
+    def __init__(
+        self, brokers: Brokers, request: ReadRequest, *, retry_ms: int | None = None
+    ) -> None:
         self._brokers = brokers
         self._request = request
-        self._retry_ms = retry_ms
+        self._retry_ms = RETRY_MS if retry_ms is None else retry_ms
         self._at: Address | None = None
         self._failed: list[Address] = []  # brokers that failed since the last rows came
         self._struggling_since_ms: float | None = None
@@ -105,9 +108,12 @@ class ReadRoute:
 
     def again(self, error: HeadwaterError) -> bool:
         """See ``ReadOpener.again``: another replica may have the records that one lacks."""
-        worth = error.retriable or isinstance(error, CorruptDataError)
-        if not self._brokers.several or not worth or isinstance(error, StreamRecreatedError):
+        several = self._brokers.several
+        worth = error.retriable or (several and isinstance(error, CorruptDataError))
+        if not worth or isinstance(error, StreamRecreatedError):
             return False
+        if not several and not self._request.follow:
+            return False  # who follows a single broker waits for its restart, as a producer does
         now_ms = time.monotonic() * 1000
         if self._struggling_since_ms is None:
             self._struggling_since_ms, self._backoff_ms = now_ms, _BACKOFF_MS_MIN

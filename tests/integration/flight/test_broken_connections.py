@@ -182,7 +182,6 @@ def test_a_reader_that_goes_away_frees_its_place(
     while places._value == 512:
         assert not turn.wait(0.005)
     proxy.cut()
-    with pytest.raises(UnavailableError):
-        next(tail)
     while places._value < 512:
         assert not turn.wait(0.005)
+    tail.close()  # else its next row is waited for: the broker may be restarted

@@ -34,7 +34,7 @@ from broker.errors import (
 )
 from broker.model.ids import LeaseId, ProducerId
 from broker.model.offsets import Offset, OffsetRange
-from headwater.client import Client, Fetched
+from headwater.client import Client, Fetched, read_route
 from simkit.brokers.memory_broker import MemoryBroker, numbered
 
 WAIT_S = 20
@@ -400,8 +400,11 @@ def test_too_many_streams_are_refused(broker: MemoryBroker) -> None:
 # ---------------------------------------------------------------------------- shutdown
 
 
-def test_closing_ends_followers_and_producers(broker: MemoryBroker) -> None:
-    """Nobody keeps a closing service alive, and everybody hears why."""
+def test_closing_ends_followers_and_producers(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody keeps a closing service alive; in the end everybody hears why."""
+    monkeypatch.setattr(read_route, "RETRY_MS", 100)
     service = FlightService(broker, broker.clock, FlightServiceConfig(port=0, idle_check_ms=20))
     service.start()
     with Client(f"127.0.0.1:{service.port}") as client:

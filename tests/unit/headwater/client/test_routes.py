@@ -233,6 +233,19 @@ def test_damage_is_told_once_every_replica_has_it(world: World) -> None:
     assert tries >= 3
 
 
+def test_a_follower_of_a_single_broker_waits_for_its_restart(world: World) -> None:
+    """Who follows asks again until the time is up; a read with an end is told at once."""
+    alone = ScriptedBrokers(world, "a:1")
+    assert not alone.several
+    following = ReadRoute(alone, ReadRequest(stream="s", partition=0, follow=True), retry_ms=200)
+    assert following.again(NoAnswerError("gone"))
+    assert not following.again(SegmentCorruptError("rot"))
+    while following.again(NoAnswerError("gone")):
+        pass
+    ending = ReadRoute(alone, ReadRequest(stream="s", partition=0), retry_ms=200)
+    assert not ending.again(NoAnswerError("gone"))
+
+
 def test_a_refusal_ends_a_read(world: World) -> None:
     """What can never succeed is not tried elsewhere."""
     route, request = read_route(world)
