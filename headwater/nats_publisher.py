@@ -28,6 +28,7 @@ from nats.aio.msg import Msg
 
 from broker.errors import (
     CommitTimeoutError,
+    DiskFullError,
     HeadwaterError,
     InvalidRequestError,
     UnavailableError,
@@ -70,6 +71,7 @@ class _Unanswered:
     first_sent_s: float
     last_sent_s: float
     backoff_s: float = 0.0
+    refusal: HeadwaterError | None = None  # the answer to the last attempt; None: no answer yet
 
 
 class NatsPublisher:
@@ -158,6 +160,7 @@ class NatsPublisher:
             InvalidRequestError: the stream does not record a message's subject.
             UnavailableError: nobody records the subject, or the NATS server is away too long.
             CommitTimeoutError: a message was not acknowledged in time; its outcome is unknown.
+            DiskFullError: the broker's disk is full, and stayed so for ``give_up_s``.
             HeadwaterError: the error that the broker answered.
         """
         self._call(self._publish(messages))
@@ -266,6 +269,7 @@ class NatsPublisher:
             return
         if isinstance(outcome, HeadwaterError):
             if outcome.retriable:
+                waiting.refusal = outcome
                 self._send_again_soon(token, waiting)
                 return
             self._failure = outcome
@@ -321,12 +325,14 @@ class NatsPublisher:
                 continue
             waiting = self._unanswered.pop(token)
             if now_s - waiting.first_sent_s > self._give_up_s:
+                if isinstance(waiting.refusal, DiskFullError):
+                    raise waiting.refusal
                 raise CommitTimeoutError(
                     f"no acknowledgement for a record on {waiting.message.subject!r} within "
                     f"{self._give_up_s:.0f} s by stream {self._answers.stream.name!r}; whether it "
                     f"is stored is not known{self._foreign}"
                 )
-            waiting.last_sent_s = now_s
+            waiting.last_sent_s, waiting.refusal = now_s, None
             self._unanswered[token] = waiting
             self._retried += 1
             await self._send(waiting.message, waiting.headers, self._inbox + token)

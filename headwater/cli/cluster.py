@@ -71,8 +71,8 @@ def status(*, server: ServerOption = None, json: JsonOption = False) -> None:
     console.say(console.plain(view.headline(found)))
     if not found.alone:
         console.columns(view.BROKER_COLUMNS, view.broker_rows(found))
-    console.say(console.plain(view.health(found)))
-    troubled = [one for one in found.partitions if any(True for _ in view.notes(one))]
+    console.say(console.plain(view.health(found, replicas)))
+    troubled = [one for one in found.partitions if view.is_troubled(one, replicas)]
     if troubled:
         rows = (view.partition_row(one, replicas) for one in troubled)
         console.columns(view.PARTITION_COLUMNS, rows)

@@ -74,18 +74,19 @@ def headline(status: ClusterStatus) -> str:
     )
 
 
-def health(status: ClusterStatus) -> str:
+def health(status: ClusterStatus, replicas: Replicas) -> str:
     """Return a summary of the partitions, in one line."""
     count = len(status.partitions)
     if not count:
         return "There are no streams yet."
     without, under = len(status.leaderless), len(status.under_replicated)
     below = sum(one.below_min_isr for one in status.partitions)
-    if not (without or under or below):
+    failed = sum(bool(failures(one, replicas)) for one in status.partitions)
+    if not (without or under or below or failed):
         return f"Every partition ({count}) is Online and fully replicated."
     return (
         f"Of {count} partitions: {without} without a leader, {under} under-replicated, "
-        f"{below} below min ISR."
+        f"{below} below min ISR{f', {failed} with a failed replica' if failed else ''}."
     )
 
 
@@ -178,10 +179,26 @@ def notes(one: PartitionInfo) -> Iterator[str]:
 
 
 def _unusual(one: PartitionInfo, replicas: Replicas) -> Iterator[str]:
-    """Yield the replicas that neither lead nor follow, with their states."""
+    """Yield the replicas that neither lead nor follow, with their states and reasons."""
     for replica in replicas.of(one):
-        if replica.state and replica.state not in _USUAL:
+        if replica.failure is not None:
+            yield f"{replica.broker} {replica.state or 'failed'}: {replica.failure}"
+        elif replica.state and replica.state not in _USUAL:
             yield f"{replica.broker} {replica.state}"
+
+
+def is_troubled(one: PartitionInfo, replicas: Replicas) -> bool:
+    """Tell whether a person should look at a partition."""
+    return any(True for _ in notes(one)) or any(True for _ in _unusual(one, replicas))
+
+
+def failures(one: PartitionInfo, replicas: Replicas) -> dict[str, str]:
+    """Return why replicas of a partition have failed, by broker."""
+    return {
+        replica.broker: replica.failure
+        for replica in replicas.of(one)
+        if replica.failure is not None
+    }
 
 
 def partition_json(one: PartitionInfo, replicas: Replicas) -> dict[str, Any]:
@@ -193,6 +210,7 @@ def partition_json(one: PartitionInfo, replicas: Replicas) -> dict[str, Any]:
         "offline": one.offline,
         "high_watermark": replicas.high_watermark(one),
         "lag_records": replicas.lags(one),
+        "replica_failures": failures(one, replicas),
         "replica_states": {replica.broker: replica.state for replica in replicas.of(one)},
     }
 

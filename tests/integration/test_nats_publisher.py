@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 
 from broker.errors import (
     CommitTimeoutError,
+    DiskFullError,
     InvalidRequestError,
     RecordTooLargeError,
     UnavailableError,
@@ -179,6 +180,19 @@ def test_silence_ends_in_an_unknown_outcome(server: embedded.EmbeddedServer) -> 
     ):
         out.publish(_messages(1))
         with pytest.raises(CommitTimeoutError, match="not known"):
+            out.finish()
+
+
+def test_a_full_disk_is_said_plainly(server: embedded.EmbeddedServer) -> None:
+    """It may heal, so it is tried again; in the end the refusal is told, not a time-out."""
+    error = {"code": 500, "type": "DiskFullError", "description": "the broker's disk is full: x"}
+    full = json.dumps({"error": error}).encode()
+    with (
+        Responder(server.address, lambda *_: full),
+        NatsPublisher(server.address, stream=ORDERS, give_up_s=1) as out,
+    ):
+        out.publish(_messages(1))
+        with pytest.raises(DiskFullError, match="the broker's disk is full"):
             out.finish()
 
 

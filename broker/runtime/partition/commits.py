@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+import structlog
 
 from broker.codec.record_batch import PreparedBatch, prepare
 from broker.core.acks import AckQueue
 from broker.core.leader import PartitionLeader
-from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
+from broker.errors import CorruptDataError, DiskFullError, HeadwaterError, LogFailedError
 from broker.model.epochs import LeaderEpoch
 from broker.model.records import AckPolicy
 from broker.model.stream import StreamConfig
@@ -26,6 +27,8 @@ from broker.runtime.partition.groups import Answer, CommitGroup, Write
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaShell
 
+_log = structlog.get_logger(__name__)
+
 
 class Commits:
     """Writes groups, and keeps the publishers that wait. Owner: the partition's turns."""
@@ -33,6 +36,7 @@ class Commits:
     def __init__(
         self,
         *,
+        name: str,
         config: StreamConfig,
         counters: PartitionCounters,
         local: LocalLog,
@@ -46,6 +50,8 @@ class Commits:
         ``fail`` is called first when the log takes no more writes. While ``is_held`` returns true,
         no publisher is answered.
         """
+        self._name = name
+        self._disk_full = False  # of the last group that was written, or was to be
         self._is_held = is_held
         self._config = config
         self._counters = counters
@@ -84,6 +90,8 @@ class Commits:
         failure = self._append(shell, group) if group.batches else None
         self._local.tier.settle(writes)  # before an answer: its publisher may write again at once
         self._counters.duplicate_records += group.duplicates_count
+        if group.batches:
+            self._note_room(failure)
         if failure is not None:
             self._counters.refused_writes += len(writes)
         for answer in group.answers():
@@ -127,6 +135,17 @@ class Commits:
         self._local.grown(size)
         self._counters.syncs = shell.sync_count
         return None
+
+    def _note_room(self, failure: HeadwaterError | None) -> None:
+        """Log once that the disk is full, and once that it has room again."""
+        full = isinstance(failure, DiskFullError)
+        if full and not self._disk_full and failure is not None:
+            _log.warning("disk_full", partition=self._name, reason=failure.message)
+        elif self._disk_full and failure is None:
+            _log.warning("disk_has_room", partition=self._name)
+        elif failure is not None and not full:
+            return
+        self._disk_full = full
 
     def settle(self, leader: PartitionLeader | None) -> None:
         """Answer the publishers that the leader allows; its lease is checked immediately before."""

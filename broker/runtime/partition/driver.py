@@ -90,6 +90,7 @@ class PartitionDriver:
         self._committed = CommittedEnd(known_end)
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
         self._commits = commits = Commits(
+            name=context.name,
             config=self.stream.config,
             counters=self.counters,
             local=self._local,

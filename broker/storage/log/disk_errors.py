@@ -40,7 +40,9 @@ class DiskErrors:
             return
         path = self._path
         if is_full(cause) and not self._fatal:
-            raise DiskFullError(f"{self._what} of {path}: {cause}", path=path) from cause
+            raise DiskFullError(
+                f"the broker's disk is full: {self._what} of {path}: {cause}", path=path
+            ) from cause
         reason = f"{self._what} of {path} failed: {cause}"
         self._fail(reason)
         raise LogFailedError(reason, path=path) from cause

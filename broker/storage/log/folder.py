@@ -49,7 +49,9 @@ def is_full(error: OSError) -> bool:
 def cannot_open(folder: str, cause: OSError, what: str = "open") -> HeadwaterError:
     """Translate an error of the operating system for the caller that opens a log."""
     if is_full(cause):
-        return DiskFullError(f"no room on the disk to {what} {folder}: {cause}", path=folder)
+        return DiskFullError(
+            f"the broker's disk is full: no room to {what} {folder}: {cause}", path=folder
+        )
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(
             f"no descriptor or memory to {what} {folder} now: {cause}", path=folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.adapters.disk.files import DiskFiles
 from broker.errors import CorruptDataError, DiskFullError, HeadwaterError
@@ -72,6 +73,20 @@ def test_a_sector_that_fails_while_it_runs_fails_the_replica_by_name(at: Killed)
             live.rows()
         assert isinstance(live.put(b"new"), HeadwaterError)
         _other_stream_works(live)
+
+
+def test_a_full_disk_is_logged_once_until_there_is_room(at: Killed) -> None:
+    """At level warning, in plain words, and once more when writes are taken again."""
+    disk = _BadDisk()
+    with capture_logs() as logged, running(at.folder, wrap=disk) as live:
+        disk.files.full = True
+        refused = [live.put(b"x" * 3000) for _ in range(5)]
+        assert isinstance(refused[-1], DiskFullError)
+        assert "the broker's disk is full" in refused[-1].message
+        disk.files.full = False
+        assert not isinstance(live.put(b"x"), HeadwaterError)
+    told = [(one["event"], one["log_level"]) for one in logged if "disk_" in one["event"]]
+    assert told == [("disk_full", "warning"), ("disk_has_room", "warning")]
 
 
 def test_a_broker_starts_on_a_full_disk_reads_and_frees(at: Killed) -> None:

@@ -78,7 +78,10 @@ def test_a_healthy_cluster_is_one_sentence() -> None:
     assert view.headline(status) == (
         "Cluster hw: 2 of 3 brokers alive, controller b, feature level 2."
     )
-    assert view.health(status) == "Every partition (1) is Online and fully replicated."
+    assert (
+        view.health(status, view.Replicas())
+        == "Every partition (1) is Online and fully replicated."
+    )
     assert list(view.notes(PARTITION)) == []
     assert list(view.warnings(status)) == []
 
@@ -92,7 +95,7 @@ def test_a_broker_alone_says_so() -> None:
 def test_trouble_is_counted() -> None:
     """Offline, under-replicated and below min ISR are three things."""
     thin = replace(PARTITION, partition=1, isr=("a", "b"))
-    assert view.health(_status(PARTITION, thin, OFFLINE)) == (
+    assert view.health(_status(PARTITION, thin, OFFLINE), view.Replicas()) == (
         "Of 3 partitions: 1 without a leader, 2 under-replicated, 1 below min ISR."
     )
     assert list(view.notes(thin)) == ["under-replicated"]
@@ -195,6 +198,19 @@ def test_a_replica_that_neither_leads_nor_follows_is_noted() -> None:
     assert "restarted, log not compared yet: b" in notes
     states = view.partition_json(one, replicas)["replica_states"]
     assert states == {"a": "leading", "b": "following", "c": "damaged"}
+
+
+def test_a_failed_replica_is_shown_with_its_reason() -> None:
+    """Also of a broker alone, whose partition is Online for the metadata."""
+    alone = replace(PARTITION, replicas=("a",), isr=("a",), min_isr=1)
+    failed = replace(_replica("a", 20), state="failed", failure="fsync: EIO")
+    replicas = view.Replicas([failed])
+    assert view.is_troubled(alone, replicas)
+    assert not view.is_troubled(alone, view.Replicas([replace(failed, failure=None, state="")]))
+    assert "a failed: fsync: EIO" in view.partition_row(alone, replicas)
+    assert "1 with a failed replica" in view.health(_status(alone, alone=True), replicas)
+    shown = view.status_json(_status(alone, alone=True), replicas)["partitions"][0]
+    assert shown["replica_failures"] == {"a": "fsync: EIO"}
 
 
 def test_offline_and_leaderless_are_counted_apart() -> None:
