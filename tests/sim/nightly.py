@@ -112,6 +112,9 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
         ).seen.elements(),
         "cluster, own log": lambda seed: cluster_sim.run_seed(seed, real_log=True).seen.elements(),
         "cluster, own shells": lambda seed: house.run_seed(seed).seen.elements(),
+        "cluster, own shells over Raft": lambda seed: house.run_seed(
+            seed, with_raft=True
+        ).seen.elements(),
         "raft": lambda seed: raft_sim.run_seed(seed)[0].elements(),
         "raft, pysyncobj": pysyncobj,
     }

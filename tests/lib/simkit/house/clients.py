@@ -36,9 +36,8 @@ from checkkit.facts import Rules
 from checkkit.history import History
 from checkkit.readings import Row
 from simkit.house.lake import table_rows
-from simkit.house.metadata import MetadataHouse
 from simkit.house.nats import NATS
-from simkit.house.node import Node
+from simkit.house.node import Beneath, Node
 from simkit.network.world import Network, World
 
 RULES: Final = Rules(transport_doubles=True)
@@ -159,7 +158,7 @@ class Publisher:
         partition: tuple[int, PartitionId],
         world: World,
         network: Network,
-        house: MetadataHouse,
+        house: Beneath,
         nodes: Mapping[str, Node],
         history: History,
         *,

@@ -58,11 +58,13 @@ class Damage:
     def wipe(self, node: Node) -> None:
         """Give a broker that is down an empty disk, if the fault model allows it."""
         hosted = [one for one in self._house.partitions if self._is_here(node, one)]
-        if all(self._may_be_lost(one) for one in hosted):
+        metadata = self._house.house
+        if all(map(self._may_be_lost, hosted)) and metadata.may_lose_disk(node.name):
             self._world.note("disk wiped", node.name)
             for one in hosted:
                 self._note(node, one, is_rot=False)
             node.machine.disk.wipe()
+            metadata.lost_disk(node.name)
 
     def lose_folder(self, node: Node) -> None:
         """Lose one partition's folder; perhaps what was promised of all, too."""

@@ -35,6 +35,7 @@ from broker.runtime.partition.replica_shell import ReplicaShell
 from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
+from simkit.house.beneath.raft import RaftHouse
 from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
@@ -42,7 +43,7 @@ from simkit.house.faults import Faults
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
 from simkit.house.nats import NatsServer
-from simkit.house.node import Node, Setting
+from simkit.house.node import Beneath, Node, Setting
 from simkit.house.operator import Operator
 from simkit.house.oracle import Oracle, watching
 from simkit.house.process import Machine
@@ -94,6 +95,7 @@ class House:
         with_lake: bool = False,
         mixed: bool = False,
         shape: Shape = _DRAWN,
+        with_raft: bool = False,
     ) -> None:
         """Draw what is not given.
 
@@ -121,7 +123,11 @@ class House:
         self.nodes = {
             name: Node(name, world, self.network, setting, machines[name], serve) for name in names
         }
-        self.house = MetadataHouse(world, self.network, machines)
+        self.house: Beneath = (
+            RaftHouse(world, machines)
+            if with_raft
+            else MetadataHouse(world, self.network, machines)
+        )
         for node in self.nodes.values():
             node.house = self.house
         self.nats = NatsServer(world, self.network, names) if setting.nats else None
@@ -277,6 +283,7 @@ class House:
         )
         assert error is None, error
         self.streams.append(stream)
+        self._run_until(lambda: name in self.house.state.streams, 5_000)
         self.partitions += [
             PartitionId(stream_uuid, PartitionNumber(number)) for number in range(config.partitions)
         ]
@@ -528,11 +535,19 @@ def opened(
     faults: frozenset[str] | None = None,
     with_lake: bool = False,
     mixed: bool = False,
+    with_raft: bool = False,
     shape: Shape = _DRAWN,
 ) -> Iterator[House]:
     """Lend a house, and listen to what its replicas do."""
     with _own_world(seed):
-        house = House(seed, faults=faults, with_lake=with_lake, mixed=mixed, shape=shape)
+        house = House(
+            seed,
+            faults=faults,
+            with_lake=with_lake,
+            mixed=mixed,
+            with_raft=with_raft,
+            shape=shape,
+        )
         try:
             with together(watching(house), counting(house)):
                 yield house
@@ -549,9 +564,15 @@ def run_seed(
     faults: frozenset[str] | None = None,
     with_lake: bool = False,
     mixed: bool = False,
+    with_raft: bool = False,
 ) -> Result:
-    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken."""
-    with opened(seed, faults=faults, with_lake=with_lake, mixed=mixed) as house:
+    """Run one seed; raise AssertionError, with the seed in it, when a promise was broken.
+
+    ``with_raft`` puts the product's Raft beneath the brokers, instead of an ideal log.
+    """
+    with opened(
+        seed, faults=faults, with_lake=with_lake, mixed=mixed, with_raft=with_raft
+    ) as house:
         try:
             return house.run()
         except Exception as error:

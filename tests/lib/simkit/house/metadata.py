@@ -64,6 +64,13 @@ class MetadataHouse:
             error = self._replies[process, number] = self.apply(command)[1]
         self._send(sender, ("answer", process, number, error))
 
+    def may_lose_disk(self, _: str) -> bool:
+        """Tell whether a broker may lose its disk: the log is elsewhere."""
+        return True
+
+    def lost_disk(self, _: str) -> None:
+        """Hear that a broker has lost its disk."""
+
     def propose(self, command: Command) -> HeadwaterError | None:
         """Apply a command at once, as an operator next to the controllers would."""
         return self.apply(encode(command))[1]

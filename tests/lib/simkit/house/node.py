@@ -19,14 +19,15 @@ from broker.codec.peer import control_messages, replica_messages
 from broker.core.election import ElectionTiming
 from broker.core.isr import LagLimits
 from broker.core.replication.follower import FollowerTiming
-from broker.errors import HeadwaterError
+from broker.errors import DiskFullError, HeadwaterError
 from broker.model.control_messages import ControlMessage, NewestTold
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
 from broker.model.replica_messages import ReplicaMessage
-from broker.ports.cluster import ReplicaAddress
+from broker.ports.cluster import ControlTransport, ReplicaAddress
 from broker.ports.partition import StoredBatch
 from broker.ports.pumps import NEVER_MS, Driven, Pump
+from broker.ports.system import Files
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
@@ -35,6 +36,7 @@ from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.storage.promises.promises import Promises
+from simkit.house.beneath.raft import HouseLog, RaftHouse, RaftLane
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.nats import NatsConnection
@@ -43,6 +45,7 @@ from simkit.network.world import Network, World
 from tiering.config import TieringConfig
 from tiering.tiering import Tiering
 
+Beneath = MetadataHouse | RaftHouse
 Request = Callable[["Node", Any], None]
 _STOP_MS: Final = 1_500
 
@@ -135,7 +138,7 @@ class Node:
         self._network = network
         self._setting = setting
         self._on_request = on_request
-        self.house: MetadataHouse | None = None
+        self.house: Beneath | None = None
         self.oracle: Any = None  # hears every acknowledgement
         self.broker: Broker | None = None
         self.member: ClusterMember | None = None
@@ -151,23 +154,59 @@ class Node:
 
     def start(self) -> None:
         """Start a process; see ``broker/process/daemon.py``."""
-        machine, setting, house = self.machine, self._setting, self.house
+        machine, house = self.machine, self.house
         assert house is not None
         machine.begin_life()
         self._world.note("process started", machine.process)
         self.served, self.is_open = {}, False
-        machine.run(machine.life, self._compose, house, setting)
+        machine.run(machine.life, self._begin, house)
 
-    def _compose(self, house: MetadataHouse, setting: Setting) -> None:
-        machine, drive = self.machine, drive_of(self.machine)
+    def _begin(self, house: Beneath) -> None:
+        """Open the metadata; with Raft, once the others have let this process in."""
+        machine = self.machine
+        self.broker, self.member = None, None
+        self._view: MetadataView | HouseLog | None = None
+        self._control, self._replicas, self._raft = ControlLane(self), ReplicaLane(self), None
         try:
             files = machine.disk.files()
             promises = Promises(files)
-            self._view = view = MetadataView(machine, house, self._network)
-            self._control, self._replicas = ControlLane(self), ReplicaLane(self)
+        except OSError as error:
+            self._refuse(error)
+            return
+        if isinstance(house, MetadataHouse):
+            view = MetadataView(machine, house, self._network)
+            self._compose(files, promises, view, self._control)
+            return
+
+        def ready(log: HouseLog, control: ControlTransport, lane: RaftLane) -> None:
+            self._driven.stop()
+            self._raft = lane
+            self._compose(files, promises, log, control)
+
+        def turn(now_ms: int) -> int:
+            try:
+                return take_part(now_ms)
+            except (OSError, DiskFullError) as error:
+                self._refuse(error)
+                return NEVER_MS
+
+        take_part = house.begin(machine, self, files, promises, self._control, ready)
+        self._driven = drive_of(machine)("rejoin", turn)
+        self._driven.start()
+
+    def _compose(
+        self,
+        files: Files,
+        promises: Promises,
+        view: MetadataView | HouseLog,
+        control: ControlTransport,
+    ) -> None:
+        machine, setting, drive = self.machine, self._setting, drive_of(self.machine)
+        self._view = view
+        try:
             controller = Controller(
                 metadata=view,
-                control=self._control,
+                control=control,
                 clock=machine,
                 timing=setting.election,
                 on_crash=crashed,
@@ -177,7 +216,7 @@ class Node:
                 setting=MemberSetting(me=self.name, timing=setting.election),
                 files=files,
                 metadata=view,
-                control=self._control,
+                control=control,
                 replicas=self._replicas,
                 controller=controller,
                 clock=machine,
@@ -239,9 +278,9 @@ class Node:
             self._refuse(error)
             return NEVER_MS
 
-    def _refuse(self, error: OSError) -> None:
+    def _refuse(self, error: OSError | DiskFullError) -> None:
         """End the process, whose disk refused; a process manager tries again."""
-        if error.errno == errno.ENOSPC:
+        if isinstance(error, DiskFullError) or error.errno == errno.ENOSPC:
             self._world.note("start refused by a full disk", error)
         elif error.errno == errno.EIO:
             self._world.note("start refused by a failing disk", error)
@@ -311,12 +350,17 @@ class Node:
         self._network.send(self.name, to, message)
 
     def _receive(self, sender: str, message: tuple[Any, ...]) -> None:
-        self.machine.run(self.machine.life, self._take, sender, message)
+        run = self.machine.run_beneath if message[0] == "raft" else self.machine.run
+        run(self.machine.life, self._take, sender, message)
 
     def _take(self, sender: str, message: tuple[Any, ...]) -> None:
         match message[0]:
+            case "raft":
+                if self._raft is not None:
+                    self._raft.arrived(sender, message[1])
             case "meta":
-                self._view.take(message[1], message[2])
+                if isinstance(self._view, MetadataView):
+                    self._view.take(message[1], message[2])
             case "control":
                 self._control.arrived(BrokerId(sender), message[1])
             case "nats":
@@ -361,6 +405,7 @@ class Node:
     def operations(self) -> ClusterOperations:
         """Return what operators ask of this broker."""
         assert self.broker is not None, "a broker that runs"
+        assert self._view is not None, "its metadata is open"
         return ClusterOperations(
             cluster="house",
             me=self.name,

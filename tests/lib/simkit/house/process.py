@@ -31,7 +31,9 @@ class Machine:
         self._rate = 1.0
         self._clock_set_ms = 0
         self._clock_base = world.rng.randrange(1_000_000)
-        self._late: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        # How each is to be run, what, and with which arguments.
+        self._late: list[tuple[Callable[..., None], Callable[..., None], tuple[Any, ...]]] = []
+        self._waits = False  # for the metadata; see `wait`
 
     # ------------------------------------------------------------------ the clock
 
@@ -73,7 +75,7 @@ class Machine:
             self.disk.lose_power()
         else:
             self.disk.kill()
-        self.alive = self.paused = False
+        self.alive = self.paused = self._waits = False
         self._late.clear()
         self.life += 1
 
@@ -85,8 +87,8 @@ class Machine:
         """Let it go on with everything that has piled up."""
         self.paused = False
         late, self._late, life = self._late, [], self.life
-        for action, args in late:
-            self.run(life, action, *args)  # unless an earlier one has ended this life
+        for run, action, args in late:
+            run(life, action, *args)  # unless an earlier one has ended this life
 
     def later(self, delay_ms: int, action: Callable[..., None], *args: Any) -> None:
         """Plan something that ends with the present process."""
@@ -96,14 +98,41 @@ class Machine:
         """Let something happen in a life, unless that is over."""
         if life != self.life or not self.alive:
             return
-        if self.paused:
-            self._late.append((action, args))
+        if self.paused or self._waits:
+            self._late.append((self.run, action, args))
+        else:
+            self._do(life, action, *args)
+
+    def run_beneath(self, life: int, action: Callable[..., None], *args: Any) -> None:
+        """Let something happen that goes on while the rest of the process waits: see `wait`."""
+        if life != self.life or not self.alive:
             return
+        if self.paused:
+            self._late.append((self.run_beneath, action, args))
+        else:
+            self._do(life, action, *args)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Let a call that blocks wait; meanwhile only what is beneath goes on in this process."""
+        life, self._waits = self.life, True
+        while life == self.life and (self.paused or not done()):
+            assert self.world.step(), "nothing is left to happen"
+        if life != self.life:
+            raise PowerLostError("the process ended while it waited")
+        self._waits = False
+        self.world.at(0, self._catch_up, life)
+
+    def _catch_up(self, life: int) -> None:
+        if life == self.life and not self.paused and not self._waits:
+            self.resume()
+
+    def _do(self, life: int, action: Callable[..., None], *args: Any) -> None:
         try:
             action(*args)
         except PowerLostError:
-            self.world.note("ended in the middle of an operation", self.name)
-            self.end_life(power=self.fails_by_power)
+            if life == self.life:
+                self.world.note("ended in the middle of an operation", self.name)
+                self.end_life(power=self.fails_by_power)
 
 
 class WorldTurns:
@@ -127,8 +156,11 @@ class WorldTurns:
 class WorldDriven:
     """A pump whose turns are events of the world."""
 
-    def __init__(self, machine: Machine, turn: PumpTurn, pace_ms_max: int) -> None:
+    def __init__(
+        self, machine: Machine, turn: PumpTurn, pace_ms_max: int, *, beneath: bool = False
+    ) -> None:
         self._machine = machine
+        self._beneath = beneath
         self._turn = turn
         self._pace_ms_max = pace_ms_max
         self._started = False
@@ -154,7 +186,8 @@ class WorldDriven:
         if at_ms < self._planned_ms:
             self._planned_ms = at_ms
             self._number += 1
-            self._machine.later(delay_ms, self._take, self._number)
+            run = self._machine.run_beneath if self._beneath else self._machine.run
+            self._machine.world.at(delay_ms, run, self._machine.life, self._take, self._number)
 
     def _take(self, number: int) -> None:
         if number != self._number or not self._started:
@@ -166,11 +199,14 @@ class WorldDriven:
             self._plan(max(pace_ms, self._machine.delay_until(next_ms)))
 
 
-def drive_of(machine: Machine, *, pace_ms_max: int = 0) -> Drive:
-    """Return what lets a machine's world drive pumps; a turn may take so long."""
+def drive_of(machine: Machine, *, pace_ms_max: int = 0, beneath: bool = False) -> Drive:
+    """Return what lets a machine's world drive pumps; a turn may take so long.
+
+    What is ``beneath`` goes on while other pumps wait for it.
+    """
 
     def drive(name: str, turn: PumpTurn) -> Driven:
-        return WorldDriven(machine, turn, pace_ms_max)
+        return WorldDriven(machine, turn, pace_ms_max, beneath=beneath)
 
     return drive
 

@@ -1,0 +1,1 @@
+"""Raft beneath the brokers of a house."""

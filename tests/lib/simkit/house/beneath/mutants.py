@@ -1,0 +1,244 @@
+"""Known ways to get the shells around Raft wrong; a house with Raft beneath has to notice each.
+
+A mutant replaces one step of the product's shells for the length of a ``with``. Its docstring is
+the bug. Mistakes in the core itself are in ``simkit/raft/mutants.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+from broker.core.raft.events import Propose
+from broker.core.raft.rejoin import Rejoin
+from broker.model.raft import Floor
+from broker.runtime.cluster import registration
+from broker.runtime.cluster.registration import Registration
+from broker.runtime.metadata.raft.applying import Applying
+from broker.runtime.metadata.raft.machine import MetadataMachine
+from broker.runtime.metadata.raft.pump import RaftPump
+from broker.runtime.metadata.raft.rejoin import TakingPart
+from broker.runtime.metadata.raft.saving import Saving
+from broker.runtime.metadata.raft.waiting import Waiter, Waiting
+from broker.storage.raft.journal import RaftJournal
+from simkit.replacing import replaced, together
+
+Mutant = Callable[[], Any]  # a context manager
+
+
+def answered_before_the_sync() -> Any:
+    """Tell the core that a save is durable while it is in the page cache."""
+
+    def write_next(self: Any, now_ms: int) -> Any:
+        with mock.patch.object(self._journal, "_datasync", return_value=None):
+            return original(self, now_ms)
+
+    original: Any = Saving.write_next
+    return replaced(Saving, "write_next", write_next)
+
+
+def answered_before_it_is_applied() -> Any:
+    """Answer a proposal as soon as the save that holds it is written, applied or not."""
+
+    def step(self: Any, event: Any) -> None:
+        original(self, event)
+        if isinstance(event, Propose) and self.office is not None:
+            waiter = self._waiting.find(event.proposal)
+            if waiter is not None and waiter.payload:
+                self._waiting._under_way.pop(event.proposal.sequence)
+                waiter.answered(b'{"reply":{}}')
+
+    original: Any = RaftPump._step
+    return replaced(RaftPump, "_step", step)
+
+
+def term_and_vote_are_not_saved() -> Any:
+    """Save the log of a member, and not the term that it is in."""
+
+    def save(self: Any, **what: Any) -> None:
+        original(self, **{**what, "hard": None})
+
+    original: Any = RaftJournal.save
+    return replaced(RaftJournal, "save", save)
+
+
+def newest_save_first() -> Any:
+    """Write what came last before what came first."""
+
+    def write_next(self: Any, now_ms: int) -> Any:
+        self._saves = deque(sorted(self._saves, key=lambda one: -one.number))
+        return original(self, now_ms)
+
+    original: Any = Saving.write_next
+    return replaced(Saving, "write_next", write_next)
+
+
+def applied_out_of_order() -> Any:
+    """Apply entries that were committed together in another order."""
+
+    def apply(self: Any, entries: Any) -> Any:
+        swapped = sorted(entries, key=lambda one: -one.index)
+        return original(
+            self,
+            tuple(
+                replace(other, index=one.index, term=one.term)
+                for one, other in zip(entries, swapped, strict=True)
+            ),
+        )
+
+    original: Any = Applying.apply
+    return replaced(Applying, "apply", apply)
+
+
+def snapshot_forgets_the_last_entry() -> Any:
+    """Write a snapshot of the state before the entry that it is named for."""
+
+    def apply(self: Any, index: int, command: bytes) -> Any:
+        self.before = self.state
+        return original(self, index, command)
+
+    def snapshot(self: Any) -> Any:
+        with mock.patch.object(self, "state", getattr(self, "before", self.state)):
+            return encode(self)
+
+    original: Any = MetadataMachine.apply
+    encode: Any = MetadataMachine.snapshot
+    return together(
+        replaced(MetadataMachine, "apply", apply), replaced(MetadataMachine, "snapshot", snapshot)
+    )
+
+
+def barrier_passes_on_its_own_word() -> Any:
+    """Let a barrier pass because this member believes that it leads; ask nobody."""
+
+    def try_waiting(self: Any) -> None:
+        if self.office is not None:
+            readers, self._reading._readers = self._reading._readers, {}
+            for reader in readers.values():
+                reader.answered(self._applying.index)
+        original(self)
+
+    original: Any = RaftPump._try_waiting
+    return replaced(RaftPump, "_try_waiting", try_waiting)
+
+
+def office_is_not_asked() -> Any:
+    """Hand to the leader of now what a controller of an earlier term has decided."""
+
+    def add(self: Any, waiter: Waiter) -> None:
+        waiter.office = None
+        original(self, waiter)
+
+    original: Any = Waiting.add
+    return replaced(Waiting, "add", add)
+
+
+def retry_is_another_proposal() -> Any:
+    """Give a proposal that is tried again a new sequence, so that it takes effect again."""
+
+    def due(self: Any, now_ms: int) -> Any:
+        for waiter in list(original(self, now_ms)):
+            if waiter.taken and waiter.payload:
+                self._under_way.pop(waiter.proposal.sequence, None)
+                self._sequence += 1
+                waiter.proposal = replace(waiter.proposal, sequence=self._sequence)
+                self._under_way[self._sequence] = waiter
+            yield waiter
+
+    original: Any = Waiting.due
+    return replaced(Waiting, "due", due)
+
+
+def session_is_persisted_after_it_registers() -> Any:
+    """Write the session down once the metadata has taken it, and do not wait for the disk."""
+    begin: Any = vars(registration)["begin_session"]
+    take: Any = Registration._take
+
+    def begin_session(files: Any) -> Any:
+        with mock.patch("broker.runtime.ingest.sessions._write"):
+            return begin(files)
+
+    def taken(self: Any, error: Any, now_ms: int) -> None:
+        take(self, error, now_ms)
+        if self.broker_epoch is not None:
+            ours = mock.patch("uuid.uuid4", return_value=mock.Mock(hex=self.session))
+            with ours, mock.patch.object(self._files, "sync_folder"):
+                begin(self._files)
+
+    return together(
+        replaced(registration, "begin_session", begin_session),
+        replaced(Registration, "_take", taken),
+    )
+
+
+def floor_is_forgotten() -> Any:
+    """Take part with an empty disk as one that never had another."""
+
+    def note(self: Any, how: Any) -> None:
+        original(self, replace(how, term=0, floor=Floor()))
+
+    original: Any = TakingPart._note
+    return replaced(TakingPart, "_note", note)
+
+
+def one_round_is_enough() -> Any:
+    """Take part with an empty disk after the first answers, of whatever moments."""
+
+    def told(self: Any, sender: Any, request_id: int, life: int, standing: Any) -> Any:
+        found = original(self, sender, request_id, life, standing)
+        if found is None and self._before is not None and not self._told:
+            found = self._judge({one: at.standing for one, at in self._before.items()})
+        return found
+
+    original: Any = Rejoin.told
+    return replaced(Rejoin, "told", told)
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    one.__name__: one
+    for one in (
+        answered_before_the_sync,
+        answered_before_it_is_applied,
+        term_and_vote_are_not_saved,
+        newest_save_first,
+        applied_out_of_order,
+        snapshot_forgets_the_last_entry,
+        barrier_passes_on_its_own_word,
+        office_is_not_asked,
+        retry_is_another_proposal,
+        session_is_persisted_after_it_registers,
+        floor_is_forgotten,
+        one_round_is_enough,
+    )
+}
+
+BIASED: Final[dict[str, frozenset[str]]] = {
+    "answered_before_the_sync": frozenset({"all", "power"}),
+    "term_and_vote_are_not_saved": frozenset({"all", "cut", "one-way", "office"}),
+    "barrier_passes_on_its_own_word": frozenset({"cut", "one-way"}),
+    "office_is_not_asked": frozenset({"cut", "one-way", "office"}),
+    "session_is_persisted_after_it_registers": frozenset({"all", "power"}),
+    "floor_is_forgotten": frozenset({"wipe", "office", "cut", "one-way"}),
+    "one_round_is_enough": frozenset({"wipe", "kill", "all"}),
+}
+# The first seed that is known to show it, if that is not 0.
+FIRST_SEEDS: Final = {
+    "term_and_vote_are_not_saved": 4,
+    "snapshot_forgets_the_last_entry": 9,
+    "barrier_passes_on_its_own_word": 10,
+    "office_is_not_asked": 7,
+    "session_is_persisted_after_it_registers": 1,
+    "floor_is_forgotten": 1,
+    "one_round_is_enough": 11,
+}
+QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` and `make mutants`
+    "answered_before_the_sync",
+    "answered_before_it_is_applied",
+    "applied_out_of_order",
+    "snapshot_forgets_the_last_entry",
+    "session_is_persisted_after_it_registers",
+    "floor_is_forgotten",
+)

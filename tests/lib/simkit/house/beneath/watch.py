@@ -1,0 +1,89 @@
+"""What has to hold of the Raft beneath a house, looked at from outside.
+
+At one index there is one entry and one state, for ever. A proposal takes effect at most as often as
+it was made. A barrier that passes shows what any member had applied when it began. What was decided
+in an office is never handed to its successor. A disk remembers the term that its member has spoken
+in; a member with an empty disk takes part above that term, and above what it had acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from broker.core.metadata.state import MetadataState
+from broker.core.raft.applier import Outcome
+from broker.model.raft import Entry, EntryKind, Stored
+from broker.model.raft_messages import Append, AppendReply, Forward, Message, Vote, VoteReply
+
+
+class RaftWatch:
+    """Owner: one simulation."""
+
+    def __init__(self) -> None:
+        self.state = MetadataState()  # the newest that any member has applied
+        self.index = 0
+        self._states = {0: self.state}
+        self._entries: dict[int, Entry] = {}
+        self._proposed: Counter[bytes] = Counter()
+        self._effects: dict[bytes, set[int]] = {}  # of a payload: at which indexes
+        self._of_offices: set[bytes] = set()
+        self._spoke_in: Counter[str] = Counter()  # the highest term, by member
+        self._acked: Counter[str] = Counter()  # the highest index, by member
+
+    def proposed(self, payload: bytes, office: int | None) -> None:
+        """A process proposes."""
+        self._proposed[payload] += 1
+        if office is not None:
+            self._of_offices.add(payload)
+
+    def applied(self, name: str, entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> None:
+        """A member has applied entries."""
+        for entry in entries:
+            known = self._entries.setdefault(entry.index, entry)
+            assert known == entry, f"{name} has applied {entry}, others {known}"
+        fresh = {one.index for one in outcomes if one.fresh}
+        for entry in entries:
+            if entry.kind is EntryKind.COMMAND and entry.index in fresh:
+                effects = self._effects.setdefault(entry.payload, set())
+                effects.add(entry.index)
+                assert len(effects) <= self._proposed[entry.payload], (
+                    f"{entry.payload!r} took effect at {sorted(effects)}"
+                )
+
+    def learned(self, name: str, index: int, state: MetadataState) -> None:
+        """A member publishes a state."""
+        known = self._states.setdefault(index, state)
+        assert known == state, f"{name} has applied another state than others at {index}"
+        if index > self.index:
+            self.index, self.state = index, state
+
+    def passed(self, name: str, began_index: int, applied_index: int) -> None:
+        """A barrier has passed at a member, that began when somebody had applied so much."""
+        assert applied_index >= began_index, (
+            f"a barrier of {name} has passed at {applied_index}; {began_index} was applied before"
+        )
+
+    def sent(self, name: str, message: Message) -> None:
+        """A member speaks."""
+        match message:
+            case (
+                Append(term=term) | AppendReply(term=term) | Vote(term=term) | VoteReply(term=term)
+            ):
+                self._spoke_in[name] = max(self._spoke_in[name], term)
+            case Forward(proposal=proposal):
+                assert proposal.payload not in self._of_offices, (
+                    f"{name} hands to a leader what a controller has decided: {proposal.payload!r}"
+                )
+        if isinstance(message, AppendReply) and message.ok:
+            self._acked[name] = max(self._acked[name], message.index)
+
+    def starts(self, name: str, stored: Stored, *, was_wiped: bool) -> None:
+        """A member may start on what its disk says, after it has asked the others."""
+        spoke_in, acked = self._spoke_in[name], min(self._acked[name], self.index)
+        assert stored.hard.term >= spoke_in + was_wiped, (
+            f"{name} starts in term {stored.hard.term}, and has spoken in term {spoke_in}"
+        )
+        assert not was_wiped or stored.floor.index >= acked, (
+            f"{name} rejoins with the floor {stored.floor}, and has acknowledged {acked}"
+        )
