@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -25,8 +25,8 @@ from broker.core.metadata.commands import (
     RecordColdEnd,
     RenewLease,
     TakeLease,
-    encode_new,
 )
+from broker.core.metadata.outcome import CommandReply
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.view import view_of
 from broker.errors import (
@@ -56,7 +56,7 @@ from broker.ports.tiering import (
 from broker.runtime.background import Background
 from broker.runtime.broker_start import BrokerStart
 from broker.runtime.cluster.directory import brokers_in, places_in
-from broker.runtime.cluster.membership import CONFIRM_MS, Membership, Metadata
+from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.cluster.opened_marks import marks_of
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import (
@@ -67,6 +67,7 @@ from broker.runtime.hosted_partitions import (
 )
 from broker.runtime.known_lineages import KnownLineages
 from broker.runtime.leases import checked_ttl_ms, lease_floor, leases_on
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.commit_scheduler import TurnScheduler
 from broker.runtime.partition.counters import OnCommit, ignore_commit
 from broker.runtime.partition.driver import PartitionDriver
@@ -93,7 +94,7 @@ class Broker:
         broker_id: BrokerId,
         namespace: str,
         files: Files,
-        metadata: Metadata,
+        metadata: WaitingMetadata,
         clock: Clock,
         scheduler: TurnScheduler,
         membership: Membership,
@@ -563,8 +564,8 @@ class Broker:
         driver = self._hosted.find(partition)
         return None if driver is None else (driver.stream, driver.tier)
 
-    def _propose(self, command: Command) -> Mapping[str, Any]:
-        return self._metadata.propose(encode_new(command))
+    def _propose(self, command: Command) -> CommandReply:
+        return self._metadata.propose(command)
 
     def _recorded_cold_end(self, at: PartitionId) -> Offset:
         row = self._metadata.state.partition(at)

@@ -14,13 +14,13 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.lineage import Lineage
 from broker.model.stream import Stream
-from broker.runtime.cluster.membership import Metadata
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 
 class KnownLineages:
     """Looks lineages up. Any thread; blocks while it waits for the newest metadata."""
 
-    def __init__(self, metadata: Metadata, *, confirm_ms: int) -> None:
+    def __init__(self, metadata: WaitingMetadata, *, confirm_ms: int) -> None:
         """Wait so long at most for the newest metadata."""
         self._metadata = metadata
         self._confirm_ms = confirm_ms

@@ -8,7 +8,7 @@ it was decided on; one that lost a race is looked at again. Implements ``Operato
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -18,8 +18,8 @@ from broker.core.metadata.commands import (
     NameCandidate,
     ReassignReplicas,
     RemoveBroker,
-    encode,
 )
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.placement import balance
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
@@ -53,6 +53,7 @@ from broker.model.replica_state import ReplicaState
 from broker.model.stream import Stream
 from broker.ports.system import Clock
 from broker.runtime.cluster.summary import brokers_of, partitions_of
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.driver import PartitionDriver
 
 _log = structlog.get_logger(__name__)
@@ -63,20 +64,6 @@ _NEVER: Final = frozenset(
     one.value for one in (ChangeRefusal.LAST, ChangeRefusal.TOO_MANY, ChangeRefusal.FIXED)
 )
 _STALE: Final = (StaleBrokerEpochError, StaleLeaderEpochError, StalePartitionEpochError)
-
-
-class OperatedMetadata(Protocol):
-    """The metadata log, as operators need it."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here."""
-
-    def propose(self, command: bytes) -> Mapping[str, Any]:
-        """See ``MetadataLog.propose``."""
-
-    def barrier(self, *, timeout_ms: int = ...) -> int:
-        """See ``MetadataLog.barrier``."""
 
 
 class OperatedVoters(Protocol):
@@ -119,7 +106,7 @@ class ClusterOperations:
         *,
         cluster: str,
         me: BrokerId,
-        metadata: OperatedMetadata,
+        metadata: WaitingMetadata,
         broker: OperatedBroker,
         clock: Clock,
         controllers: Sequence[str] = (),
@@ -409,8 +396,8 @@ class ClusterOperations:
         assert refused is not None, "it was tried"
         raise refused
 
-    def _propose(self, command: Command) -> Mapping[str, Any]:
-        reply = self._metadata.propose(encode(command))
+    def _propose(self, command: Command) -> CommandReply:
+        reply = self._metadata.propose(command)
         _log.info("operator_changed", command=type(command).__name__)
         return reply
 

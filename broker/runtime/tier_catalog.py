@@ -10,7 +10,7 @@ from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.tiering import TierSource
-from broker.runtime.cluster.membership import Metadata
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _CONFIRM_MS: Final = 3_000
 
@@ -62,7 +62,7 @@ class TieredBroker(Protocol):
 class BrokerCatalog:
     """Implements ``TierCatalog`` over a broker and its metadata."""
 
-    def __init__(self, broker: TieredBroker, metadata: Metadata) -> None:
+    def __init__(self, broker: TieredBroker, metadata: WaitingMetadata) -> None:
         """Bind to them."""
         self._broker = broker
         self._metadata = metadata

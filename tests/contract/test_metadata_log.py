@@ -6,6 +6,7 @@ on the loopback.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBroker, encode
+from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBroker
 from broker.errors import HeadwaterError, InvalidRequestError, StreamExistsError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
@@ -48,8 +49,8 @@ def _stream(number: int, *, partitions: int = 1) -> Stream:
     )
 
 
-def _create(number: int, *, partitions: int = 1) -> bytes:
-    return encode(CreateStream(stream=_stream(number, partitions=partitions), leader=BROKER))
+def _create(number: int, *, partitions: int = 1) -> CreateStream:
+    return CreateStream(stream=_stream(number, partitions=partitions), leader=BROKER)
 
 
 def test_a_proposed_command_is_applied_and_answered(logs: MetadataLogs) -> None:
@@ -67,19 +68,31 @@ def test_a_rejection_is_the_typed_error_and_changes_nothing(logs: MetadataLogs) 
         last.propose(_create(1, partitions=2))
     assert refused.value.stream == "s1"
     with pytest.raises(UnknownStreamError):
-        last.propose(encode(DeleteStream(name="no", expected_uuid=_uuid(9))))
+        last.propose(DeleteStream(name="no", expected_uuid=_uuid(9)))
     assert list(last.state.streams) == ["s1"]
 
 
-def test_what_is_no_command_is_refused_at_the_door(logs: MetadataLogs) -> None:
-    """Bytes that do not parse, or are too many, never reach the log."""
+def test_a_command_that_is_too_large_is_refused_at_the_door(logs: MetadataLogs) -> None:
+    """More bytes than an entry holds never reach the log; it goes on."""
     log = logs.members()[0]
-    for data in (b"", b"{}", b"\x80\x04N.", b'{"op":"Nothing"}'):
-        with pytest.raises(HeadwaterError):
-            log.propose(data)
     with pytest.raises(InvalidRequestError):
-        log.propose(b"x" * (2 << 20))
+        log.propose(RegisterBroker(broker=BrokerId("b" * (2 << 20))))
     log.propose(_create(1))
+    assert list(log.state.streams) == ["s1"]
+
+
+def test_what_does_not_wait_is_answered_once_it_is_applied(logs: MetadataLogs) -> None:
+    """None comes with the change in the state; a refusal comes as the error; so does a barrier."""
+    for number, log in enumerate(logs.members()):
+        heard: queue.SimpleQueue[HeadwaterError | None] = queue.SimpleQueue()
+        log.propose_soon(_create(number), heard.put, timeout_ms=20_000)
+        assert heard.get(timeout=30) is None
+        assert f"s{number}" in log.state.streams
+        log.propose_soon(_create(number, partitions=2), heard.put, timeout_ms=20_000)
+        assert isinstance(heard.get(timeout=30), StreamExistsError)
+        log.barrier_soon(heard.put, timeout_ms=20_000)
+        assert heard.get(timeout=30) is None
+        assert log.applied_index > number
 
 
 def test_answered_commands_survive_a_restart_of_all(logs: MetadataLogs) -> None:
@@ -110,7 +123,7 @@ def test_many_callers_at_once_each_get_their_own_answer(logs: MetadataLogs) -> N
     members = logs.members()
 
     def register(number: int) -> int:
-        command = encode(RegisterBroker(broker=BROKER))
+        command = RegisterBroker(broker=BROKER)
         return int(members[number % len(members)].propose(command)["broker_epoch"])
 
     with ThreadPoolExecutor(8) as callers:

@@ -10,13 +10,13 @@ from typing import Final, cast, get_args
 
 from broker.core.metadata.broker_apply import apply_broker
 from broker.core.metadata.commands import Command, StreamCommand
-from broker.core.metadata.outcome import Applied, Rejected, Reply
+from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_apply import apply_partition
 from broker.core.metadata.partition_commands import BrokerCommand, PartitionCommand
 from broker.core.metadata.state import MetadataState
 from broker.core.metadata.stream_apply import apply_stream
 
-__all__ = ["Applied", "Rejected", "Reply", "apply"]
+__all__ = ["Applied", "CommandReply", "Rejected", "apply"]
 
 _STREAM_KINDS: Final = get_args(StreamCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
+from broker.model.ids import BrokerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +17,19 @@ class Rejected:
     error: HeadwaterError
 
 
-Reply = Mapping[str, Any]
-Applied = tuple[MetadataState, Reply | Rejected]
+class CommandReply(TypedDict, total=False):
+    """What a command answers with; which keys there are depends on the command."""
+
+    broker_epoch: int  # RegisterBroker
+    created: bool  # CreateStream: False if the same stream was there
+    uuid: str  # CreateStream: of the stream
+    expires_us: int  # RenewLease
+    feature_level: int  # SetFeatureLevel
+    first: int  # AllocateIds: the first of the ids
+    partition_epoch: int  # what is about one partition, as the next three
+    leader_epoch: int
+    status: str
+    isr: list[BrokerId]
+
+
+Applied = tuple[MetadataState, CommandReply | Rejected]

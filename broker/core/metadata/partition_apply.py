@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.core.metadata import partition_rules as rules
-from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_commands import (
     BeginLeaderships,
     ChangeIsr,
@@ -74,7 +74,7 @@ def apply_partition(state: MetadataState, command: PartitionCommand) -> Applied:
     step = _step(state, present, command)
     if isinstance(step, HeadwaterError):
         return state, Rejected(step)
-    reply = {
+    reply: CommandReply = {
         "partition_epoch": step.partition_epoch,
         "leader_epoch": step.leader_epoch,
         "status": step.status,

@@ -8,33 +8,17 @@ metadata has a newer leader epoch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from broker.core.election import ElectionTiming
-from broker.core.metadata.state import MetadataState
 from broker.model.control_messages import Heartbeat, HeartbeatAnswer, LeaderReport
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.ports.cluster import ControlTransport
 from broker.runtime.inbox import Inbox
+from broker.runtime.metadata.metadata_log import SeenMetadata
 
 _BEATS_A_SESSION: Final = 6
-
-
-class SeenMetadata(Protocol):
-    """The part of the metadata log that the pump reads."""
-
-    @property
-    def state(self) -> MetadataState:
-        """The metadata state that is applied on this broker."""
-
-    @property
-    def applied_index(self) -> int:
-        """Index of the newest entry that is applied on this broker."""
-
-    @property
-    def leader(self) -> str | None:
-        """The active controller, as far as this broker knows: the id of a broker."""
 
 
 class MemberBeats:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -23,7 +23,7 @@ from broker.core.election import (
     ElectionTiming,
     ProposeCommand,
 )
-from broker.core.metadata.commands import LogAnswer, encode
+from broker.core.metadata.commands import LogAnswer
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 from broker.model.control_messages import (
@@ -39,6 +39,7 @@ from broker.ports.cluster import ControlTransport
 from broker.ports.pumps import Drive
 from broker.ports.system import Clock
 from broker.runtime.inbox import Inbox
+from broker.runtime.metadata.metadata_log import ControllerMetadata
 from broker.runtime.pumps import on_threads
 
 _log = structlog.get_logger(__name__)
@@ -47,32 +48,6 @@ _TICK_MS: Final = 50
 _BARRIER_MS: Final = 1_000
 _PROPOSE_MS: Final = 2_000
 _WAITING_MAX: Final = 10_000  # messages of brokers, each about another partition or broker
-
-
-class ControllerMetadata(Protocol):
-    """What a controller needs of the metadata log. See ``RaftMetadataLog``."""
-
-    @property
-    def office(self) -> int | None:
-        """The term in which this member leads."""
-
-    def barrier_soon(
-        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int
-    ) -> None:
-        """Begin a barrier."""
-
-    def propose_soon(
-        self,
-        command: bytes,
-        answered: Callable[[HeadwaterError | None], None],
-        *,
-        timeout_ms: int,
-        office: int | None,
-    ) -> None:
-        """Propose without waiting, and only as the leader of this term."""
-
-    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
-        """Hear every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +197,7 @@ class ControllerPump:
                     name = type(command).__name__
                     proposed[name] += 1
                     self._metadata.propose_soon(
-                        encode(command),
+                        command,
                         _log_refusal(name),
                         timeout_ms=_PROPOSE_MS,
                         office=self._office,

@@ -12,15 +12,15 @@ from typing import Final
 
 import structlog
 
-from broker.core.metadata.commands import StopBroker, encode
+from broker.core.metadata.commands import StopBroker
 from broker.core.metadata.placement import hand_overs
 from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId
 from broker.ports.pumps import NEVER_MS
-from broker.runtime.cluster.registration import ProposingMetadata
 from broker.runtime.metadata import newest_told
+from broker.runtime.metadata.metadata_log import ProposingMetadata
 
 _log = structlog.get_logger(__name__)
 
@@ -107,7 +107,7 @@ class HandingOver:
     ) -> None:
         """Prepare; the first turn proposes the command."""
         self._me = me
-        self._command = encode(StopBroker(broker=me, broker_epoch=broker_epoch))
+        self._command = StopBroker(broker=me, broker_epoch=broker_epoch)
         self._metadata = metadata
         self._wake = wake
         self._answered = answered

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -24,10 +24,8 @@ from broker.core.metadata.commands import (
     Command,
     ConfirmLeader,
     WithdrawReplica,
-    encode,
 )
 from broker.core.metadata.placement import place
-from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.replica import first_request_id, not_leader
 from broker.errors import (
@@ -51,35 +49,21 @@ from broker.model.stream import Stream, StreamConfig
 from broker.ports.cluster import ControlTransport, ReplicaAddress, ReplicaTransport
 from broker.ports.pumps import Drive, Driven
 from broker.ports.system import Clock, Files
-from broker.runtime.cluster.beats import MemberBeats, SeenMetadata
+from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.errands import AskingNewest, GivingUp, HandingOver
 from broker.runtime.cluster.membership import CONFIRM_MS
-from broker.runtime.cluster.registration import ProposingMetadata, Registration
+from broker.runtime.cluster.registration import Registration
 from broker.runtime.ingest.sessions import note_clean_stop
 from broker.runtime.metadata import newest_told
 from broker.runtime.metadata.follower import MetadataFollower
+from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.pumps import on_threads, wait_for_answer
 
 _log = structlog.get_logger(__name__)
 
 _PROPOSE_MS: Final = 5_000
-
-
-class ClusterMetadata(SeenMetadata, ProposingMetadata, Protocol):
-    """What a member needs of the metadata log, its pumps included. See ``RaftMetadataLog``."""
-
-    def propose(self, command: bytes, *, timeout_ms: int = ...) -> Mapping[str, Any]:
-        """See ``MetadataLog.propose``."""
-
-    def barrier_soon(
-        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int
-    ) -> None:
-        """Begin a barrier: once it has passed, what was committed before is applied here."""
-
-    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
-        """Hear every change."""
 
 
 class ClusterBroker(Protocol):
@@ -111,7 +95,7 @@ class ClusterMember:
         *,
         setting: MemberSetting,
         files: Files,
-        metadata: ClusterMetadata,
+        metadata: MetadataLog,
         control: ControlTransport,
         replicas: ReplicaTransport,
         controller: Controller | None,
@@ -323,7 +307,7 @@ class ClusterMember:
         self, command: Command, answered: Callable[[HeadwaterError | None], None] = lambda _: None
     ) -> None:
         """Propose without waiting."""
-        self._metadata.propose_soon(encode(command), answered, timeout_ms=_PROPOSE_MS)
+        self._metadata.propose_soon(command, answered, timeout_ms=_PROPOSE_MS)
 
     def propose_isr(
         self, partition_id: PartitionId, wanted: ProposeIsr, answered: Callable[[bool], None]

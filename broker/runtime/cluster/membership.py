@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from broker.core.metadata.commands import (
     BeginLeaderships,
     BegunLeadership,
     RegisterBroker,
-    encode,
 )
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.core.metadata.state import FEATURE_LEVEL_MAX
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.control_messages import NewestTold
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
@@ -23,24 +22,11 @@ from broker.model.stream import Stream, StreamConfig
 from broker.ports.pumps import NEVER_MS, Pump
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import ALONE, note_clean_stop, take_clean_stop
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaLinks
 
 CONFIRM_MS: Final = 3_000  # for the newest metadata
 _BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes
-
-
-class Metadata(Protocol):
-    """The metadata log with the state it has reached."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here."""
-
-    def propose(self, command: bytes) -> Mapping[str, Any]:
-        """See ``MetadataLog.propose``."""
-
-    def barrier(self, *, timeout_ms: int = ...) -> int:
-        """See ``MetadataLog.barrier``."""
 
 
 class Membership(Protocol):
@@ -109,7 +95,7 @@ class _AtOnce:
 class Alone:
     """The membership of a broker that is its own cluster."""
 
-    def __init__(self, metadata: Metadata, broker_id: BrokerId, files: Files) -> None:
+    def __init__(self, metadata: WaitingMetadata, broker_id: BrokerId, files: Files) -> None:
         """Vouch for oneself."""
         self._metadata = metadata
         self._broker_id = broker_id
@@ -127,7 +113,7 @@ class Alone:
             command = RegisterBroker(
                 broker=self._broker_id, session=ALONE, features_max=FEATURE_LEVEL_MAX
             )
-            reply = self._metadata.propose(encode(command))
+            reply = self._metadata.propose(command)
             answered(BrokerEpoch(reply["broker_epoch"]))
 
         return _AtOnce(register)
@@ -148,7 +134,7 @@ class Alone:
         for first in range(0, len(begun), _BEGUN_AT_ONCE):
             some = tuple(begun[first : first + _BEGUN_AT_ONCE])
             command = BeginLeaderships(broker=self._broker_id, broker_epoch=epoch, begun=some)
-            self._metadata.propose(encode(command))
+            self._metadata.propose(command)
 
     def giving_up(
         self,

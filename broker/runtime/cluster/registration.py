@@ -7,40 +7,24 @@ must not be known to the metadata alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
-from broker.core.metadata.commands import RegisterBroker, encode
-from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
+from broker.core.metadata.commands import RegisterBroker
+from broker.core.metadata.state import FEATURE_LEVEL_MAX
 from broker.errors import HeadwaterError, NotLeaderError, ShuttingDownError, UnavailableError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
 from broker.ports.pumps import NEVER_MS
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import begin_session, note_clean_stop, take_clean_stop
+from broker.runtime.metadata.metadata_log import ProposingMetadata
 
 _log = structlog.get_logger(__name__)
 
 _AGAIN_MS: Final = 500
 _PROPOSE_MS: Final = 5_000
-
-
-class ProposingMetadata(Protocol):
-    """What the pump needs of the metadata log."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here; whoever has an answer finds it in there."""
-
-    def propose_soon(
-        self,
-        command: bytes,
-        answered: Callable[[HeadwaterError | None], None],
-        *,
-        timeout_ms: int,
-    ) -> None:
-        """Propose without waiting; ``answered`` may be called on any thread."""
 
 
 class Registration:
@@ -70,15 +54,13 @@ class Registration:
         stopped = take_clean_stop(files)  # before the next session, which it says nothing of
         self.session, known = begin_session(files)
         self._clean = stopped is not None and known[-1:] == (stopped,)
-        self._command = encode(
-            RegisterBroker(
-                broker=me,
-                session=self.session,
-                known_sessions=known,
-                clean=self._clean,
-                addresses=addresses,
-                features_max=FEATURE_LEVEL_MAX,
-            )
+        self._command = RegisterBroker(
+            broker=me,
+            session=self.session,
+            known_sessions=known,
+            clean=self._clean,
+            addresses=addresses,
+            features_max=FEATURE_LEVEL_MAX,
         )
         self._answers: list[HeadwaterError | None] = []  # at most one: that of the proposal
         self._again_ms = 0

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import random as chance
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
-from broker.core.metadata.commands import decode
+from broker.core.metadata.commands import Command, encode_new
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import Known, NewConsensus
@@ -36,7 +37,8 @@ from broker.model.raft_messages import Message
 from broker.ports.pumps import Drive
 from broker.ports.system import Clock, Files
 from broker.runtime.inbox import Mailbox
-from broker.runtime.metadata.raft.applying import Applying, Subscriber
+from broker.runtime.metadata.metadata_log import Answered, Subscriber
+from broker.runtime.metadata.raft.applying import Applying
 from broker.runtime.metadata.raft.machine import read_reply
 from broker.runtime.metadata.raft.pump import INBOX_MAX, Asked, RaftPump, Subscribing
 from broker.runtime.metadata.raft.saving import Saving
@@ -159,22 +161,15 @@ class RaftMetadataLog:
         future: Future[VoterChanged] = Future()
         return self._ask(ChangeAsked(node, votes, _into(future)), future, timeout_ms)
 
-    def propose(self, command: bytes, *, timeout_ms: int = 10_000) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``.
 
         Raises:
             CommitTimeoutError: it may or may not have been, or still be, applied.
             HeadwaterError: what the state machine rejected, or why nothing was tried.
         """
-        if len(command) > PAYLOAD_BYTES_MAX:
-            raise InvalidRequestError(
-                f"a metadata command of {len(command)} bytes is too large",
-                size_bytes=len(command),
-                limit_bytes=PAYLOAD_BYTES_MAX,
-            )
-        decode(command)
         future: Future[bytes] = Future()
-        waiter = Waiter(command, self._clock.monotonic_ms() + timeout_ms, _into(future))
+        waiter = Waiter(_encoded(command), self._clock.monotonic_ms() + timeout_ms, _into(future))
         return read_reply(self._ask(waiter, future, timeout_ms))
 
     def barrier(self, *, timeout_ms: int = 10_000) -> int:
@@ -198,8 +193,8 @@ class RaftMetadataLog:
 
     def propose_soon(
         self,
-        command: bytes,
-        answered: Callable[[HeadwaterError | None], None],
+        command: Command,
+        answered: Answered,
         *,
         timeout_ms: int = 10_000,
         office: int | None = None,
@@ -216,12 +211,15 @@ class RaftMetadataLog:
         def done(found: bytes | HeadwaterError) -> None:
             answered(found if isinstance(found, HeadwaterError) else _refusal_in(found))
 
+        try:
+            payload = _encoded(command)
+        except InvalidRequestError as error:
+            answered(error)
+            return
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
-        self._ask_soon(Waiter(command, deadline_ms, done, office=office), done)
+        self._ask_soon(Waiter(payload, deadline_ms, done, office=office), done)
 
-    def barrier_soon(
-        self, passed: Callable[[HeadwaterError | None], None], *, timeout_ms: int = 1_000
-    ) -> None:
+    def barrier_soon(self, passed: Answered, *, timeout_ms: int = 1_000) -> None:
         """Begin a barrier; ``passed`` hears as in :meth:`propose_soon`."""
 
         def done(found: int | HeadwaterError) -> None:
@@ -287,6 +285,18 @@ class RaftMetadataLog:
             self._on_crash(crash)
         finally:
             self._pump.end(failure)
+
+
+def _encoded(command: Command) -> bytes:
+    """Return the bytes that every member will apply. Raises InvalidRequestError: too many."""
+    payload = encode_new(command)
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidRequestError(
+            f"a metadata command of {len(payload)} bytes is too large",
+            size_bytes=len(payload),
+            limit_bytes=PAYLOAD_BYTES_MAX,
+        )
+    return payload
 
 
 def _into(future: Future[_T]) -> Callable[[_T | HeadwaterError], None]:

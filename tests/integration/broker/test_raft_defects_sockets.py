@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pysyncobj.tcp_server import TcpServer
 
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.metadata.commands import RegisterBroker
 from broker.model.ids import BrokerId
 from headwater.local.embedded import free_port
 from simkit.raft import pysyncobj_shipped as shipped
@@ -29,7 +29,7 @@ leaky = pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )
 
-REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
+REGISTER = RegisterBroker(broker=BrokerId("b1"))
 
 
 @pytest.fixture(params=CORES)

@@ -26,9 +26,9 @@ from simkit.servers.certificates import Authority
 
 pytestmark = pytest.mark.integration
 
-REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
+REGISTER = RegisterBroker(broker=BrokerId("b1"))
 FORGED = encode_message(
-    Append(99, 0, 0, 1, 1, 0, 0, (Entry(1, 99, EntryKind.COMMAND, 1, 1, REGISTER),))
+    Append(99, 0, 0, 1, 1, 0, 0, (Entry(1, 99, EntryKind.COMMAND, 1, 1, encode(REGISTER)),))
 )
 
 

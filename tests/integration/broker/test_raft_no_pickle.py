@@ -21,7 +21,6 @@ import pytest
 
 from broker.codec.peer.raft_messages import decode, encode
 from broker.core.metadata.commands import RegisterBroker
-from broker.core.metadata.commands import encode as encode_command
 from broker.errors import EnvelopeError
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
@@ -31,7 +30,7 @@ from simkit.raft.rig import append, entries, proposal, snapshot_of
 
 pytestmark = pytest.mark.integration
 
-REGISTER = encode_command(RegisterBroker(broker=BrokerId("b1")))
+REGISTER = RegisterBroker(broker=BrokerId("b1"))
 THROWS = 40
 
 

@@ -11,13 +11,12 @@ from typing import Final
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.applier import Applier, Outcome
 from broker.model.raft import Entry, Snapshot
+from broker.runtime.metadata.metadata_log import Subscriber
 from broker.runtime.metadata.raft.machine import MetadataMachine
 
 HASH_EVERY: Final = 256  # entries
 _JOURNAL_BYTES_LARGE: Final = 64 * 1024 * 1024  # then at once: an opener reads 256 MiB
 _SNAPSHOT_AGAIN_MS: Final = 10_000  # after one that a full disk had no room for
-
-Subscriber = Callable[[int, MetadataState], None]
 
 
 class Applying:

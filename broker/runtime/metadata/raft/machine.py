@@ -7,12 +7,12 @@ does not parse is refused, too: it is in the log of every node, and none may stu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from broker.codec.disk.raft_state import REPLY_BYTES_MAX
 from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.commands import decode
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot, state_hash
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError, InvalidRequestError, MetadataCorruptError, from_wire
@@ -56,13 +56,13 @@ class MetadataMachine:
         return int.from_bytes(state_hash(self.state)[:8], "little")
 
 
-def read_reply(data: bytes) -> Mapping[str, Any]:
+def read_reply(data: bytes) -> CommandReply:
     """Return a reply, or raise the refusal that the bytes hold."""
     body = json.loads(data)
     if "error" in body:
         error = from_wire(data.decode())
         raise error if error is not None else MetadataCorruptError("a refusal of no known kind")
-    reply: Mapping[str, Any] = body["reply"]
+    reply: CommandReply = body["reply"]
     return reply
 
 

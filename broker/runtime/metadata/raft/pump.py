@@ -54,7 +54,8 @@ from broker.errors import (
 from broker.model.raft import U64_MAX, Entry, NodeId
 from broker.model.raft_messages import Forward
 from broker.runtime.inbox import Mailbox
-from broker.runtime.metadata.raft.applying import Applying, Subscriber
+from broker.runtime.metadata.metadata_log import Subscriber
+from broker.runtime.metadata.raft.applying import Applying
 from broker.runtime.metadata.raft.saving import Saving
 from broker.runtime.metadata.raft.transport import RaftTransport
 from broker.runtime.metadata.raft.voters import ChangeAsked, GroupAsked, VoterDesk

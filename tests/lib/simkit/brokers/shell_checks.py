@@ -15,7 +15,7 @@ from typing import Any
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.codec.checksum import crc32c
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.metadata.commands import RegisterBroker
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
 from broker.errors import DiskFullError, HeadwaterError, UnavailableError
@@ -102,7 +102,7 @@ def metadata_is_durable(folder: Path) -> None:
         crashes: list[BaseException] = []
         log = open_alone(files, cluster="test", me=ME, clock=SystemClock(), on_crash=crashes.append)
         calls.require("journal", "member")
-        log.propose(encode(RegisterBroker(broker=ME, session="s" * 32, known_sessions=())))
+        log.propose(RegisterBroker(broker=ME, session="s" * 32, known_sessions=()))
         calls.require("journal", "member")
         assert not crashes
         log.close()

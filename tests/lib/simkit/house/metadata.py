@@ -7,14 +7,16 @@ late, or as a snapshot, and a member may believe that it leads when another does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.core.metadata.apply import Rejected, apply
-from broker.core.metadata.commands import Command, decode, encode
+from broker.core.metadata.commands import Command, decode, encode_new
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from broker.core.metadata.state import MetadataState
 from broker.errors import CommitTimeoutError, HeadwaterError, UnavailableError
+from broker.runtime.metadata.metadata_log import Answered, Subscriber
 from simkit.house.process import Machine
 from simkit.network.world import Network, World
 
@@ -22,9 +24,6 @@ META: Final = "metadata"
 _AGAIN_MS: Final = 100
 _PUSH_MS: Final = 80
 _ELECT_MS: Final = 300
-
-Answered = Callable[[HeadwaterError | None], None]
-Subscriber = Callable[[int, MetadataState], None]
 
 
 class MetadataHouse:
@@ -73,9 +72,9 @@ class MetadataHouse:
 
     def propose(self, command: Command) -> HeadwaterError | None:
         """Apply a command at once, as an operator next to the controllers would."""
-        return self.apply(encode(command))[1]
+        return self.apply(encode_new(command))[1]
 
-    def apply(self, data: bytes) -> tuple[Mapping[str, Any], HeadwaterError | None]:
+    def apply(self, data: bytes) -> tuple[CommandReply, HeadwaterError | None]:
         """Apply a command; return its reply, or its refusal."""
         command = decode(data)
         before = self.state
@@ -122,7 +121,7 @@ class MetadataHouse:
 
 
 class MetadataView:
-    """What one process has of the log: the ports of ``RaftMetadataLog``."""
+    """What one process has of the log. Implements ``MetadataLog``."""
 
     def __init__(self, machine: Machine, house: MetadataHouse, network: Network) -> None:
         self._machine = machine
@@ -152,22 +151,27 @@ class MetadataView:
         subscriber(self.applied_index, self.state)
 
     def propose_soon(
-        self, command: bytes, answered: Answered, *, timeout_ms: int, office: int | None = None
+        self,
+        command: Command,
+        answered: Answered,
+        *,
+        timeout_ms: int = 10_000,
+        office: int | None = None,
     ) -> None:
         """See ``RaftMetadataLog.propose_soon``."""
-        self._ask(("propose", command, office), answered, timeout_ms)
+        self._ask(("propose", encode_new(command), office), answered, timeout_ms)
 
-    def barrier_soon(self, passed: Answered, *, timeout_ms: int) -> None:
+    def barrier_soon(self, passed: Answered, *, timeout_ms: int = 1_000) -> None:
         """See ``RaftMetadataLog.barrier_soon``."""
         self._ask(("barrier", b"", self.office), passed, timeout_ms)
 
-    def propose(self, command: bytes, *, timeout_ms: int = 10_000) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``, but nothing here waits.
 
         Applied at once, or with an outcome that its caller is not told: as after a timeout.
         """
         if self._house.reaches(self._machine.name) and self._world.chance(0.8):
-            reply, error = self._house.apply(command)
+            reply, error = self._house.apply(encode_new(command))
             self._learn(self._house.index, self._house.state)
             if error is not None:
                 raise error

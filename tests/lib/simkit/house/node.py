@@ -32,6 +32,7 @@ from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
 from broker.runtime.hosted_partitions import Closing, LedPartitions
+from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
@@ -165,7 +166,7 @@ class Node:
         """Open the metadata; with Raft, once the others have let this process in."""
         machine = self.machine
         self.broker, self.member = None, None
-        self._view: MetadataView | HouseLog | None = None
+        self._view: MetadataLog | None = None
         self._control, self._replicas, self._raft = ControlLane(self), ReplicaLane(self), None
         try:
             files = machine.disk.files()
@@ -198,7 +199,7 @@ class Node:
         self,
         files: Files,
         promises: Promises,
-        view: MetadataView | HouseLog,
+        view: MetadataLog,
         control: ControlTransport,
     ) -> None:
         machine, setting, drive = self.machine, self._setting, drive_of(self.machine)

@@ -7,21 +7,20 @@ the loopback with certificates of a throw-away authority.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.adapters.raft_pysyncobj.core import PysyncobjCore
-from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.runtime.metadata.lone import open_alone
+from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.promises.promises import Promises
 from headwater.local.embedded import LOOPBACK, free_port
@@ -31,27 +30,10 @@ from simkit.servers.certificates import Authority
 CORES: Final[dict[str, NewConsensus]] = {"own": RaftCore, "pysyncobj": PysyncobjCore}
 
 
-class MetadataLogUnderTest(Protocol):
-    """What the suite asks of a log."""
-
-    @property
-    def state(self) -> MetadataState:
-        """What is applied here."""
-
-    def propose(self, command: bytes) -> Mapping[str, Any]:
-        """See ``MetadataLog.propose``."""
-
-    def barrier(self) -> int:
-        """See ``MetadataLog.barrier``."""
-
-    def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
-        """See ``MetadataLog.subscribe``."""
-
-
 class MetadataLogs(Protocol):
     """All members of one implementation."""
 
-    def members(self) -> list[MetadataLogUnderTest]:
+    def members(self) -> list[MetadataLog]:
         """Return the running members."""
 
     def restart(self) -> None:
@@ -81,7 +63,7 @@ class LocalLog:
             promises=self._promises,
         )
 
-    def members(self) -> list[MetadataLogUnderTest]:
+    def members(self) -> list[MetadataLog]:
         """Return the one member."""
         return [self._log]
 
@@ -181,7 +163,7 @@ class RaftGroup:
         assert leader is not None, "a barrier passed without a leader"
         return leader
 
-    def members(self) -> list[MetadataLogUnderTest]:
+    def members(self) -> list[MetadataLog]:
         """Return the running members."""
         return list(self.running.values())
 

@@ -21,7 +21,7 @@ from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.adapters.peer.raft import PeerAddress, RaftTls, TlsRaftTransport, member_uri
 from broker.adapters.raft_pysyncobj.core import PysyncobjCore
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.metadata.commands import RegisterBroker
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.core import RaftCore
 from broker.errors import HeadwaterError
@@ -34,7 +34,7 @@ from simkit.servers.certificates import Authority
 
 _LIBRARY = Path(__file__).parents[2]
 _ROOT = Path(__file__).parents[4]
-_COMMAND = encode(RegisterBroker(broker=BrokerId("b1")))
+_COMMAND = RegisterBroker(broker=BrokerId("b1"))
 _TIMEOUT_MS = 30_000
 
 

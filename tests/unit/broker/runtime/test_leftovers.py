@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.core.metadata.commands import Command
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.errors import DiskFullError
 from broker.model.epochs import LeaderEpoch
@@ -37,9 +39,9 @@ class Cluster:
         """What the cluster says."""
         return self.change(self._log.state)
 
-    def propose(self, command: bytes) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``."""
-        return self._log.propose(command)
+        return self._log.propose(command, timeout_ms=timeout_ms)
 
     def barrier(self, *, timeout_ms: int = 1_000) -> int:
         """See ``MetadataLog.barrier``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +18,8 @@ from broker.core.metadata.commands import (
     StartElection,
     TakeOffline,
     UnfenceBroker,
-    decode,
-    encode,
 )
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
 from broker.errors import (
@@ -59,16 +58,15 @@ class Metadata:
         self.overtake: Callable[[], None] | None = None
         self.silent = False
 
-    def propose(self, command: bytes) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """Apply a command as a member of the group does."""
         overtake, self.overtake = self.overtake, None
         if overtake is not None:
             overtake()
-        decoded = decode(command)
-        self.state, reply = apply(self.state, decoded)
+        self.state, reply = apply(self.state, command)
         if isinstance(reply, Rejected):
             raise reply.error
-        self.proposed.append(decoded)
+        self.proposed.append(command)
         return reply
 
     def barrier(self, *, timeout_ms: int = 0) -> int:
@@ -79,7 +77,7 @@ class Metadata:
 
     def do(self, command: Command) -> None:
         """Apply what has to succeed."""
-        self.propose(encode(command))
+        self.propose(command)
 
     def one(self) -> PartitionState:
         """The partition."""

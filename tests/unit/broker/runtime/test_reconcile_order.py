@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
+from broker.core.metadata.commands import Command
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
@@ -36,9 +36,9 @@ class SlowReader:
             self.other_is_done.wait(1)
         return found
 
-    def propose(self, command: bytes) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``."""
-        return self._log.propose(command)
+        return self._log.propose(command, timeout_ms=timeout_ms)
 
     def barrier(self, *, timeout_ms: int = 1_000) -> int:
         """See ``MetadataLog.barrier``."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.core.metadata.commands import CreateStream, encode
+from broker.core.metadata.commands import CreateStream
 from broker.errors import DiskFullError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
@@ -60,9 +60,7 @@ def test_a_replica_without_room_hides_no_other_stream(
                 created_us=1,
                 table_name=name,
             )
-            logs[0].propose(
-                encode(CreateStream(stream=stream, leader=BrokerId("b1"), assignment=()))
-            )
+            logs[0].propose(CreateStream(stream=stream, leader=BrokerId("b1"), assignment=()))
         with pytest.raises(DiskFullError):
             broker.reconcile()
         assert listener.told == [("other", {0})]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +22,8 @@ from broker.core.metadata.commands import (
     RegisterBroker,
     StartElection,
     TakeOffline,
-    decode,
-    encode,
 )
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState, PartitionState
 from broker.core.raft.events import ChangeRefusal
 from broker.errors import HeadwaterError
@@ -66,9 +65,9 @@ class Cluster:
         """Pass."""
         return 1
 
-    def propose(self, command: bytes) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """Apply, and let a candidate confirm."""
-        self.state, reply = apply(self.state, decode(command))
+        self.state, reply = apply(self.state, command)
         if isinstance(reply, Rejected):
             raise reply.error
         one = self.one()
@@ -82,7 +81,7 @@ class Cluster:
 
     def do(self, command: Command) -> None:
         """Propose what has to succeed."""
-        self.propose(encode(command))
+        self.propose(command)
 
     def one(self) -> PartitionState | None:
         """The partition, once there is one."""

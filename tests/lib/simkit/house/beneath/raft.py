@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.codec.peer import raft_messages
-from broker.core.metadata.commands import Command, encode
+from broker.core.metadata.commands import Command
+from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.applier import Outcome
 from broker.core.raft.config import RaftConfig
@@ -114,7 +115,7 @@ class HouseLog(RaftMetadataLog):
         self._watch.applied(self._machine.name, entries, outcomes)
         return outcomes
 
-    def propose(self, command: bytes, *, timeout_ms: int = 10_000) -> Mapping[str, Any]:
+    def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``RaftMetadataLog.propose``, with less patience."""
         return super().propose(command, timeout_ms=min(timeout_ms, self._patience_ms))
 
@@ -279,7 +280,7 @@ class RaftHouse:
         for name in (self.leader, *sorted(self._machines)):
             log = self._log(name)
             if log is not None:
-                log.propose_soon(encode(command), self._heard, timeout_ms=_OPERATOR_MS)
+                log.propose_soon(command, self._heard, timeout_ms=_OPERATOR_MS)
                 return None
         return UnavailableError("no member runs")
 

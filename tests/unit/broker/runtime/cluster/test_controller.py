@@ -10,7 +10,7 @@ import pytest
 from broker.adapters.clock import SystemClock
 from broker.core.election import ElectionTiming
 from broker.core.metadata.apply import apply
-from broker.core.metadata.commands import RegisterBroker, decode
+from broker.core.metadata.commands import Command, RegisterBroker
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError, UnavailableError
 from broker.model.control_messages import ControlMessage, Heartbeat, HeartbeatAnswer
@@ -37,12 +37,12 @@ class Metadata:
         self.barriers.put(passed)
 
     def propose_soon(
-        self, command: bytes, answered: _Passed, *, timeout_ms: int, office: int | None
+        self, command: Command, answered: _Passed, *, timeout_ms: int, office: int | None
     ) -> None:
         """Keep what would be decided, and by whom."""
         answered(UnavailableError("nothing is decided here"))
         assert timeout_ms > 0
-        self.proposed.put((type(decode(command)).__name__, office))
+        self.proposed.put((type(command).__name__, office))
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
         """Tell the one state there is."""

@@ -18,7 +18,6 @@ from broker.core.metadata.commands import (
     RegisterBroker,
     StopBroker,
     WithdrawReplica,
-    decode,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import CommitTimeoutError, ForeignHistoryError, HeadwaterError, NotLeaderError
@@ -44,7 +43,7 @@ class Metadata:
     def __init__(self, *rows: tuple[BrokerId, ...], min_isr: int = 1) -> None:
         self.state = MetadataState()
         self.wanted: list[Command] = []  # withdrawals
-        self.under_way: list[tuple[bytes, Callable[[HeadwaterError | None], None]]] = []
+        self.under_way: list[tuple[Command, Callable[[HeadwaterError | None], None]]] = []
         for broker in (A, B, C):
             self.apply(RegisterBroker(broker=broker, features_max=FEATURE_LEVEL_MAX))
         stream = Stream(
@@ -62,7 +61,7 @@ class Metadata:
 
     def propose_soon(
         self,
-        command: bytes,
+        command: Command,
         answered: Callable[[HeadwaterError | None], None],
         *,
         timeout_ms: int,
@@ -194,8 +193,8 @@ def test_leaderships_are_given_away_before_a_stop() -> None:
     pump, answers = _handing_over(metadata, woken)
     assert pump.turn(0) == NEVER_MS
     command, heard = metadata.under_way.pop()
-    assert isinstance(decode(command), StopBroker)
-    metadata.apply(decode(command))
+    assert isinstance(command, StopBroker)
+    metadata.apply(command)
     heard(None)
     assert woken == [1]
     later_ms = pump.turn(10)
@@ -233,7 +232,7 @@ def test_leaderships_that_nobody_takes_are_waited_for_so_long() -> None:
     pump, answers = _handing_over(metadata, [])
     pump.turn(0)
     command, heard = metadata.under_way.pop()
-    metadata.apply(decode(command))
+    metadata.apply(command)
     heard(None)
     now_ms = 1
     while not answers:
@@ -356,7 +355,7 @@ def test_no_two_processes_of_a_broker_share_the_number_of_a_question() -> None:
         for _ in range(epoch):
             metadata.apply(RegisterBroker(broker=A, features_max=FEATURE_LEVEL_MAX))
         command, answered = metadata.under_way.pop()
-        metadata.apply(decode(command))
+        metadata.apply(command)
         answered(None)
         registering.turn(0)
         metadata.lead(C)

@@ -9,7 +9,7 @@ import pytest
 
 from broker.core.election import ElectionTiming
 from broker.core.metadata.apply import apply
-from broker.core.metadata.commands import CreateStream, RegisterBroker, decode
+from broker.core.metadata.commands import Command, CreateStream, RegisterBroker
 from broker.core.metadata.state import FEATURE_LEVEL_MAX, MetadataState
 from broker.errors import (
     CommitTimeoutError,
@@ -44,16 +44,16 @@ class Metadata:
         self.state = MetadataState()
         self.applied_index = 0
         self.leader: str | None = "c"
-        self.under_way: list[tuple[bytes, _Answered]] = []
+        self.under_way: list[tuple[Command, _Answered]] = []
 
-    def propose_soon(self, command: bytes, answered: _Answered, *, timeout_ms: int) -> None:
+    def propose_soon(self, command: Command, answered: _Answered, *, timeout_ms: int) -> None:
         """Keep it for the test."""
         assert timeout_ms > 0
         self.under_way.append((command, answered))
 
-    def apply(self, command: bytes) -> None:
+    def apply(self, command: Command) -> None:
         """Apply a command."""
-        self.state, _ = apply(self.state, decode(command))
+        self.state, _ = apply(self.state, command)
         self.applied_index += 1
 
     def answer(self, error: HeadwaterError | None = None, *, applied: bool = True) -> None:
@@ -166,7 +166,7 @@ def test_a_start_that_is_given_up_leaves_the_note_of_a_clean_stop() -> None:
         second.turn(2)
     third = _registration(disk, metadata, [])
     third.turn(0)
-    proposed = decode(metadata.under_way.pop()[0])
+    proposed = metadata.under_way.pop()[0]
     assert isinstance(proposed, RegisterBroker)
     assert proposed.clean
 

@@ -20,7 +20,7 @@ from broker.codec.disk.raft_log_format import (
     decode_meta,
     encode_meta,
 )
-from broker.core.metadata.commands import CreateStream, DropLease, RegisterBroker, encode
+from broker.core.metadata.commands import CreateStream, DropLease, RegisterBroker
 from broker.errors import (
     InvalidConfigError,
     LogFailedError,
@@ -73,7 +73,7 @@ class _FailingFile:
         return getattr(self._file, name)
 
 
-def _create(number: int, *, partitions: int = 1) -> bytes:
+def _create(number: int, *, partitions: int = 1) -> CreateStream:
     stream = Stream(
         name=f"s{number}",
         uuid=StreamUuid(f"00000000-0000-4000-8000-{number:012}"),
@@ -81,7 +81,7 @@ def _create(number: int, *, partitions: int = 1) -> bytes:
         created_us=number,
         table_name=f"s{number}",
     )
-    return encode(CreateStream(stream=stream, leader=ME))
+    return CreateStream(stream=stream, leader=ME)
 
 
 @contextmanager
@@ -222,11 +222,11 @@ def test_a_full_disk_takes_commands_for_a_while_and_makes_no_snapshot(
         broker.create_stream(STREAM, StreamConfig(subject="s"))
         disks[0].full = True
         for _ in range(1_500):
-            broker._metadata.propose(encode(DropLease(lease_id=LeaseId("none"))))
+            broker._metadata.propose(DropLease(lease_id=LeaseId("none")))
         assert (tmp_path / "raft" / "journal").stat().st_size > 100_000
         assert not (tmp_path / "raft" / "snapshot").exists()
     with disk_broker(tmp_path, owner=OWNER) as broker:
-        broker._metadata.propose(encode(DropLease(lease_id=LeaseId("none"))))
+        broker._metadata.propose(DropLease(lease_id=LeaseId("none")))
         assert (tmp_path / "raft" / "snapshot").exists()
 
 
@@ -239,7 +239,7 @@ def _remove(folder: Path) -> None:
 def test_the_folder_of_a_broker_of_a_cluster_is_refused(tmp_path: Path) -> None:
     """Alone it would lead what others hold; also when only it was ever registered."""
     with _log(tmp_path) as log:
-        log.propose(encode(RegisterBroker(broker=ME, session="s", known_sessions=("",))))
+        log.propose(RegisterBroker(broker=ME, session="s", known_sessions=("",)))
     files = DiskFiles(tmp_path)
     session, _ = begin_session(files)
     files.close()

@@ -28,7 +28,7 @@ from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from simkit.disk.disk import ROOMY, SimDisk
 from simkit.raft.groups import CORES
 
-REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
+REGISTER = RegisterBroker(broker=BrokerId("b1"))
 
 
 class Rig:
@@ -122,7 +122,7 @@ def test_a_closed_log_answers_at_once(rig: Rig) -> None:
 def test_a_command_that_no_entry_could_hold_is_refused_at_the_door(rig: Rig) -> None:
     """The limit is named."""
     with pytest.raises(InvalidRequestError) as refused:
-        rig.log.propose(b"x" * (PAYLOAD_BYTES_MAX + 1))
+        rig.log.propose(RegisterBroker(broker=BrokerId("x" * PAYLOAD_BYTES_MAX)))
     assert refused.value.limit_bytes == PAYLOAD_BYTES_MAX
 
 
@@ -131,7 +131,7 @@ def test_a_command_that_does_not_parse_is_a_refusal_not_a_crash() -> None:
     machine = MetadataMachine()
     with pytest.raises(InvalidRequestError, match="not a metadata command"):
         read_reply(machine.apply(1, b"\x80\x04nonsense"))
-    assert read_reply(machine.apply(2, REGISTER))["broker_epoch"] == 1
+    assert read_reply(machine.apply(2, encode(REGISTER)))["broker_epoch"] == 1
     other = MetadataMachine()
     other.restore(machine.snapshot())
     assert (other.state, other.hash()) == (machine.state, machine.hash())

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from broker.core.metadata.commands import RegisterBroker, encode
+from broker.core.metadata.commands import RegisterBroker
 from broker.core.raft.config import RaftConfig
 from broker.errors import HeadwaterError, LogFailedError, ShuttingDownError
 from broker.model.control_messages import ControlMessage, MemberAsked, MemberTold
@@ -21,7 +21,7 @@ from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.raft.journal import RaftJournal
 from simkit.disk.disk import SimDisk
 
-REGISTER = encode(RegisterBroker(broker=BrokerId("b1")))
+REGISTER = RegisterBroker(broker=BrokerId("b1"))
 ME, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 
