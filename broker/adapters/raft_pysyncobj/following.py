@@ -46,7 +46,7 @@ class Following(_Library):  # type: ignore[misc]
 
     def renew_bar(self) -> None:
         """Keep the bar for another grace: from a start, or from a leader's word."""
-        self._bar_until_ms = self._clock.now_ms + self._config.restart_grace_ms
+        self._bar_until_ms = self._clock.now_ms + self._config.bar_ms
 
     def _lapse_bar(self) -> None:
         """Give the bar up when nobody led for a whole grace: who has such a log does not come."""

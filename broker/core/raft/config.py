@@ -38,6 +38,15 @@ class RaftConfig:
     keep_bytes: int = 16 * 1024 * 1024  # and no more than that: a journal is read in one piece
     restart_grace_ms: int = 5000  # how long a restarted member waits for those who are silent
 
+    @property
+    def bar_ms(self) -> int:
+        """How long a restarted member waits for a leader with the log that it was told of.
+
+        As long as for silent members; but whoever has that log may wait for a whole election
+        timeout before it stands, and stand twice.
+        """
+        return max(self.restart_grace_ms, 2 * self.election_ms_max)
+
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or len(self.members) not in GROUP_SIZES:
             raise InvalidConfigError(

@@ -175,7 +175,7 @@ class Member:
 
     def renew_bar(self) -> None:
         """Keep the bar for another grace: from a start, or from a leader's word."""
-        self.bar_until_ms = self.now_ms + self.config.restart_grace_ms
+        self.bar_until_ms = self.now_ms + self.config.bar_ms
 
     def lapse_bar(self) -> None:
         """Give the bar up when nobody led for a whole grace: who has such a log does not come."""

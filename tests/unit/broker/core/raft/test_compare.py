@@ -108,10 +108,10 @@ def test_two_of_five_are_left_out_whenever_the_others_answer() -> None:
 class _Restarted:
     """A member with entries 1 to 3 of term 1, told of a log that ends at 5 of term 2."""
 
-    def __init__(self, new_core: NewConsensus) -> None:
+    def __init__(self, new_core: NewConsensus, *, grace_ms: int = GRACE_MS) -> None:
         entries = tuple(Entry(index, 1, EntryKind.NOOP, 0, 0, b"") for index in (1, 2, 3))
         stored = Stored(HardState(2, A), None, LogImage(0, 0, entries), bar=Floor(2, 5))
-        config = RaftConfig(members=NAMES, restart_grace_ms=GRACE_MS)
+        config = RaftConfig(members=NAMES, restart_grace_ms=grace_ms)
         self.core = new_core(config, A, stored, random=lambda low, _: low)
         self.now_ms = 0
         self.said: list[Message] = []
@@ -159,6 +159,14 @@ def test_below_the_bar_it_does_not_stand(new_core: NewConsensus) -> None:
     one = _Restarted(new_core)
     assert one.waits(GRACE_MS - 50) == []
     assert PreVote(3, 3, 1) in one.waits(GRACE_MS + 2000)
+
+
+def test_the_bar_outlasts_an_election_however_short_the_grace_is(new_core: NewConsensus) -> None:
+    """Who has more is there, and may wait for a whole election timeout before it stands."""
+    one = _Restarted(new_core, grace_ms=0)
+    assert one.waits(2 * RaftConfig(members=NAMES).election_ms_max - 50) == []
+    assert one.hears(PreVote(3, 3, 1)) == [PreVoteReply(2, 3, False)]
+    assert PreVote(3, 3, 1) in one.waits(10_000)
 
 
 def test_a_leader_brings_it_to_the_bar(new_core: NewConsensus) -> None:
