@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from broker.core.metadata.commands import ReassignReplicas
 from broker.core.metadata.placement import balance
 from simkit.disk.disk import ROOMY, SimDisk
+from simkit.house.beneath.raft import RaftHouse
 from simkit.house.metadata import META
 from simkit.network.world import both_ways
 
@@ -21,6 +22,7 @@ FAULTS: Final = (
 )  # fmt: skip
 LAKE_FAULTS: Final = ("away", "shaky")
 MIXED_FAULTS: Final = ("nats", "fsync", "put-back", "unread", "unclean", "rejoin")  # beside those
+RAFT_FAULT: Final = "older"  # with Raft beneath
 
 
 class Faults:
@@ -35,7 +37,11 @@ class Faults:
             drawn |= {one for one in LAKE_FAULTS if rng.random() < 0.5}
         if house.mixed:
             drawn |= {one for one in MIXED_FAULTS if house.draw_more(0.4)}
+        if isinstance(house.house, RaftHouse) and house.house.draws_older:
+            drawn |= {RAFT_FAULT}
         self._kinds = sorted(drawn if kinds is None else kinds)
+        if RAFT_FAULT in self._kinds and isinstance(house.house, RaftHouse):
+            house.house.wait_for_all()
         self._trouble = False
         self._damage = house.damage
 
@@ -145,6 +151,15 @@ class Faults:
         node = self._house.nodes[name]
         node.kill(power=False)
         self._world.at(1, node.start_again)
+
+    def _older(self) -> None:
+        """A controller's folder of metadata is put back to what it was a while ago."""
+        metadata = self._house.house
+        assert isinstance(metadata, RaftHouse), "only with Raft beneath there is such a folder"
+        if self._world.chance(0.5):
+            metadata.copy_folder(self._some().machine)
+        else:
+            self._while_down(lambda node: metadata.put_back(node.machine))
 
     def _while_down(self, damage: Callable[[Node], None]) -> None:
         """End a process and damage its disk; sometimes the power of the whole room goes."""

@@ -124,7 +124,7 @@ class House:
             name: Node(name, world, self.network, setting, machines[name], serve) for name in names
         }
         self.house: Beneath = (
-            RaftHouse(world, machines)
+            RaftHouse(world, machines, seed)
             if with_raft
             else MetadataHouse(world, self.network, machines)
         )

@@ -184,6 +184,15 @@ def floor_is_forgotten() -> Any:
     return replaced(TakingPart, "_note", note)
 
 
+def older_folder_is_not_compared() -> Any:
+    """Start on what the folder holds, whatever was promised after it was copied."""
+
+    def compare(self: Any, _: int, journal: Any) -> None:
+        self._end(journal)
+
+    return replaced(TakingPart, "_compare", compare)
+
+
 def one_round_is_enough() -> Any:
     """Take part with an empty disk after the first answers, of whatever moments."""
 
@@ -211,6 +220,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         retry_is_another_proposal,
         session_is_persisted_after_it_registers,
         floor_is_forgotten,
+        older_folder_is_not_compared,
         one_round_is_enough,
     )
 }
@@ -222,6 +232,7 @@ BIASED: Final[dict[str, frozenset[str]]] = {
     "office_is_not_asked": frozenset({"cut", "one-way", "office"}),
     "session_is_persisted_after_it_registers": frozenset({"all", "power"}),
     "floor_is_forgotten": frozenset({"wipe", "office", "cut", "one-way"}),
+    "older_folder_is_not_compared": frozenset({"older", "office", "cut", "kill"}),
     "one_round_is_enough": frozenset({"wipe", "kill", "all"}),
 }
 # The first seed that is known to show it, if that is not 0.

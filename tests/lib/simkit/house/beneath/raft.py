@@ -10,8 +10,10 @@ milliseconds at most; Raft and the rest of the world go on. See ``Machine.wait``
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.codec.peer import raft_messages
@@ -30,13 +32,14 @@ from broker.runtime.metadata.controllers_note import note_controllers, noted_con
 from broker.runtime.metadata.raft.rejoin import ControlDesk, TakingPart
 from broker.runtime.metadata.raft.waiting import Reader, Waiter
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
-from broker.storage.promises.promises import Promises
+from broker.storage.promises.promises import PROMISES_NAME, Promises
 from broker.storage.raft.journal import RaftJournal
 from simkit.house.beneath.watch import RaftWatch
 from simkit.house.process import Machine, crashed, drive_of
 from simkit.network.world import World
 
 CLUSTER: Final = "house"
+_FOLDER: Final = "raft"
 _OPERATOR_MS: Final = 3_000
 _T = TypeVar("_T")
 
@@ -149,8 +152,9 @@ class HouseLog(RaftMetadataLog):
 class RaftHouse:
     """What ``MetadataHouse`` is to whoever looks on: the newest state, and who leads."""
 
-    def __init__(self, world: World, machines: Mapping[str, Machine]) -> None:
+    def __init__(self, world: World, machines: Mapping[str, Machine], seed: int) -> None:
         self._world = world
+        self.draws_older = random.Random(f"older {seed}").random() < 0.4
         self._machines = machines
         rng = world.rng
         names = sorted(NodeId(one) for one in machines)
@@ -173,7 +177,10 @@ class RaftHouse:
         self._term = 0
         self._logs: dict[str, tuple[str, HouseLog]] = {}  # of which process
         self._wiped: set[str] = set()  # have not started since
-        self._lost: set[str] = set()  # have not reached the floor of their lost disk
+        # Who lost its disk, or has an older one, and the index from which on it is whole again.
+        self._lost: dict[str, int] = {}
+        self._older: set[str] = set()  # have not started since
+        self._copies: dict[str, dict[str, bytes]] = {}
 
     @property
     def state(self) -> MetadataState:
@@ -207,8 +214,11 @@ class RaftHouse:
         def may_start(journal: RaftJournal) -> None:
             if journal.stored.floor > Floor():
                 self._world.note("controller rejoined below its floor", machine.name)
-            self._watch.starts(me, journal.stored, was_wiped=me in self._wiped)
+            self._watch.starts(
+                me, journal.stored, was_wiped=me in self._wiped, is_older=me in self._older
+            )
             self._wiped.discard(me)
+            self._older.discard(me)
             note_controllers(files, self._config.members)
             lane = RaftLane(node, me, self._watch)
             log = HouseLog(
@@ -253,9 +263,11 @@ class RaftHouse:
         if office is not None and office > self._term:
             self._term, self.leader = office, name
             self._world.note("metadata leader elected", name)
-        if name in self._lost and log is not None and not self._is_below_floor(log):
-            self._lost.discard(name)
-            self._world.note("controller reached its floor", name)
+        needed = self._lost.get(name)
+        if needed is None or log is None or index < needed or self._is_below_floor(log):
+            return
+        del self._lost[name]
+        self._world.note("controller has everything again", name)
 
     def _is_below_floor(self, log: HouseLog) -> bool:
         core = log._core  # its floor is nobody's business but this
@@ -266,14 +278,35 @@ class RaftHouse:
 
     def may_lose_disk(self, name: str) -> bool:
         """Tell whether the group survives this: a minority without its disks, in all."""
-        return NodeId(name) not in self._config.members or not self._lost - {name}
+        return NodeId(name) not in self._config.members or not self._lost.keys() - {name}
+
+    def wait_for_all(self) -> None:
+        """Let who restarts leave nobody out: beside an older folder that is a fault too many."""
+        self._config = replace(self._config, restart_grace_ms=1 << 40)
 
     def lost_disk(self, name: str) -> None:
         """Note a member that is to rejoin with an empty disk."""
         if NodeId(name) in self._config.members:
             self._world.note("disk of a controller wiped", name)
-            self._lost.add(name)
+            self._lost[name] = self.index
             self._wiped.add(name)
+            self._copies.pop(name, None)
+
+    def copy_folder(self, machine: Machine) -> None:
+        """Make a copy of a controller's folder, as a backup does."""
+        copy = machine.disk.copy_of(_FOLDER)
+        if f"{_FOLDER}/member" in copy and NodeId(machine.name) in self._config.members:
+            self._copies[machine.name] = copy
+
+    def put_back(self, machine: Machine) -> None:
+        """Put the copy in the place of the folder of a controller that is down."""
+        name = machine.name
+        copy = self._copies.pop(name, None)
+        if copy and self.may_lose_disk(name) and machine.disk.has_file(PROMISES_NAME):
+            self._world.note("folder of a controller put back", name)
+            machine.disk.exchange(_FOLDER, copy)
+            self._lost[name] = self.index
+            self._older.add(name)
 
     def propose(self, command: Command) -> HeadwaterError | None:
         """Let an operator propose at a member; the outcome is seen in the state, or not."""

@@ -29,6 +29,7 @@ class RaftWatch:
         self._effects: dict[bytes, set[int]] = {}  # of a payload: at which indexes
         self._of_offices: set[bytes] = set()
         self._spoke_in: Counter[str] = Counter()  # the highest term, by member
+        self._heeded_in: Counter[str] = Counter()  # the same; another member knows that term
         self._acked: Counter[str] = Counter()  # the highest index, by member
 
     def proposed(self, payload: bytes, office: int | None) -> None:
@@ -71,6 +72,8 @@ class RaftWatch:
                 Append(term=term) | AppendReply(term=term) | Vote(term=term) | VoteReply(term=term)
             ):
                 self._spoke_in[name] = max(self._spoke_in[name], term)
+                if not isinstance(message, Vote):
+                    self._heeded_in[name] = max(self._heeded_in[name], term)
             case Forward(proposal=proposal):
                 assert proposal.payload not in self._of_offices, (
                     f"{name} hands to a leader what a controller has decided: {proposal.payload!r}"
@@ -78,12 +81,21 @@ class RaftWatch:
         if isinstance(message, AppendReply) and message.ok:
             self._acked[name] = max(self._acked[name], message.index)
 
-    def starts(self, name: str, stored: Stored, *, was_wiped: bool) -> None:
-        """A member may start on what its disk says, after it has asked the others."""
-        spoke_in, acked = self._spoke_in[name], min(self._acked[name], self.index)
-        assert stored.hard.term >= spoke_in + was_wiped, (
-            f"{name} starts in term {stored.hard.term}, and has spoken in term {spoke_in}"
+    def starts(self, name: str, stored: Stored, *, was_wiped: bool, is_older: bool) -> None:
+        """A member may start on what its disk says, after it has asked the others.
+
+        What its disk does not remember any more, the others tell.
+        """
+        term = stored.hard.term
+        if not was_wiped and not is_older:
+            spoke_in = self._spoke_in[name]
+            assert term >= spoke_in, f"{name} starts in term {term}, and spoke in term {spoke_in}"
+            return
+        heeded_in = self._heeded_in[name]
+        assert term >= heeded_in + was_wiped, (
+            f"{name} starts in term {term}, and was heeded in term {heeded_in}"
         )
-        assert not was_wiped or stored.floor.index >= acked, (
-            f"{name} rejoins with the floor {stored.floor}, and has acknowledged {acked}"
-        )
+        acked = min(self._acked[name], self.index)
+        last = stored.log.base_index + len(stored.log.entries)
+        knows = max(stored.floor.index, stored.bar.index, last)
+        assert knows >= acked, f"{name} starts with {knows}, and has acknowledged {acked}"
