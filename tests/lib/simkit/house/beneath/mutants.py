@@ -241,6 +241,7 @@ FIRST_SEEDS: Final = {
     "snapshot_forgets_the_last_entry": 9,
     "barrier_passes_on_its_own_word": 10,
     "office_is_not_asked": 7,
+    "retry_is_another_proposal": 7,
     "session_is_persisted_after_it_registers": 1,
     "floor_is_forgotten": 1,
     "one_round_is_enough": 11,
