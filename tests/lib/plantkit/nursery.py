@@ -5,7 +5,8 @@ of its own. Nothing of the product is loaded before the fork, so that each child
 with its own bug.
 
 Run as a program with the names of the libraries: a line of JSON on the standard input asks for a
-run, a line with the child's exit status answers. The program ends with its input.
+run, a line with the child's exit status answers. The program ends with its input, and ends a run
+that is under way then.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def _run(asked: dict[str, Any]) -> int:
             os._exit(70)
     watched = os.pidfd_open(child)
     try:
-        ended, _, _ = select.select([watched], [], [], asked["timeout_s"])
-        if not ended:
+        ready, _, _ = select.select([watched, sys.stdin], [], [], asked["timeout_s"])
+        ended = watched in ready
+        if not ended:  # it takes too long, or whoever asked is gone and its pipe is closed
             os.killpg(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     finally:

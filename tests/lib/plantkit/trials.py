@@ -96,11 +96,15 @@ class Nursery:
             raise RuntimeError(f"the nursery ended with {self._process.wait()}; see above")
         return line.strip()
 
-    def close(self) -> None:
-        """End it, after the run that is under way."""
+    def close_input(self) -> None:
+        """Let it end, and with it the run that is under way, as when this process is killed."""
         assert self._process.stdin is not None, "it has a pipe"
-        assert self._process.stdout is not None, "it has a pipe"
         self._process.stdin.close()
+
+    def close(self) -> None:
+        """End it, and wait until it has ended."""
+        assert self._process.stdout is not None, "it has a pipe"
+        self.close_input()
         self._process.wait()
         self._process.stdout.close()
 

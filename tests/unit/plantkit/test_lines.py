@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 
 from plantkit.generate import changes, drawn
 from plantkit.lines import PlantedLine, PlantListError, files_of, known_tests, lists, planted_text
+from plantkit.nursery import HUNG
+from plantkit.planting import SITE
+from plantkit.trials import Nursery
 from projectfiles import ROOT
 
 PRODUCT = '''"""Rooms."""
@@ -165,6 +170,31 @@ def test_tests_that_fail_without_a_bug_prove_nothing(
     (tree / "tests" / "unit" / "test_rooms.py").write_text("def test_it():\n    assert 0\n")
     assert run_on(tree) == 2
     assert "without a bug the tests fail already: test_rooms.py::test_it" in capsys.readouterr().out
+
+
+def test_a_trial_ends_with_the_run_that_asked_for_it(tmp_path: Path) -> None:
+    """A run that is killed leaves no test behind that goes on."""
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "test_it.py").write_text(
+        "import threading\n\n\ndef test_it():\n"
+        "    open('begun', 'w').close()\n    threading.Event().wait()\n"
+    )
+    asked: dict[str, object] = {
+        "root": str(tmp_path),
+        "arguments": ["-q", "-p", "no:cacheprovider", "test_it.py"],
+        "environment": {},
+        "path": [str(SITE)],
+        "output": str(tmp_path / "output"),
+        "timeout_s": 600,
+    }
+    nursery = Nursery(())
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(nursery.run, asked)
+        with (tmp_path / "begun").open() as begun:
+            assert begun.read() == ""
+        nursery.close_input()
+        assert status.result() == HUNG
+    nursery.close()
 
 
 @pytest.mark.parametrize(
