@@ -35,6 +35,7 @@ from broker.errors import (
 )
 from broker.model.stream import Stream
 from headwater.nats_answers import AnswersOf, Foreign
+from headwater.nats_login import NatsLogin
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _CONNECT_TIMEOUT_S: Final = 5
@@ -89,6 +90,7 @@ class NatsPublisher:
             :meth:`finish` raise.
         patience_s: Before the first acknowledgement, how long the subject may have no subscriber.
             It must be longer than an election, and short, to report a wrong subject soon.
+        login: User, credentials and certificates for the NATS server.
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class NatsPublisher:
         give_up_s: float = 60.0,
         patience_s: float = 3.0,
         acks: bool = True,
+        login: NatsLogin | None = None,
     ) -> None:
         assert window > 0, "an empty window sends nothing"
         self._url = url
+        self._login = login or NatsLogin()
         self._answers = AnswersOf(stream)
         self._foreign = ""  # who else has answered, if anybody
         self._window = window
@@ -119,9 +123,7 @@ class NatsPublisher:
         self._failure: HeadwaterError | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="nats-publisher", daemon=True)
-        self._connecting: asyncio.Task[NatsConnection] | None = None
         self._connection: NatsConnection | None = None
-        self._last_error: Exception | None = None
         self._room = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -173,8 +175,9 @@ class NatsPublisher:
     # -- below: only on the thread of the event loop
 
     async def _connect(self) -> None:
-        connecting = asyncio.create_task(
-            nats.connect(
+        connection = NatsConnection()
+        try:
+            await connection.connect(
                 self._url,
                 name="headwater-publisher",
                 connect_timeout=_CONNECT_TIMEOUT_S,
@@ -182,26 +185,20 @@ class NatsPublisher:
                 reconnect_time_wait=1,
                 pending_size=_PENDING_BYTES_MAX,
                 error_cb=self._on_error,
+                **self._login.arguments(),
             )
-        )
-        self._connecting = connecting
-        try:
-            self._connection = await connecting
-        except asyncio.CancelledError as cause:
-            raise UnavailableError(
-                f"no NATS server answers at {self._url}: {self._last_error}"
-            ) from cause
         except (nats.errors.Error, OSError, TimeoutError) as cause:
+            await connection.close()
             raise UnavailableError(f"no NATS server answers at {self._url}: {cause}") from cause
+        self._connection = connection
         if self._acks:
             await self._connection.subscribe(f"{self._inbox}*", cb=self._on_answer)
             self._sweeper = asyncio.create_task(self._sweep())
 
     async def _on_error(self, error: Exception) -> None:
-        """Fail the first connection at once; a reconnection is retried until ``give_up_s``."""
-        self._last_error = error
-        if self._connection is None and self._connecting is not None:
-            self._connecting.cancel()
+        """End the first connection at once; a reconnection is retried until ``give_up_s``."""
+        if self._connection is None:
+            raise error
 
     async def _publish(self, messages: Sequence[NatsMessage]) -> None:
         for message in messages:

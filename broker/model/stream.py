@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from broker.errors import InvalidStreamError
 from broker.model.ids import StreamUuid, is_stream_name
+from broker.model.subjects import is_literal, matches
 
 MIB: Final = 1024 * 1024
 
@@ -123,6 +124,17 @@ class StreamConfig:
     def subjects(self) -> tuple[str, ...]:
         """The NATS subjects that the partitions listen to."""
         return tuple(map(self.partition_subject, range(self.partitions)))
+
+    def partition_on(self, subject: str) -> int | None:
+        """Return the partition that records this subject; None if the stream does not record it."""
+        if subject == self.subject:
+            return 0 if is_literal(subject) else None
+        if _has_wildcard(self.subject):
+            return 0 if is_literal(subject) and matches(self.subject, subject) else None
+        head, _, number = subject.rpartition(".")
+        digits = len(number) <= 4 and number.isdecimal()
+        legal = head == self.subject and digits and number == str(int(number))
+        return int(number) if legal and 0 < int(number) < self.partitions else None
 
     def is_kept_by(self, present: StreamConfig) -> bool:
         """Tell whether creating a stream with this configuration again changes nothing.

@@ -13,6 +13,15 @@ def matches(pattern: str, subject: str) -> bool:
     return overlap(pattern, subject)
 
 
+def is_literal(subject: str) -> bool:
+    """Tell whether a message can be published on this text: words with dots, no wildcard."""
+    return (
+        subject.isprintable()
+        and " " not in subject
+        and all(word not in ("", "*", ">") for word in subject.split("."))
+    )
+
+
 def overlap(first: str, second: str) -> bool:
     """Tell whether some subject reaches both patterns."""
     ours, theirs = first.split("."), second.split(".")

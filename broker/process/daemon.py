@@ -181,7 +181,7 @@ class _Daemon:
         flight = FlightService(
             broker,
             clock,
-            _flight_service_config(config.flight),
+            _flight_service_config(config.flight, nats_url=config.nats.url),
             operations=_operations(config, broker, node.metadata, clock, self._cannot_reach),
         )
         flight.start()
@@ -421,7 +421,7 @@ def _require_no_table(broker: Broker) -> None:
         )
 
 
-def _flight_service_config(config: FlightConfig) -> FlightServiceConfig:
+def _flight_service_config(config: FlightConfig, *, nats_url: str) -> FlightServiceConfig:
     def pem(path: str | None) -> bytes | None:
         if path is None:
             return None
@@ -433,7 +433,17 @@ def _flight_service_config(config: FlightConfig) -> FlightServiceConfig:
     return FlightServiceConfig(
         host=config.host,
         port=config.port,
+        nats_url=_without_login(nats_url) or None,
         tls_cert=pem(config.tls_cert_file),
         tls_key=pem(config.tls_key_file),
         tls_client_ca=pem(config.tls_client_ca_file),
     )
+
+
+def _without_login(urls: str) -> str:
+    """Return the addresses of NATS servers, as clients are told them: no user, no password."""
+    told = []
+    for url in filter(None, urls.split(",")):
+        scheme, separator, rest = url.strip().rpartition("://")
+        told.append(f"{scheme}{separator}{rest.rpartition('@')[2]}")
+    return ",".join(told)

@@ -31,7 +31,7 @@ class Server:
     """The addresses that a command uses, and the source of the addresses."""
 
     flight: str
-    nats: str
+    nats: str | None  # None: the broker knows
     source: str  # for messages: "--server", a file's path, "default"
     moto: str | None = None
 
@@ -47,11 +47,11 @@ def find_server(given: str | None, *, nats: str | None = None) -> Server:
         path = Path(given)
         if path.exists():
             return _from_file(path, nats)
-        return Server(flight=_flight_url(given), nats=nats or DEFAULT_NATS, source="--server")
+        return Server(flight=_flight_url(given), nats=nats, source="--server")
     local = Path(runtime_file.DEFAULT_DATA_DIR)
     with suppress(FileNotFoundError):
         return _from_file(local, nats)
-    return Server(flight=DEFAULT_FLIGHT, nats=nats or DEFAULT_NATS, source="default")
+    return Server(flight=DEFAULT_FLIGHT, nats=nats, source="default")
 
 
 def connect(server: Server) -> Client:

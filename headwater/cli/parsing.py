@@ -6,6 +6,7 @@ name of the option.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,14 +104,18 @@ def expand_subject(template: str, fields: dict[str, object]) -> str:
     """Replace each ``{field}`` in a subject by that field of a JSON record.
 
     Raises:
-        ValueError: a field is missing, or its text is not one token of a subject.
+        ValueError: a field is missing or null, or its text is not one token of a subject.
     """
 
     def token(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in fields:
             raise ValueError(f"the record has no field {name!r} for the subject {template!r}")
-        text = str(fields[name])
+        found = fields[name]
+        if isinstance(found, bool | list | dict) or found is None:
+            told = json.dumps(found)[:80]
+            raise ValueError(f"{name} is {told}, and a part of a subject is a text or a number")
+        text = str(found)
         if not text or any(character in text for character in " .*>\t\r\n"):
             raise ValueError(f"{name} = {text!r} cannot be a part of a subject")
         return text

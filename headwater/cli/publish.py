@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from broker.codec.checksum import crc32c
-from broker.errors import InvalidRequestError, RecordTooLargeError, UnknownPartitionError
-from broker.model.partitioner import partition_of_key
 from broker.model.records import AckPolicy
-from broker.model.stream import Stream
 from headwater.cli import console
-from headwater.cli.discovery import Server, connect, find_server
+from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import JsonOption, NatsOption, ServerOption, StreamArgument
-from headwater.cli.parsing import expand_subject, parse_header
+from headwater.cli.parsing import parse_header
+from headwater.cli.publish_records import Converter, Router, values
+from headwater.nats_login import NatsLogin
 
 if TYPE_CHECKING:
-    from headwater.client import Client
+    from headwater.cli.publish_way import Sink
 
-_READ_BYTES: Final = 256 * 1024
-_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 _WINDOW_DEFAULT: Final = 8192
 _STORED: Final = {AckPolicy.ALL: "on disk", AckPolicy.LEADER: "on the leader's disk"}
 _NOT_ASKED: Final = "not acknowledged, because acks is none"
-_FIELD_PLACE: Final = re.compile(r"\{[^{}]*\}")
+_MANY_RECORDS: Final = 20_000
+_LONG_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingRecord:
-    """A record to send, with its destination."""
-
-    partition: int
-    subject: str
-    key: bytes | None
-    value: bytes
-
-
-class Sink(Protocol):
-    """A way to the broker."""
-
-    def send(self, records: list[OutgoingRecord]) -> None:
-        """Send in order; blocks while too many records are unacknowledged."""
-
-    def finish(self) -> None:
-        """Block until every record is acknowledged."""
-
-    @property
-    def acked(self) -> int:
-        """Records that were acknowledged under the ack policy."""
+def _nats_option(name: str, help: str, *, secret: bool = False) -> Any:  # noqa: A002  # typer's word
+    return typer.Option(
+        f"--nats-{name}",
+        envvar=f"HEADWATER_NATS_{name.upper().replace('-', '_')}",
+        help=help,
+        show_default=False,
+        metavar="SECRET" if secret else "TEXT" if name == "user" else "FILE",
+    )
 
 
 FileArgument = Annotated[str, typer.Argument(metavar="[FILE|-]", help="File to read; - is stdin.")]
@@ -91,7 +72,25 @@ PartitionOption = Annotated[
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="The whole input is one record.")]
 ViaOption = Annotated[
-    str, typer.Option(help="nats: as any NATS client; flight: Arrow batches, the fastest.")
+    str | None,
+    typer.Option(
+        help="nats: as any NATS client; flight: Arrow batches, the fastest. Default: nats if the "
+        "stream answers NATS messages and NATS can be reached, else flight.",
+        show_default=False,
+    ),
+]
+StripCrOption = Annotated[
+    bool, typer.Option("--strip-cr", help="Remove a carriage return at the end of each line.")
+]
+SkipBlankOption = Annotated[bool, typer.Option("--skip-blank", help="Leave empty lines out.")]
+SkipBadOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write lines that cannot be records to this file, and go on; without it the first "
+        "such line ends the command.",
+        show_default=False,
+    ),
 ]
 NoAckOption = Annotated[
     bool,
@@ -107,6 +106,24 @@ AcksOption = Annotated[
 WindowOption = Annotated[
     int, typer.Option(min=1, help="Records that may be unacknowledged at a time (NATS).")
 ]
+NatsUserOption = Annotated[str | None, _nats_option("user", "User at the NATS server.")]
+NatsPasswordOption = Annotated[
+    str | None,
+    _nats_option("password", "The user's password; better by the variable.", secret=True),
+]
+NatsTokenOption = Annotated[
+    str | None,
+    _nats_option("token", "Token of the NATS server; better by the variable.", secret=True),
+]
+NatsCredsOption = Annotated[str | None, _nats_option("creds-file", "Credentials made by nsc.")]
+NatsSeedOption = Annotated[str | None, _nats_option("nkey-seed-file", "Seed of an nkey.")]
+NatsCaOption = Annotated[
+    str | None, _nats_option("tls-ca-file", "Authority of the NATS server's certificate.")
+]
+NatsCertOption = Annotated[
+    str | None, _nats_option("tls-cert-file", "Certificate to show to the NATS server.")
+]
+NatsKeyOption = Annotated[str | None, _nats_option("tls-key-file", "The certificate's key.")]
 
 
 def publish(
@@ -119,67 +136,111 @@ def publish(
     subject: SubjectOption = None,
     partition: PartitionOption = None,
     raw: RawOption = False,
-    via: ViaOption = "nats",
+    strip_cr: StripCrOption = False,
+    skip_blank: SkipBlankOption = False,
+    skip_bad: SkipBadOption = None,
+    via: ViaOption = None,
     no_ack: NoAckOption = False,
     acks: AcksOption = None,
     window: WindowOption = _WINDOW_DEFAULT,
     server: ServerOption = None,
     nats: NatsOption = None,
+    nats_user: NatsUserOption = None,
+    nats_password: NatsPasswordOption = None,
+    nats_token: NatsTokenOption = None,
+    nats_creds_file: NatsCredsOption = None,
+    nats_nkey_seed_file: NatsSeedOption = None,
+    nats_tls_ca_file: NatsCaOption = None,
+    nats_tls_cert_file: NatsCertOption = None,
+    nats_tls_key_file: NatsKeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Publish each line of a file, or of stdin, as one record.
 
-    The command ends when every record is acknowledged under --acks, and prints the number. By
-    default a record is acknowledged when it is on the disks of all replicas in sync.
+    A record is the line, byte for byte: an empty line is an empty record. The command ends when
+    every record is acknowledged under --acks, and prints the number. By default a record is
+    acknowledged when it is on the disks of all replicas in sync.
 
     [bold]Examples[/bold]
 
       echo 'hello' | headwater publish orders
-      headwater publish orders orders.jsonl --key-field order_id
+      headwater publish orders orders.jsonl --key-field order_id --skip-bad bad.jsonl
       headwater publish flights flights.jsonl --key-field tailnum --subject 'flights.{origin}'
       headwater publish images photo.png --raw -k photo.png -H 'Type: image/png' --via flight
     """
-    if via not in ("nats", "flight"):
+    _publish(locals())
+
+
+def _publish(given: Mapping[str, Any]) -> None:
+    """Publish as the options of the command, by their names, say."""
+    from headwater.cli.publish_way import Way, open_sink
+
+    key, via, partition = given["key"], given["via"], given["partition"]
+    if via not in (None, "nats", "flight"):
         raise typer.BadParameter("choose nats or flight", param_hint="--via")
-    if key is not None and key_field is not None:
+    if key is not None and given["key_field"] is not None:
         raise typer.BadParameter("give --key or --key-field, not both", param_hint="--key")
-    policy = _policy(acks, no_ack=no_ack, via=via)
-    headers = _headers(header or [])
-    target = find_server(server, nats=nats)
-    keyed = key is not None or key_field is not None
+    policy = _policy(given["acks"], no_ack=given["no_ack"], via=via)
+    way = Way(
+        via=via,
+        headers=_headers(given["header"] or []),
+        policy=policy,
+        window=given["window"],
+        nats_given=given["nats"] is not None,
+        login=_login(given),
+    )
+    target = find_server(given["server"], nats=given["nats"])
     with ExitStack() as stack:
         client = stack.enter_context(connect(target))
-        found = client.stream(stream)
+        found = client.stream(given["stream"])
         router = Router(
             stream=found,
-            subject=subject,
+            subject=given["subject"],
             partition=partition,
             key=None if key is None else key.encode(),
-            key_field=key_field,
+            key_field=given["key_field"],
         )
+        keyed = key is not None or given["key_field"] is not None
         if partition is not None and keyed and found.config.partitions > 1:
             console.note(
                 f"All records go to partition {partition}, whatever their keys: other producers of "
                 "this stream put a key where its CRC-32 says, so it may be in two partitions."
             )
-        source = stack.enter_context(_opened(file))
-        sink = stack.enter_context(
-            _nats_sink(target, found, headers, window, acks=policy is not AckPolicy.NONE)
-            if via == "nats"
-            else _flight_sink(client, found, headers, policy)
+        source = stack.enter_context(_opened(given["file"]))
+        converter = Converter(
+            router,
+            strip_cr=given["strip_cr"],
+            skip_blank=given["skip_blank"],
+            skip_bad=stack.enter_context(_bad_file(given["skip_bad"], given["file"])),
         )
-        sent, seconds = _run(router, _values(source, raw), sink)
-    acked = sink.acked
-    if json:
-        counts = {"sent": sent, "acked": acked, "acks": policy.value}
-        console.json_line({**counts, "seconds": round(seconds, 3)})
+        sink, via = open_sink(stack, client, target, found, way)
+        sent, seconds = _run(converter, values(source, raw=given["raw"]), sink)
+    report = {"sent": sent, "acked": sink.acked, "acks": policy.value, "skipped": converter.skipped}
+    if given["json"]:
+        console.json_line({**report, "via": via, "seconds": round(seconds, 3)})
     else:
-        rate = sent / seconds if seconds > 0 else 0
-        told = _NOT_ASKED if policy is AckPolicy.NONE else f"{acked:,} {_STORED[policy]}"
-        console.note(f"{sent:,} records sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+        _say(report, policy, seconds, skip_bad=given["skip_bad"])
+        if given["via"] is None and via == "nats" and sent >= _MANY_RECORDS and seconds > _LONG_S:
+            console.note(
+                "[dim]--via flight sends Arrow batches: for many small records it is about ten "
+                "times as fast.[/dim]"
+            )
 
 
-def _policy(acks: str | None, *, no_ack: bool, via: str) -> AckPolicy:
+def _say(
+    report: Mapping[str, Any], policy: AckPolicy, seconds: float, *, skip_bad: Path | None
+) -> None:
+    sent = report["sent"]
+    rate = sent / seconds if seconds > 0 else 0
+    stored = f"{report['acked']:,} {_STORED.get(policy)}"
+    told = _NOT_ASKED if policy is AckPolicy.NONE else stored
+    console.note(f"{sent:,} records sent, {told}, {seconds:.1f} s, {rate:,.0f}/s")
+    if report["skipped"]:
+        where = console.plain(str(skip_bad))
+        console.note(f"{report['skipped']:,} lines could not be records; they are in {where}")
+
+
+def _policy(acks: str | None, *, no_ack: bool, via: str | None) -> AckPolicy:
     """Return the ack policy of the options --acks and --no-ack."""
     known = {policy.value: policy for policy in AckPolicy}
     if acks is None:
@@ -196,99 +257,17 @@ def _policy(acks: str | None, *, no_ack: bool, via: str) -> AckPolicy:
     return known[acks]
 
 
-class Router:
-    """Decides subject, partition and key of each value. Holds no connection."""
-
-    def __init__(
-        self,
-        *,
-        stream: Stream,
-        subject: str | None,
-        partition: int | None,
-        key: bytes | None,
-        key_field: str | None,
-    ) -> None:
-        """Check the choices against the stream.
-
-        Raises:
-            UnknownPartitionError: the stream does not have this partition.
-            InvalidRequestError: a wildcard needs a subject, or subject and partition are given.
-        """
-        config = stream.config
-        if partition is not None and partition >= config.partitions:
-            raise UnknownPartitionError(
-                f"stream {stream.name!r} has partitions 0 to {config.partitions - 1}",
-                stream=stream.name,
-                partition=partition,
-            )
-        wildcard = any(token in ("*", ">") for token in config.subject.split("."))
-        if wildcard and subject is None:
-            raise InvalidRequestError(
-                f"stream {stream.name!r} records {config.subject!r}: give the subject to publish "
-                "on with --subject"
-            )
-        self._config = config
-        self._subject = subject
-        self._partition = partition
-        self._key = key
-        self._key_field = key_field
-        self._parse = key_field is not None or bool(_FIELD_PLACE.search(subject or ""))
-        self._by_batch = config.partitioner == "crc32"  # else as this command did in release 0.1
-        self._turn = -1 if self._by_batch else 0
-
-    def begin_batch(self) -> None:
-        """Begin the next batch: its records without a key go to the next partition."""
-        self._turn += self._by_batch
-
-    def route(self, value: bytes) -> OutgoingRecord:
-        """Return the record for a value, with its partition, subject and key.
-
-        Raises:
-            InvalidRequestError: the value is not a JSON object, or lacks a needed field.
-        """
-        fields = _fields(value) if self._parse else {}
-        key = self._key if self._key_field is None else _key(fields, self._key_field)
-        partition = self._choose_partition(key)
-        if self._subject is None:
-            return OutgoingRecord(partition, self._config.partition_subject(partition), key, value)
-        try:
-            return OutgoingRecord(partition, expand_subject(self._subject, fields), key, value)
-        except ValueError as cause:
-            raise InvalidRequestError(str(cause)) from cause
-
-    def _choose_partition(self, key: bytes | None) -> int:
-        count = self._config.partitions
-        if self._partition is not None:
-            return self._partition
-        if count == 1:
-            return 0
-        if key is not None:
-            if self._by_batch:
-                return partition_of_key(key, count)
-            return crc32c(key) % count  # the rule of this command in release 0.1
-        if self._by_batch:
-            return self._turn % count
-        turn, self._turn = self._turn, self._turn + 1
-        return turn % count
+def _login(given: Mapping[str, Any]) -> NatsLogin:
+    return NatsLogin(**{one.name: given[f"nats_{one.name}"] for one in fields(NatsLogin)})
 
 
-def _fields(value: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(value)
-    except ValueError as cause:
-        raise InvalidRequestError(f"this line is not JSON: {value[:80]!r}") from cause
-    if not isinstance(fields, dict):
-        raise InvalidRequestError(f"this line is not a JSON object: {value[:80]!r}")
-    return fields
-
-
-def _key(fields: dict[str, Any], name: str) -> bytes | None:
-    if name not in fields:
-        raise InvalidRequestError(f"a record has no field {name!r} for its key", field=name)
-    found = fields[name]
-    if found is None:
-        return None
-    return (found if isinstance(found, str) else json.dumps(found)).encode()
+def _bad_file(path: Path | None, source: str) -> Any:
+    """Return the file of --skip-bad, opened for writing, as a context manager."""
+    if path is None:
+        return nullcontext()
+    if source != "-" and path.exists() and path.samefile(source):
+        raise typer.BadParameter("this is the file to publish", param_hint="--skip-bad")
+    return path.open("wb")
 
 
 def _headers(texts: list[str]) -> list[tuple[str, str]]:
@@ -302,46 +281,13 @@ def _opened(file: str) -> BinaryIO:
     return sys.stdin.buffer if file == "-" else Path(file).open("rb")
 
 
-def _values(source: BinaryIO, raw: bool) -> Iterator[list[bytes]]:
-    """Yield values in groups as they arrive, so that a slow pipe is published without delay."""
-    if raw:
-        data = source.read(_RECORD_BYTES_MAX + 1)
-        _refuse_too_large(len(data))
-        yield [data]
-        return
-    rest = b""
-    while chunk := _read_some(source):
-        lines = (rest + chunk).split(b"\n")
-        rest = lines.pop()
-        _refuse_too_large(len(rest))
-        yield [line.removesuffix(b"\r") for line in lines]
-    if rest:
-        yield [rest.removesuffix(b"\r")]
-
-
-def _read_some(source: BinaryIO) -> bytes:
-    read1 = getattr(source, "read1", None)  # returns available bytes without waiting for more
-    chunk: bytes = read1(_READ_BYTES) if read1 else source.read(_READ_BYTES)
-    return chunk
-
-
-def _refuse_too_large(size: int) -> None:
-    if size > _RECORD_BYTES_MAX:
-        raise RecordTooLargeError(
-            f"a record has more than {_RECORD_BYTES_MAX} bytes",
-            size_bytes=size,
-            limit_bytes=_RECORD_BYTES_MAX,
-        )
-
-
-def _run(router: Router, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int, float]:
+def _run(converter: Converter, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int, float]:
     """Send all records and show the progress; return the number of records and the seconds."""
     started, sent = time.monotonic(), 0
     try:
         with console.progress(total=None, what="publishing") as shown:
             for group in groups:
-                router.begin_batch()
-                records = [router.route(value) for value in group if value]
+                records = converter.convert(group)
                 if not records:
                     continue
                 sink.send(records)
@@ -355,24 +301,3 @@ def _run(router: Router, groups: Iterable[list[bytes]], sink: Sink) -> tuple[int
         )
         raise
     return sent, time.monotonic() - started
-
-
-def _nats_sink(
-    server: Server, stream: Stream, headers: list[tuple[str, str]], window: int, *, acks: bool
-) -> Any:
-    from headwater.cli.publish_sinks import NatsSink
-
-    if acks and not stream.config.puback:
-        raise InvalidRequestError(
-            f"stream {stream.name!r} does not acknowledge NATS messages (puback is off), so this "
-            "command could not know whether records are stored: use --via flight, or --no-ack"
-        )
-    return NatsSink(server.nats, stream, headers, window=window, acks=acks)
-
-
-def _flight_sink(
-    client: Client, stream: Stream, headers: list[tuple[str, str]], acks: AckPolicy
-) -> Any:
-    from headwater.cli.publish_sinks import FlightSink
-
-    return FlightSink(client, stream, headers, acks)

@@ -14,7 +14,8 @@ from broker.codec.schema import HEADERS_TYPE
 from broker.errors import InvalidRequestError
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream
-from headwater.cli.publish import OutgoingRecord
+from headwater.cli.publish_records import OutgoingRecord
+from headwater.nats_login import NatsLogin
 from headwater.nats_publisher import NatsMessage, NatsPublisher
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class NatsSink:
         *,
         window: int,
         acks: bool,
+        login: NatsLogin | None = None,
     ) -> None:
         """Prepare; connects on entering.
 
@@ -43,7 +45,7 @@ class NatsSink:
             raise InvalidRequestError("a header given twice can only be sent with --via flight")
         self._headers = dict(headers)
         self._key_header = stream.config.key_header
-        self._publisher = NatsPublisher(url, stream=stream, window=window, acks=acks)
+        self._publisher = NatsPublisher(url, stream=stream, window=window, acks=acks, login=login)
 
     @property
     def acked(self) -> int:

@@ -20,6 +20,7 @@ class FlightServiceConfig:
 
     host: str = "127.0.0.1"
     port: int = 7410  # 0 means any free port
+    nats_url: str | None = None  # of the NATS server that publishers use; told to clients
     tls_cert: bytes | None = None  # the chain, the server's own certificate first
     tls_key: bytes | None = None
     tls_client_ca: bytes | None = None

@@ -366,6 +366,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 "cluster": self._api.cluster,
                 "stream": _stream_dict(stream),
                 "partitions": self._positions(stream, numbers),
+                "nats": self._config.nats_url,
             }
         ]
 

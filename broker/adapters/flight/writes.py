@@ -207,6 +207,7 @@ class PutStream:
                 field="app_metadata",
             )
         validate(batch)
+        check_subjects(batch, self._stream_config)
         if size > self._stream_config.record_bytes_max:
             check_record_sizes(batch, record_bytes_max=self._stream_config.record_bytes_max)
         return self._preparer.prepare(
@@ -280,6 +281,25 @@ class _Nowhere:
 
     def write(self, frame: bytes) -> None:
         """Drop the frame."""
+
+
+def check_subjects(batch: pa.RecordBatch, config: StreamConfig) -> None:
+    """Refuse records whose subject the stream does not record; a null subject is the partition's.
+
+    Raises:
+        InvalidRequestError: with the fact subject.
+    """
+    if "subject" not in batch.schema.names:
+        return
+    column = batch.column("subject")
+    if pa.types.is_string(column.type):  # another type is refused by its name later
+        for subject in column.unique().to_pylist():
+            if subject is not None and config.partition_on(subject) is None:
+                raise InvalidRequestError(
+                    f"the stream records {config.subject!r}, so it takes no record with subject "
+                    f"{subject[:255]!r}",
+                    subject=subject[:255],
+                )
 
 
 def validate(batch: pa.RecordBatch) -> None:

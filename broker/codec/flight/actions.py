@@ -111,7 +111,8 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
     ),
     "describe_stream": ActionSpec(
         "Describe a stream and its partitions' positions. {name, positions?} -> "
-        "{cluster, stream, partitions}; partitions is empty if positions is false.",
+        "{cluster, stream, partitions, nats}; partitions is empty if positions is false; nats is "
+        "the address of the broker's NATS server or null.",
         {"name": _name, "positions": _flag},
         {"positions": True},
     ),
