@@ -9,6 +9,15 @@ from typing import Any
 from broker.errors import InvalidConfigError
 
 
+def without_login(urls: str) -> str:
+    """Return the addresses of NATS servers, with commas, without user and password."""
+    shown = []
+    for url in filter(None, urls.split(",")):
+        scheme, separator, rest = url.strip().rpartition("://")
+        shown.append(f"{scheme}{separator}{rest.rpartition('@')[2]}")
+    return ",".join(shown)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsLogin:
     """User, token or key, and TLS. Files are PEM, except a creds file of ``nsc``."""

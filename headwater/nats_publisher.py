@@ -35,7 +35,7 @@ from broker.errors import (
 )
 from broker.model.stream import Stream
 from headwater.nats_answers import AnswersOf, Foreign
-from headwater.nats_login import NatsLogin
+from headwater.nats_login import NatsLogin, without_login
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _CONNECT_TIMEOUT_S: Final = 5
@@ -189,7 +189,9 @@ class NatsPublisher:
             )
         except (nats.errors.Error, OSError, TimeoutError) as cause:
             await connection.close()
-            raise UnavailableError(f"no NATS server answers at {self._url}: {cause}") from cause
+            raise UnavailableError(
+                f"no NATS server answers at {without_login(self._url)}: {cause}"
+            ) from cause
         self._connection = connection
         if self._acks:
             await self._connection.subscribe(f"{self._inbox}*", cb=self._on_answer)
@@ -222,7 +224,9 @@ class NatsPublisher:
         try:
             await self._connection.flush(timeout=int(self._give_up_s))
         except (nats.errors.Error, OSError, TimeoutError) as cause:
-            raise UnavailableError(f"lost NATS server {self._url}: {cause}") from cause
+            raise UnavailableError(
+                f"lost NATS server {without_login(self._url)}: {cause}"
+            ) from cause
         while self._unanswered:
             await self._wait_for_room()
         self._raise_failure()
@@ -237,18 +241,22 @@ class NatsPublisher:
                 )
             except nats.errors.OutboundBufferLimitError as cause:  # the client is reconnecting
                 if time.monotonic() > deadline_s:
-                    raise UnavailableError(f"lost NATS server {self._url}") from cause
+                    raise UnavailableError(
+                        f"lost NATS server {without_login(self._url)}"
+                    ) from cause
                 await asyncio.sleep(_SWEEP_S)
             except nats.errors.MaxPayloadError as cause:
                 raise InvalidRequestError(
                     f"a value of {len(message.value)} bytes is larger than the NATS server "
-                    f"{self._url} accepts",
+                    f"{without_login(self._url)} accepts",
                     size_bytes=len(message.value),
                 ) from cause
             except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as cause:
                 raise InvalidRequestError(f"NATS cannot send to {message.subject!r}") from cause
             except (nats.errors.Error, OSError) as cause:
-                raise UnavailableError(f"lost NATS server {self._url}: {cause}") from cause
+                raise UnavailableError(
+                    f"lost NATS server {without_login(self._url)}: {cause}"
+                ) from cause
             else:
                 return
 
@@ -372,3 +380,31 @@ class NatsPublisher:
         except BaseException:  # also Ctrl-C during the wait: stop the work on the other thread
             future.cancel()
             raise
+
+
+def check_connection(url: str, login: NatsLogin) -> None:
+    """Connect to a NATS server and disconnect; blocks.
+
+    Raises:
+        UnavailableError: no server answers, or it refuses the login.
+        InvalidConfigError: a file of the login is not usable.
+    """
+
+    async def connect() -> None:
+        connection = NatsConnection()
+
+        async def fail(error: Exception) -> None:
+            raise error
+
+        try:
+            await connection.connect(
+                url, connect_timeout=_CONNECT_TIMEOUT_S, error_cb=fail, **login.arguments()
+            )
+        except (nats.errors.Error, OSError, TimeoutError) as cause:
+            raise UnavailableError(
+                f"no NATS server answers at {without_login(url)}: {cause}"
+            ) from cause
+        finally:
+            await connection.close()
+
+    asyncio.run(connect())

@@ -249,6 +249,11 @@ def unclean_elect(
         found = operations.status()
         one = _partition(found, stream, partition)
         chosen = known_broker(found, broker)
+        if one.leader is not None:
+            raise InvalidRequestError(
+                f"{stream}/{partition} is Online: {one.leader} leads it, and nothing is lost. "
+                "`headwater cluster transfer` makes another broker lead"
+            )
         replicas = _replicas(operations, found)
         for line in view.what_would_be_lost(one, broker, replicas):
             console.note(console.plain(line))

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from headwater.cli import console, failures
 from headwater.cli.cluster import app as cluster_app
 from headwater.cli.job import app as job_app
+from headwater.cli.lease import app as lease_app
 from headwater.cli.publish import publish
 from headwater.cli.query import query
 from headwater.cli.read import cut, read
@@ -98,6 +99,7 @@ app.command()(publish)
 app.command()(subscribe)
 app.command()(read)
 app.command()(cut)
+app.add_typer(lease_app, name="lease")
 app.add_typer(tier_app, name="tier")
 app.add_typer(cluster_app, name="cluster")
 app.command()(query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,7 +21,9 @@ from headwater.cli.parsing import format_time_us, parse_start
 from headwater.reads.leases import held_cut
 
 if TYPE_CHECKING:
+    from broker.codec.flight.protocol import AtTime
     from headwater.client import Client
+    from headwater.reads.as_of import AtOffsets
     from headwater.reads.history import History
 
 _FORMATS: Final = ("table", "jsonl", "csv", "parquet")
@@ -96,22 +99,24 @@ def read(
       headwater read orders --as-of "5m ago" --latest
     """
     from headwater.cli.row_files import head, write
+    from headwater.reads.as_of import parse_as_of
     from headwater.reads.latest import newest_of_each_key
 
     form = _format(format, output)
     if binary not in ("text", "base64"):
         raise typer.BadParameter("choose text or base64", param_hint="--bytes")
+    moment = None if as_of is None else parse_as_of(_moment_text(as_of))
     target = find_server(server)
     use_lake_of(target)
     with ExitStack() as stack:
         client = stack.enter_context(connect(target))
-        history = stack.enter_context(_history(client, stream, as_of))
+        history = stack.enter_context(_history(client, stream, moment))
         wanted = None if columns is None else [name.strip() for name in columns.split(",")]
         shown = _TABLE_ROWS if form == "table" and limit is None else limit
         rows = newest_of_each_key(history, wanted) if latest else history.batches(wanted)
         written = write(form, rows if shown is None else head(rows, shown), output, binary)
         if shown is None or history.complete:
-            print_certificate(history.certificate(), history.cut)
+            print_certificate(history.certificate(), _as_asked(history.cut, moment))
         else:
             console.note(
                 f"The first {written:,} of {history.cut.records_count:,} records; "
@@ -151,12 +156,13 @@ def cut(
 
 
 @contextmanager
-def _history(client: Client, stream: str, as_of: str | None) -> Iterator[History]:
+def _history(
+    client: Client, stream: str, moment: Cut | AtOffsets | AtTime | None
+) -> Iterator[History]:
     """Open a read under a lease that is renewed until the read is over."""
-    from headwater.reads.as_of import narrowed, parse_as_of
+    from headwater.reads.as_of import narrowed
     from headwater.reads.history import History
 
-    moment = None if as_of is None else parse_as_of(_moment_text(as_of))
     if isinstance(moment, Cut):
         if moment.stream != stream:
             raise InvalidCutError(f"the cut is of stream {moment.stream!r}, not of {stream!r}")
@@ -193,3 +199,9 @@ def _format(given: str | None, output: Path | None) -> str:
     if given == "table" and output is not None:
         raise typer.BadParameter("a table goes to the terminal", param_hint="--format")
     return given
+
+
+def _as_asked(taken: Cut, moment: Cut | AtOffsets | AtTime | None) -> Cut:
+    """Return the cut with the moment that was asked for, if that is a time."""
+    asked_us = getattr(moment, "timestamp_us", None)
+    return taken if asked_us is None else replace(taken, taken_us=asked_us)

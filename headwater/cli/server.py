@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOTO_BUCKET: Final = "headwater"
 _WATCH_S: Final = 0.5
+_BROKER_FILES: Final = ("node.json", "metadata")  # in every broker's data folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +61,18 @@ NatsUrlOption = Annotated[
     typer.Option(help="Use this NATS server instead of starting one.", show_default=False),
 ]
 NatsPortOption = Annotated[
-    int | None, typer.Option(help=f"NATS {DEFAULT_NATS_PORT} by default; 0: a free one.")
+    int | None,
+    typer.Option(min=0, max=65535, help=f"NATS {DEFAULT_NATS_PORT} by default; 0: a free one."),
 ]
 FlightPortOption = Annotated[
     int | None,
-    typer.Option(help=f"Arrow Flight {DEFAULT_FLIGHT_PORT} by default; 0: a free one."),
+    typer.Option(
+        min=0, max=65535, help=f"Arrow Flight {DEFAULT_FLIGHT_PORT} by default; 0: a free one."
+    ),
 ]
 HttpPortOption = Annotated[
-    int | None, typer.Option(help=f"Metrics {DEFAULT_HTTP_PORT} by default; 0: a free one.")
+    int | None,
+    typer.Option(min=0, max=65535, help=f"Metrics {DEFAULT_HTTP_PORT} by default; 0: a free one."),
 ]
 BrokersOption = Annotated[
     int | None,
@@ -112,6 +117,7 @@ def up(
     from broker import config as broker_config
     from headwater.cli import up_cluster
 
+    _refuse_a_daemons_folder(data)
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(_only_one(data))
@@ -181,7 +187,14 @@ def broker(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the configuration, start nothing.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Check configuration, folder, ports, certificates, NATS and lake; start nothing.",
+        ),
+    ] = False,
+    java: Annotated[
+        bool, typer.Option("--java", help="With --check: also look for the Java that Spark needs.")
     ] = False,
 ) -> None:
     """Run a broker as a daemon, from a configuration file and the environment.
@@ -198,8 +211,9 @@ def broker(
 
     loaded = broker_config.load(config, os.environ)
     if check:
-        console.note("The configuration is valid.")
-        return
+        from headwater.cli.broker_check import check as look
+
+        raise typer.Exit(look(loaded, java=java))
     from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 
@@ -227,6 +241,20 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
         _banner(found, data)
 
     return daemon.run(config, on_ready=ready)
+
+
+def _refuse_a_daemons_folder(data: Path) -> None:
+    """Refuse a directory that is a broker's own data folder, or that is inside of one.
+
+    ``up`` keeps the broker's folder one level below its own, as ``broker``.
+    """
+    path = data.absolute()
+    for folder in (path, *path.parents):
+        if all((folder / name).exists() for name in _BROKER_FILES):
+            raise InvalidConfigError(
+                f"{folder} is the data folder of a broker (`headwater broker`): give `up` another "
+                "--data, or start that broker with its configuration"
+            )
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from broker.errors import HeadwaterError
+from broker.model.stream import Stream
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
 from headwater.cli.options import (
@@ -18,6 +21,9 @@ from headwater.cli.options import (
     size_option,
 )
 from headwater.cli.parsing import format_bytes, format_time_us
+
+if TYPE_CHECKING:
+    from headwater.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -233,7 +239,7 @@ def create(
 
 @app.command("list")
 def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """List the streams.
+    """List the streams, with the records that can be read and the bytes not yet in a table.
 
     [bold]Examples[/bold]
 
@@ -242,29 +248,61 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
     """
     with connect(find_server(server)) as client:
         streams = client.streams()
+        sizes = [_size_of(client, stream) for stream in streams]
     if json:
-        for stream in streams:
-            console.json_line(_as_dict(stream))
+        for stream, size in zip(streams, sizes, strict=True):
+            console.json_line({**_as_dict(stream), **dataclasses.asdict(size)})
         return
     if not streams:
         console.note("No streams yet. Make one: headwater stream create NAME --subject SUBJECT")
         return
     console.columns(
-        ("stream", "subject", "partitions", "replicas", "min isr", "puback", "tiering", "created"),
+        (
+            "stream",
+            "subject",
+            "partitions",
+            "records",
+            "unshipped",
+            "replicas",
+            "min isr",
+            "puback",
+            "tiering",
+            "created",
+        ),
         (
             (
                 stream.name,
                 stream.config.subject,
                 stream.config.partitions,
+                None if size.records_count is None else f"{size.records_count:,}",
+                None if size.unshipped_bytes is None else format_bytes(size.unshipped_bytes),
                 stream.config.replication_factor or 1,
                 stream.config.min_isr or 1,
                 stream.config.puback,
                 stream.config.tiering,
                 format_time_us(stream.created_us),
             )
-            for stream in streams
+            for stream, size in zip(streams, sizes, strict=True)
         ),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Size:
+    """How much a stream has; None where the broker cannot tell now."""
+
+    records_count: int | None
+    unshipped_bytes: int | None
+
+
+def _size_of(client: Client, stream: Stream) -> _Size:
+    records, unshipped = None, None
+    with suppress(HeadwaterError):
+        records = client.describe(stream.name).records_count
+    if stream.config.tiering:
+        with suppress(HeadwaterError):
+            unshipped = sum(part.unshipped_bytes for part in client.tier_status(stream.name))
+    return _Size(records, unshipped)
 
 
 @app.command()
@@ -329,14 +367,24 @@ def delete(
                 abort=True,
                 err=True,
             )
+        table = _table_of(client, stream)
         deleted = client.delete_stream(name)
     if json:
         console.json_line(_as_dict(deleted))
     else:
-        console.say(
-            f"Deleted [bold]{console.plain(name)}[/bold]. Its table "
-            f"{console.plain(deleted.namespace)}/{console.plain(deleted.table_name)} stays."
-        )
+        console.say(f"Deleted [bold]{console.plain(name)}[/bold]. {console.plain(table)}")
+
+
+def _table_of(client: Client, stream: Stream) -> str:
+    """Say what becomes of a stream's table when the stream is deleted."""
+    where = f"{stream.namespace}/{stream.table_name}"
+    if not stream.config.tiering:
+        return "It had no table."
+    try:
+        shipped = any(part.cold.end for part in client.tier_status(stream.name))
+    except HeadwaterError:
+        return f"Its table {where}, if it had one, stays."
+    return f"Its table {where} stays." if shipped else "It had no table yet."
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,6 +403,11 @@ def _say_created(stream: Any, partitioner: str | None) -> None:
         console.note(
             f"The stream existed and keeps its partitioner, {config.partitioner}: another one "
             "would put new records of a key beside its old ones."
+        )
+    if stream.table_name != stream.name and config.tiering:
+        console.note(
+            f"Its table is {console.plain(stream.namespace)}/{console.plain(stream.table_name)}: "
+            "a table of a former stream has the name of this one."
         )
     console.say(
         f"Stream [bold]{console.plain(stream.name)}[/bold] records subject "

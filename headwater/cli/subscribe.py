@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -36,6 +37,20 @@ def subscribe(
             help="earliest, latest, an offset, a time (2026-01-31T08:00:00Z) or '5m ago'.",
         ),
     ] = "earliest",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help="End before this offset, or before the first record of this time. Default: what "
+            "is committed now; with --follow, no end.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", "-k", help="Only records with this key.", show_default=False),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
     ] = False,
@@ -61,18 +76,37 @@ def subscribe(
       headwater subscribe orders
       headwater subscribe orders --from latest --follow
       headwater subscribe orders --from '10m ago' --format json | jq .value
-      headwater subscribe orders -p 0 --from 1200 --count 10
+      headwater subscribe orders -p 0 --from 1200 --to 1210
+      headwater subscribe orders --key order-17 --from '1h ago' --to '30m ago'
     """
     if format not in ("text", "json", "raw"):
         raise typer.BadParameter("choose text, json or raw", param_hint="--format")
-    try:
-        start_at = parse_start(start, now_us=time.time_ns() // 1000)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--from") from error
+    wanted = _Wanted(
+        start=_position("--from", start),
+        end=None if to is None else _position("--to", to),
+        key=None if key is None else key.encode(),
+        follow=follow,
+    )
     with connect(find_server(server)) as client:
         partitions = _partitions(client, stream, partition)
-        batches = _batches(client, stream, partitions, start_at, follow)
-        _print_records(batches, format, count)
+        _print_records(_batches(client, stream, partitions, wanted), format, count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Which records of a partition are printed."""
+
+    start: StartAt
+    end: StartAt | None
+    key: bytes | None
+    follow: bool
+
+
+def _position(option: str, text: str) -> StartAt:
+    try:
+        return parse_start(text, now_us=time.time_ns() // 1000)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _partitions(client: Client, stream: str, chosen: int | None) -> list[int]:
@@ -89,22 +123,53 @@ def _partitions(client: Client, stream: str, chosen: int | None) -> list[int]:
 
 
 def _batches(
-    client: Client, stream: str, partitions: list[int], start: StartAt, follow: bool
+    client: Client, stream: str, partitions: list[int], wanted: _Wanted
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of all partitions: one partition after another, or interleaved to follow."""
-    if len(partitions) == 1 or not follow:
+    if len(partitions) == 1 or not wanted.follow:
         for partition in partitions:
-            yield from _fetch(client, stream, partition, start, follow)
+            yield from _fetch(client, stream, partition, wanted)
         return
-    yield from _side_by_side(client, stream, partitions, start)
+    yield from _side_by_side(client, stream, partitions, wanted)
 
 
 def _fetch(
-    client: Client, stream: str, partition: int, start: StartAt, follow: bool
+    client: Client, stream: str, partition: int, wanted: _Wanted
 ) -> Iterator[pa.RecordBatch]:
-    with client.fetch(stream, partition, _start_argument(start), None, follow=follow) as fetched:
+    end = wanted.end
+    if end is not None and end.kind == "earliest":
+        return
+    last = end.value if end is not None and end.kind == "offset" else None
+    if end is not None and end.kind == "latest":
+        last = client.describe(stream).partitions[partition].high_watermark
+    start = _start_argument(wanted.start)
+    with client.fetch(stream, partition, start, last, follow=wanted.follow) as fetched:
         for part in fetched:
-            yield part.batch
+            rows, reached = part.batch, False
+            if end is not None and end.kind == "time":
+                rows, reached = _before(rows, end.value)
+            yield rows if wanted.key is None else _with_key(rows, wanted.key)
+            if reached:
+                return
+
+
+def _before(rows: pa.RecordBatch, stamp_us: int) -> tuple[pa.RecordBatch, bool]:
+    """Return the rows before the first one that reaches the time, and whether there is one."""
+    import numpy as np
+    import pyarrow as pa
+
+    stamps = np.asarray(rows.column("timestamp").cast(pa.int64()))
+    hits = np.flatnonzero(stamps >= stamp_us)
+    return (rows.slice(0, int(hits[0])), True) if hits.size else (rows, False)
+
+
+def _with_key(rows: pa.RecordBatch, key: bytes) -> pa.RecordBatch:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return rows.filter(
+        pc.fill_null(pc.equal(rows.column("key"), pa.scalar(key, pa.binary())), False)
+    )
 
 
 def _start_argument(start: StartAt) -> Any:
@@ -120,25 +185,30 @@ def _start_argument(start: StartAt) -> Any:
 
 
 def _side_by_side(
-    client: Client, stream: str, partitions: list[int], start: StartAt
+    client: Client, stream: str, partitions: list[int], wanted: _Wanted
 ) -> Iterator[pa.RecordBatch]:
     """Follow several partitions with a thread each; the first error ends all of them."""
-    arrived: queue.Queue[pa.RecordBatch | HeadwaterError] = queue.Queue(_QUEUE_BATCHES)
+    arrived: queue.Queue[pa.RecordBatch | HeadwaterError | None] = queue.Queue(_QUEUE_BATCHES)
 
     def follow_one(partition: int) -> None:
         try:
-            for batch in _fetch(client, stream, partition, start, True):
+            for batch in _fetch(client, stream, partition, wanted):
                 arrived.put(batch)
+            arrived.put(None)
         except HeadwaterError as error:
             arrived.put(error)
 
     for partition in partitions:
         threading.Thread(target=follow_one, args=(partition,), daemon=True).start()
-    while True:
+    left = len(partitions)
+    while left:
         item = arrived.get()
         if isinstance(item, HeadwaterError):
             raise item
-        yield item
+        if item is None:
+            left -= 1
+        else:
+            yield item
 
 
 def _print_records(batches: Iterator[pa.RecordBatch], form: str, count: int | None) -> None:

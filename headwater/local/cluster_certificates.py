@@ -95,11 +95,16 @@ class _Authority:
         cert_file, key_file = folder / "ca.crt", folder / "ca.key"
         if not cert_file.exists() and not key_file.exists():
             key = ec.generate_private_key(ec.SECP256R1())
-            cert = _authority_certificate(key, f"Headwater cluster {cluster}"[:64])
+            cert = _authority_certificate(key, _authority_name(cluster))
             _write_new(key_file, _key_bytes(key), secret=True)
             _write_new(cert_file, cert.public_bytes(serialization.Encoding.PEM))
             return cls(cert, key)
         cert = x509.load_pem_x509_certificate(cert_file.read_bytes())
+        if cert.subject != _name(_authority_name(cluster)):
+            raise InvalidConfigError(
+                f"{cert_file} is the authority of another cluster ({cert.subject.rfc4514_string()})"
+                f", not of {cluster!r}: use another folder, or that cluster's name"
+            )
         loaded = serialization.load_pem_private_key(key_file.read_bytes(), None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey) or (
             loaded.public_key() != cert.public_key()
@@ -129,6 +134,22 @@ class _Authority:
         )
         _write_new(files.key_file, _key_bytes(key), secret=True)
         _write_new(files.cert_file, cert.public_bytes(serialization.Encoding.PEM))
+
+
+def valid_until(path: Path) -> dt.datetime:
+    """Return when the first certificate of a PEM file expires.
+
+    Raises:
+        InvalidConfigError: the file has no certificate.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as cause:
+        raise InvalidConfigError(f"{path} has no certificate: {cause}") from cause
+
+
+def _authority_name(cluster: str) -> str:
+    return f"Headwater cluster {cluster}"[:64]
 
 
 def _authority_certificate(key: ec.EllipticCurvePrivateKey, name: str) -> x509.Certificate:

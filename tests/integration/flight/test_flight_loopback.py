@@ -149,16 +149,17 @@ def test_records_come_back_bit_for_bit(client: Client) -> None:
         "reply_subject": "r",
         "correlation_id": "c",
     }
-    with client.producer("s") as producer:
+    client.create_stream("wide", subject="s.>")
+    with client.producer("wide") as producer:
         producer.send([sent, {"value": None}, "text"])
-    (fetched,) = list(client.fetch("s"))
+    (fetched,) = list(client.fetch("wide"))
     assert fetched.batch.schema == ROW_SCHEMA
     first, tombstone, text = fetched.batch.to_pylist()
     assert first["timestamp"].microsecond == 123
     assert first["headers"] == [{"key": k, "value": v} for k, v in sent["headers"]]  # type: ignore[attr-defined]
     for name in ("value", "key", "subject", "reply_subject", "correlation_id"):
         assert first[name] == sent[name]
-    assert (tombstone["value"], tombstone["key"], tombstone["subject"]) == (None, None, "s")
+    assert (tombstone["value"], tombstone["key"], tombstone["subject"]) == (None, None, "s.>")
     assert text["value"] == b"text"
 
 

@@ -44,7 +44,7 @@ def tail(spark: SparkSession, served: Served, stream: str, **options: Any) -> Da
 
 def test_every_kind_of_value_comes_back_bit_for_bit(spark: SparkSession, served: Served) -> None:
     """Nulls, empty values, repeated headers, big values and odd bytes survive the way to Spark."""
-    Client(served.server).create_stream("odd")
+    Client(served.server).create_stream("odd", subject="odd.>")
     big = bytes(range(256)) * 4096
     headers = [
         None,
@@ -58,7 +58,7 @@ def test_every_kind_of_value_comes_back_bit_for_bit(spark: SparkSession, served:
             "value": pa.array([None, b"", big, b"\xff\xfe"], pa.binary()),
             "headers": pa.array(headers, HEADERS_TYPE),
             "timestamp": pa.array([0, 1, 1_700_000_000_123_456, 253_402_300_799_999_999]),
-            "subject": pa.array(["odd", "odd.a", None, "odd.ü"]),
+            "subject": pa.array(["odd.b", "odd.a", None, "odd.ü"]),
             "correlation_id": pa.array([None, "c", None, None], pa.string()),
         }
     )
@@ -71,7 +71,7 @@ def test_every_kind_of_value_comes_back_bit_for_bit(spark: SparkSession, served:
     assert [row.value for row in rows] == [None, b"", big, b"\xff\xfe"]
     found = [None if row.headers is None else [h.asDict() for h in row.headers] for row in rows]
     assert found == headers
-    assert [row.subject for row in rows] == ["odd", "odd.a", "odd", "odd.ü"]
+    assert [row.subject for row in rows] == ["odd.b", "odd.a", "odd.>", "odd.ü"]
     assert [row.correlation_id for row in rows] == [None, "c", None, None]
     assert rows[2].timestamp.astimezone(dt.UTC) == dt.datetime(
         2023, 11, 14, 22, 13, 20, 123456, tzinfo=dt.UTC

@@ -192,11 +192,12 @@ class _Builder:
     def _record(self, name: str, partition: int) -> dict[str, Any]:
         """Return a record with every field now and then absent, empty or odd."""
         dice = self._dice
+        own = f"in.{name}.{partition}" if partition else f"in.{name}"
         return {
             "key": dice.choice([None, b"", b"k%d" % dice.randrange(9), b"k%d" % dice.randrange(9)]),
             "value": dice.choice([None, dice.randbytes(dice.randint(0, 400)), dice.randbytes(60)]),
             "headers": dice.choice([None, [("h", dice.randbytes(3)), ("h", None)]]),
-            "subject": f"in.{name}.{partition}.{dice.randrange(100)}",
+            "subject": own if dice.randrange(100) < 50 else None,
             "reply_subject": dice.choice([None, f"reply.{dice.randrange(100)}"]),
             "correlation_id": dice.choice([None, f"c{dice.randrange(1000)}"]),
         }

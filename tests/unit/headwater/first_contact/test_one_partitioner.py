@@ -24,6 +24,13 @@ from simkit.brokers.memory_broker import MemoryBroker
 from spark_jobs.sink.columns import targets
 
 Run = Callable[..., Any]
+
+
+def succeeds(result: Any) -> None:
+    """Check an exit code, and show what the command said if it is another one."""
+    assert result.exit_code == 0, result.output
+
+
 KEYS = [f"k{number}" for number in range(40)]
 COUNT = 4
 
@@ -40,7 +47,7 @@ def _partitions_of_keys(client: Client, stream: str) -> dict[str, set[int]]:
 
 def test_command_client_and_spark_put_a_key_into_one_partition(run: Run, address: str) -> None:
     """The partition is the CRC-32 (IEEE) of the key, whoever sends the record."""
-    assert run("stream", "create", "s", "--partitions", str(COUNT)).exit_code == 0
+    succeeds(run("stream", "create", "s", "--partitions", str(COUNT)))
     lines = "".join(json.dumps({"id": key}) + "\n" for key in KEYS)
     sent = run("publish", "s", "--via", "flight", "--key-field", "id", stdin=lines)
     assert sent.exit_code == 0, sent.output
@@ -56,12 +63,12 @@ def test_command_client_and_spark_put_a_key_into_one_partition(run: Run, address
 
 def test_records_without_a_key_go_round_by_batch(run: Run, broker: MemoryBroker) -> None:
     """A batch stays together, the next batch goes to the next partition."""
-    assert run("stream", "create", "s", "--partitions", "3").exit_code == 0
+    succeeds(run("stream", "create", "s", "--partitions", "3"))
     with Client() as client, client.partitioned_producer("s") as producer:
         ends = [dict(producer.send([b"1", b"2"]).result(10)) for _ in range(6)]
     assert [list(end) for end in ends] == [[0], [1], [2], [0], [1], [2]]
     assert [broker.partition("s", number).high_watermark for number in range(3)] == [4, 4, 4]
-    assert run("publish", "s", "--via", "flight", stdin="a\nb\nc\n").exit_code == 0
+    succeeds(run("publish", "s", "--via", "flight", stdin="a\nb\nc\n"))
     assert [broker.partition("s", number).high_watermark for number in range(3)] == [7, 4, 4]
 
 
@@ -69,8 +76,8 @@ def test_a_producer_of_one_partition_does_not_take_partition_0_unasked(
     run: Run, address: str
 ) -> None:
     """`producer(stream)` of several partitions names the producer that spreads keys."""
-    assert run("stream", "create", "s", "--partitions", "2").exit_code == 0
-    assert run("stream", "create", "one").exit_code == 0
+    succeeds(run("stream", "create", "s", "--partitions", "2"))
+    succeeds(run("stream", "create", "one"))
     with Client(address) as client:
         with pytest.raises(InvalidRequestError, match="partitioned_producer"):
             client.producer("s")
@@ -100,7 +107,7 @@ def test_a_stream_without_the_setting_keeps_what_its_producers_did(
     broker._streams["old"] = old
     lines = "".join(json.dumps({"id": key}) + "\n" for key in KEYS)
     args = ("publish", "old", "--via", "flight", "--key-field", "id")
-    assert run(*args, stdin=lines).exit_code == 0
+    succeeds(run(*args, stdin=lines))
     with Client(address) as client:
         with client.producer("old") as producer:  # partition 0, as in release 0.1
             producer.send([b"x"]).result(10)

@@ -16,6 +16,11 @@ from headwater.client import Client
 Run = Callable[..., Any]
 
 
+def succeeds(result: Any) -> None:
+    """Check an exit code, and show what the command said if it is another one."""
+    assert result.exit_code == 0, result.output
+
+
 def _values(address: str, stream: str = "s") -> list[bytes]:
     with Client(address) as client, client.fetch(stream, columns=["value"]) as fetch:
         return [value for piece in fetch for value in piece.batch.column("value").to_pylist()]
@@ -34,20 +39,20 @@ def stream(run: Run) -> None:
 
 def test_carriage_returns_and_blank_lines_are_records(run: Run, address: str) -> None:
     """Every line is one record, byte for byte; the last line feed makes no record of its own."""
-    assert _publish(run, b"a\r\n\n \nb").exit_code == 0
+    succeeds(_publish(run, b"a\r\n\n \nb"))
     assert _values(address) == [b"a\r", b"", b" ", b"b"]
 
 
 def test_options_leave_them_out(run: Run, address: str) -> None:
     """A file from Windows, with empty lines between the records."""
-    assert _publish(run, b"a\r\n\r\n\nb\r\n", "--strip-cr", "--skip-blank").exit_code == 0
+    succeeds(_publish(run, b"a\r\n\r\n\nb\r\n", "--strip-cr", "--skip-blank"))
     assert _values(address) == [b"a", b"b"]
 
 
 def test_an_empty_file_is_a_record_when_it_is_raw(run: Run, address: str) -> None:
     """`--raw` makes one record of the input, whatever it is."""
-    assert _publish(run, b"", "--raw").exit_code == 0
-    assert _publish(run, b"").exit_code == 0
+    succeeds(_publish(run, b"", "--raw"))
+    succeeds(_publish(run, b""))
     assert _values(address) == [b""]
 
 
@@ -93,19 +98,19 @@ def test_the_input_is_not_the_file_for_bad_lines(run: Run, tmp_path: Path) -> No
 
 def test_a_record_larger_than_the_stream_takes_names_its_line(run: Run, address: str) -> None:
     """It is a line that can be left out, too."""
-    assert run("stream", "create", "small", "--record-bytes", "10").exit_code == 0
+    succeeds(run("stream", "create", "small", "--record-bytes", "10"))
     args = ("publish", "small", "--via", "flight")
     result = run(*args, stdin="short\n" + "x" * 11 + "\n")
     assert result.exit_code == 2
     assert "line 2: a record has 11 bytes; 10 is the maximum" in result.stderr
-    assert run(*args, "--skip-bad", "bad", stdin="x" * 11 + "\nshort\n").exit_code == 0
+    succeeds(run(*args, "--skip-bad", "bad", stdin="x" * 11 + "\nshort\n"))
     assert _values(address, "small") == [b"short"]
 
 
 @pytest.mark.parametrize("value", ["null", "true", "[]", '"a.b"', '"*"', '""'])
 def test_null_in_a_subject_template_is_an_error(run: Run, value: str) -> None:
     """It was published on `flights.None`; nothing but one word makes a part of a subject."""
-    assert run("stream", "create", "flights", "--subject", "flights.>").exit_code == 0
+    succeeds(run("stream", "create", "flights", "--subject", "flights.>"))
     args = ("publish", "flights", "--via", "flight", "--subject", "flights.{origin}")
     result = run(*args, stdin=f'{{"origin": {value}}}\n')
     assert result.exit_code == 2

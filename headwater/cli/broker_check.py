@@ -1,0 +1,173 @@
+"""``headwater broker --check``: whether a broker with this configuration could start, and serve.
+
+Nothing is started and no folder is made. An S3 lake gets the probe object that a broker writes at
+its start, because only a write shows that the store keeps two writers apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from broker.config import BrokerConfig
+from broker.errors import HeadwaterError, InvalidConfigError, UnavailableError
+from headwater.cli import console, failures
+from headwater.nats_login import NatsLogin, without_login
+
+_EXPIRES_SOON_DAYS: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: ``error`` None means that it is as it should be."""
+
+    what: str
+    detail: str
+    error: HeadwaterError | None = None
+
+
+def check(config: BrokerConfig, *, java: bool) -> int:
+    """Print a line for each thing that a broker needs; return the exit code.
+
+    0: all is well. 2: the configuration cannot work. 3: something cannot be reached now.
+    """
+    found = list(findings(config, java=java))
+    for one in found:
+        mark = "[green]ok[/green]   " if one.error is None else "[bold red]wrong[/bold red]"
+        told = one.detail if one.error is None else f"{one.detail}: {one.error.message}"
+        console.say(f"{mark}  {one.what:<22} {console.plain(told)}")
+    errors = [one.error for one in found if one.error is not None]
+    if not errors:
+        console.note("A broker with this configuration can start.")
+        return 0
+    console.note(f"{len(errors)} of {len(found)} checks failed.")
+    away = all(isinstance(error, UnavailableError) for error in errors)
+    return failures.EXIT_TRY_LATER if away else failures.EXIT_WRONG_REQUEST
+
+
+def findings(config: BrokerConfig, *, java: bool) -> Iterator[Finding]:
+    """Check folder, ports, certificates, NATS and lake; with ``java`` also what Spark needs."""
+    yield _finding("data folder", config.node.data_dir, lambda: _writable(config.node.data_dir))
+    for name, host, port in _ports(config):
+        yield _finding(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
+    for section, ca, certificate, key in _certificates(config):
+        if certificate is not None or ca is not None:
+            files = ", ".join(one for one in (ca, certificate, key) if one)
+            yield _finding(
+                f"{section} certificates",
+                files,
+                lambda ca=ca, certificate=certificate, key=key: _usable(ca, certificate, key),  # type: ignore[misc]
+            )
+    if config.nats.url:
+        yield _finding("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
+    if config.lake.uri:
+        yield _finding("lake", config.lake.uri, lambda: _lake_answers(config))
+    if java:
+        yield _finding("Java", "for Spark", _java)
+
+
+def _finding(what: str, detail: str, look: Callable[[], None]) -> Finding:
+    try:
+        look()
+    except HeadwaterError as error:
+        return Finding(what, detail, error)
+    return Finding(what, detail)
+
+
+def _writable(folder: str) -> None:
+    path = Path(folder).absolute()
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir():
+        raise InvalidConfigError(f"{path} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InvalidConfigError(f"this user may not write in {path}")
+
+
+def _ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:
+    yield "Flight port", config.flight.host, config.flight.port
+    yield "HTTP port", config.http.host, config.http.port
+    members = config.cluster.members()
+    if config.node.id in members and len(members) > 1:
+        host, port = members[config.node.id]
+        yield "cluster port", config.cluster.listen_host or host, port
+
+
+def _free(host: str, port: int) -> None:
+    if port == 0:
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as cause:
+        raise InvalidConfigError(f"cannot listen there: {cause.strerror or cause}") from cause
+
+
+def _certificates(
+    config: BrokerConfig,
+) -> Iterator[tuple[str, str | None, str | None, str | None]]:
+    flight, nats, cluster = config.flight, config.nats, config.cluster
+    yield "Flight", flight.tls_client_ca_file, flight.tls_cert_file, flight.tls_key_file
+    yield "NATS", nats.tls_ca_file, nats.tls_cert_file, nats.tls_key_file
+    yield "cluster", cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file
+
+
+def _usable(ca: str | None, certificate: str | None, key: str | None) -> None:
+    """Load the files as a server would, and look at the dates."""
+    from headwater.local.cluster_certificates import valid_until
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for path in filter(None, (ca, certificate, key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as cause:
+            raise InvalidConfigError(f"cannot read {path}: {cause.strerror}") from cause
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError) as cause:
+        raise InvalidConfigError(f"not a certificate and its key: {cause}") from cause
+    for path in filter(None, (ca, certificate)):
+        left = valid_until(Path(path)) - datetime.now(UTC)
+        if left.total_seconds() < 0:
+            raise InvalidConfigError(f"{path} expired {-left.days} days ago")
+        if left.days < _EXPIRES_SOON_DAYS:
+            console.note(f"[yellow]{console.plain(path)} expires in {left.days} days.[/yellow]")
+
+
+def _nats_answers(config: BrokerConfig) -> None:
+    from headwater.nats_publisher import check_connection
+
+    names = [one.name for one in dataclasses.fields(NatsLogin)]
+    login = NatsLogin(**{name: getattr(config.nats, name) for name in names})
+    check_connection(config.nats.url, login)
+
+
+def _lake_answers(config: BrokerConfig) -> None:
+    from tiering.store.location import StoreConfig
+    from tiering.store.object_store import open_store, require_conditional_put
+
+    store = StoreConfig.from_env(config.lake.uri, single_writer=config.lake.single_writer)
+    if store.kind == "local":
+        _writable(str(store.root))
+        return
+    quick = dataclasses.replace(store, attempts_max=1, connect_timeout_s=3.0, read_timeout_s=5.0)
+    require_conditional_put(open_store(quick))
+
+
+def _java() -> None:
+    from spark_jobs.session import require_java
+
+    require_java()

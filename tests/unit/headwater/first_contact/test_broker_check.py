@@ -1,0 +1,101 @@
+"""Issue 11, item 10: `headwater broker --check` looks at everything that a broker needs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.config import BrokerConfig, FlightConfig, HttpConfig, LakeConfig, NatsConfig, NodeConfig
+from headwater.cli.broker_check import check, findings
+from headwater.local.cluster_certificates import make_certificates
+from headwater.local.embedded import free_port
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> BrokerConfig:
+    """Return a configuration with which a broker could start; NATS is switched off."""
+    return BrokerConfig(
+        node=NodeConfig(data_dir=str(tmp_path / "data" / "broker")),
+        nats=NatsConfig(url=""),
+        flight=FlightConfig(port=free_port()),
+        http=HttpConfig(port=free_port()),
+        lake=LakeConfig(uri=str(tmp_path / "lake")),
+    )
+
+
+def _wrong(config: BrokerConfig) -> dict[str, str]:
+    found = findings(config, java=False)
+    return {one.what: one.error.message for one in found if one.error is not None}
+
+
+def test_all_is_well_and_nothing_was_made(
+    config: BrokerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each thing has a line; no folder appears."""
+    assert check(config, java=False) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("data folder", "Flight port", "HTTP port", "lake"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Listen on a port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_taken_port_is_named(config: BrokerConfig, taken: int) -> None:
+    """The address and the system's reason."""
+    found = _wrong(replace(config, flight=FlightConfig(port=taken)))
+    assert list(found) == ["Flight port"]
+    assert "cannot listen" in found["Flight port"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(config: BrokerConfig, tmp_path: Path) -> None:
+    """A file stands where the folder would be."""
+    (tmp_path / "file").write_text("")
+    node = replace(config.node, data_dir=str(tmp_path / "file" / "broker"))
+    lake = LakeConfig(uri=str(tmp_path / "file" / "lake"))
+    assert set(_wrong(replace(config, node=node, lake=lake))) == {"data folder", "lake"}
+
+
+def test_certificate_files_are_loaded(config: BrokerConfig, tmp_path: Path) -> None:
+    """A missing file, a key of another certificate, an expired certificate: each by its name."""
+    made = make_certificates(tmp_path / "tls", cluster="c", brokers=["b", "other"], days=100)
+    ours, other = made["b"], made["other"]
+
+    def flight(certificate: Path, key: Path) -> BrokerConfig:
+        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+        return replace(config, flight=FlightConfig(port=config.flight.port, **files))
+
+    assert _wrong(flight(ours.cert_file, ours.key_file)) == {}
+    assert "certificate and its key" in _wrong(flight(ours.cert_file, other.key_file)).popitem()[1]
+    assert "cannot read" in _wrong(flight(tmp_path / "absent", ours.key_file)).popitem()[1]
+    past = make_certificates(tmp_path / "old", cluster="c", brokers=["b"], days=0)["b"]
+    assert "expired" in _wrong(flight(past.cert_file, past.key_file))["Flight certificates"]
+
+
+def test_nats_that_does_not_answer_is_worth_another_try(config: BrokerConfig) -> None:
+    """Exit code 3, as for everything that is away; no password in what is printed."""
+    away = replace(config, nats=NatsConfig(url=f"nats://me:secret@127.0.0.1:{free_port()}"))
+    found = _wrong(away)
+    assert "no NATS server answers" in found["NATS"]
+    assert "secret" not in found["NATS"]
+    assert check(away, java=False) == 3
+
+
+def test_a_store_that_does_not_answer_is_told(
+    config: BrokerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An S3 endpoint where nobody listens, within seconds."""
+    monkeypatch.setenv("HEADWATER_S3_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    away = replace(config, lake=LakeConfig(uri="s3://bucket/lake"))
+    assert list(_wrong(away)) == ["lake"]

@@ -1,0 +1,156 @@
+"""Issue 11, item 15: the small ones of the command, each by a test."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.errors import InvalidConfigError
+from broker.model.offsets import Offset
+from headwater.cli.main import app
+from headwater.cli.stream import _say_created
+from headwater.client import Client
+from headwater.local.cluster_certificates import make_certificates
+from simkit.brokers.memory_broker import MemoryBroker
+
+Run = Callable[..., Any]
+
+
+def succeeds(result: Any) -> None:
+    """Check an exit code, and show what the command said if it is another one."""
+    assert result.exit_code == 0, result.output
+
+
+def _fill(run: Run, *options: str, lines: str = "a\nb\nc\nd\n") -> None:
+    succeeds(run("stream", "create", "s", *options))
+    succeeds(run("publish", "s", "--via", "flight", stdin=lines))
+
+
+def _moments(run: Run) -> list[str]:
+    lines = run("subscribe", "s", "--format", "json").stdout.splitlines()
+    return [json.loads(line)["timestamp"] for line in lines]
+
+
+def test_the_certificate_names_the_moment_asked_for(run: Run) -> None:
+    """`--as-of TIME` proves what was there then, and says so; it said when the cut was taken."""
+    _fill(run)
+    moment = _moments(run)[-1]
+    told = run("read", "s", "--as-of", moment).stderr
+    assert f"as of {moment}" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "shipped", "words"),
+    [
+        (("--no-tiering",), False, "It had no table."),
+        ((), False, "It had no table yet."),
+        ((), True, "Its table default/s stays."),
+    ],
+)
+def test_its_table_stays_only_if_there_is_one(
+    run: Run, broker: MemoryBroker, options: tuple[str, ...], shipped: bool, words: str
+) -> None:
+    """A stream without tiering, one without a shipped record, one with."""
+    _fill(run, *options)
+    if shipped:
+        broker.partition("s", 0).make_cold(Offset(4))
+    assert words in run("stream", "delete", "s", "--yes").stdout
+
+
+def test_a_recreated_stream_says_that_its_table_has_another_name(
+    broker: MemoryBroker, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever opens the table by the stream's name would read the former one."""
+    _fill(run)
+    _say_created(replace(broker.stream("s"), table_name="s-3f2a"), None)
+    assert "Its table is default/s-3f2a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--nats-port", "--flight-port", "--http-port"])
+def test_a_port_that_cannot_be_is_a_usage_error(option: str, tmp_path: Path) -> None:
+    """Exit code 2 and the bounds, before a folder is made."""
+    data = tmp_path / "data"
+    result = CliRunner().invoke(app, ["up", "--data", str(data), option, "99999"])
+    assert result.exit_code == 2
+    assert "65535" in result.output
+    assert not data.exists()
+
+
+def test_certificates_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    """The authority of one cluster signed brokers of another, which then trusted each other."""
+    make_certificates(tmp_path, cluster="one", brokers=["a"])
+    make_certificates(tmp_path, cluster="one", brokers=["b"])
+    with pytest.raises(InvalidConfigError, match="another cluster"):
+        make_certificates(tmp_path, cluster="other", brokers=["c"])
+    assert not (tmp_path / "c.crt").exists()
+
+
+@pytest.mark.parametrize("below", ["", "metadata", "streams/deep"])
+def test_up_inside_the_folder_of_a_daemon_is_refused(tmp_path: Path, below: str) -> None:
+    """It would put a second broker's folder among the first one's files."""
+    (tmp_path / "node.json").write_text("{}")
+    (tmp_path / "metadata").mkdir()
+    data = tmp_path / below
+    result = CliRunner().invoke(app, ["up", "--data", str(data)])
+    assert result.exit_code == 2
+    assert "data folder of a broker" in result.stderr
+    assert not (data / "up.lock").exists()
+
+
+def test_leases_are_listed_and_dropped(run: Run, address: str) -> None:
+    """By their ids, with owner and end."""
+    _fill(run)
+    with Client(address) as client:
+        lease = client.take_lease("s", owner="me", ttl_ms=60_000)
+    told = json.loads(run("lease", "list", "s", "--json").stdout)
+    assert (told["stream"], told["lease_id"], told["owner"]) == ("s", lease.lease_id, "me")
+    assert lease.lease_id in run("lease", "list").stdout
+    succeeds(run("lease", "drop", lease.lease_id))
+    assert run("lease", "list", "s").stdout == ""
+
+
+def test_the_list_of_streams_has_record_counts_and_sizes(run: Run) -> None:
+    """For people and for scripts."""
+    _fill(run)
+    told = json.loads(run("stream", "list", "--json").stdout)
+    assert told["records_count"] == 4
+    assert "unshipped_bytes" in told
+    head, line = run("stream", "list").stdout.splitlines()
+    assert re.split(r"\s{2,}", head)[3:5] == ["RECORDS", "UNSHIPPED"]
+    assert re.split(r"\s{2,}", line)[3] == "4"
+
+
+def test_subscribe_ends_where_it_is_told(run: Run) -> None:
+    """`--to` is an offset or a time, and is not part of what is printed."""
+    _fill(run)
+    _fill_more = run("publish", "s", "--via", "flight", stdin="e\nf\n")
+    assert _fill_more.exit_code == 0
+    raw = ("subscribe", "s", "--format", "raw")
+    assert run(*raw, "--from", "1", "--to", "3").stdout == "b\nc\n"
+    assert run(*raw, "--to", "earliest").stdout == ""
+    assert run(*raw, "--to", "latest").stdout == "a\nb\nc\nd\ne\nf\n"
+    assert run(*raw, "--from", "1", "--to", "3", "--follow").stdout == "b\nc\n"
+    stamps = _moments(run)
+    before = sum(stamp < stamps[-1] for stamp in stamps)
+    assert len(run(*raw, "--to", stamps[-1], "--follow").stdout.splitlines()) == before
+    assert run(*raw, "--to", "whenever").exit_code == 2
+
+
+def test_subscribe_shows_the_records_of_a_key(run: Run) -> None:
+    """In every partition, for a NATS publisher may have put the key anywhere."""
+    succeeds(run("stream", "create", "s", "--partitions", "3"))
+    for partition, key in ((0, "k"), (1, "k"), (2, "other")):
+        args = ("publish", "s", "--via", "flight", "-p", str(partition), "-k", key)
+        succeeds(run(*args, stdin=f"{partition}\n"))
+    succeeds(run("publish", "s", "--via", "flight", stdin="no key\n"))
+    shown = run("subscribe", "s", "--format", "raw", "--key", "k").stdout.split()
+    assert sorted(shown) == ["0", "1"]
+    follow = ("subscribe", "s", "--format", "raw", "--key", "k", "-f", "-n", "2")
+    assert sorted(run(*follow).stdout.split()) == ["0", "1"]
