@@ -10,7 +10,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headwater.client import Client, Fetched, PartitionedProducer, Producer
+    from headwater.client import (
+        AsyncClient,
+        Client,
+        Consumed,
+        Consumer,
+        Fetched,
+        PartitionedProducer,
+        Producer,
+    )
     from headwater.reading import (
         certificate,
         cut,
@@ -24,9 +32,15 @@ if TYPE_CHECKING:
         session,
         sql,
     )
+    from headwater.reads.whole import read_table
+
+__version__ = "0.1.0"  # as in pyproject.toml; a test compares them
 
 __all__ = [
+    "AsyncClient",
     "Client",
+    "Consumed",
+    "Consumer",
     "Fetched",
     "PartitionedProducer",
     "Producer",
@@ -36,6 +50,7 @@ __all__ = [
     "explain",
     "read",
     "read_many",
+    "read_table",
     "register",
     "release",
     "release_all",
@@ -44,7 +59,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncClient": "headwater.client",
     "Client": "headwater.client",
+    "Consumed": "headwater.client",
+    "Consumer": "headwater.client",
     "Fetched": "headwater.client",
     "PartitionedProducer": "headwater.client",
     "Producer": "headwater.client",
@@ -54,6 +72,7 @@ _HOMES = {
     "explain": "headwater.reading",
     "read": "headwater.reading",
     "read_many": "headwater.reading",
+    "read_table": "headwater.reads.whole",
     "register": "headwater.reading",
     "release": "headwater.reading",
     "release_all": "headwater.reading",
@@ -70,3 +89,7 @@ if not TYPE_CHECKING:  # a checker would believe every name, misspelt ones too
         if home is None:
             raise AttributeError(f"module 'headwater' has no attribute {name!r}")
         return getattr(importlib.import_module(home), name)
+
+    def __dir__() -> list[str]:
+        """Return the public names, too, although they are not loaded yet."""
+        return sorted({*globals(), *__all__})

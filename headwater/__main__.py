@@ -1,6 +1,33 @@
-"""``python -m headwater``: the command, where no console script is on the path."""
+"""The command ``headwater``, and ``python -m headwater`` where no console script is on the path.
 
-from headwater.cli.main import main
+The packages of the command line are an extra. Without them this module says in one line how to
+install them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from headwater.extras import install_hint
+
+_EXIT_WRONG_REQUEST = 2
+_OF_THE_COMMAND = ("typer", "rich", "click", "cryptography")
+
+
+def main() -> None:
+    """Run the command line and exit the process."""
+    try:
+        from headwater.cli.main import main as run  # noqa: PLC0415  # its packages may be missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_THE_COMMAND:
+            raise
+        sys.stderr.write(
+            f"headwater: the command needs the Python package {error.name!r}. "
+            f"{install_hint('cli')}\n"
+        )
+        sys.exit(_EXIT_WRONG_REQUEST)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -110,6 +112,18 @@ def progress(*, total: int | None, what: str) -> Progress:
     shown = Progress(*columns, *counts, console=_ERR, transient=True, disable=not _ERR.is_terminal)
     shown.add_task(what, total=total, rate="")
     return shown
+
+
+@contextmanager
+def working(what: str, *, after_s: float = 2.0) -> Iterator[None]:
+    """Write ``what`` as a remark once the work in this context takes longer than two seconds."""
+    timer = threading.Timer(after_s, lambda: note(f"[dim]{plain(what)} …[/dim]"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_terminal() -> bool:

@@ -6,7 +6,6 @@ Exit codes: 1 data is damaged, 2 the request or the configuration is wrong, 3 tr
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +17,7 @@ from broker.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from headwater.extras import install_hint
 
 EXIT_DAMAGED: Final = 1
 EXIT_WRONG_REQUEST: Final = 2
@@ -86,14 +86,10 @@ def explain(error: BaseException) -> Failure | None:
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get(error.name or "", "demo")
         message = f"the Python package {error.name!r} is not installed"
-        return Failure("MissingPackage", message, _install_hint(extra), EXIT_WRONG_REQUEST)
+        return Failure("MissingPackage", message, install_hint(extra), EXIT_WRONG_REQUEST)
     return None
 
 
 def _os_error(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
-
-
-def _install_hint(extra: str) -> str:
-    return f"Install it into this environment: {sys.executable} -m pip install 'headwater[{extra}]'"

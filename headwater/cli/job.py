@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import typer
 
 from broker.errors import InvalidRequestError
 from headwater.cli import console
-from headwater.cli.discovery import find_server, use_lake_of
+from headwater.cli.discovery import Server, connect, find_server, use_lake_of
+from headwater.cli.interrupts import ends_in_one_line
 
 _MODULES: Final = "spark_jobs.jobs"
 _SERVER: Final = "--server"
@@ -54,7 +55,8 @@ def _command(name: str) -> Callable[[typer.Context], None]:
         main: Callable[[list[str]], int] = importlib.import_module(module).main
         if not _HELP & set(words):
             words = _with_server(words)
-        status = main(words)
+        with ends_in_one_line(), console.working(f"Spark starts, and works on {name}"):
+            status = main(words)
         if status:
             raise typer.Exit(status)
 
@@ -76,7 +78,21 @@ def _with_server(words: list[str]) -> list[str]:
         position += 1
     server = find_server(given)
     use_lake_of(server)
+    _look_up_stream(server, rest)
     return [_SERVER, server.flight, *rest]
+
+
+def _look_up_stream(server: Server, words: Sequence[str]) -> None:
+    """Ask the broker for the stream that is named: the start of Spark takes seconds.
+
+    Raises:
+        UnknownStreamError, UnavailableError.
+    """
+    for word, following in zip(words, (*words[1:], ""), strict=False):
+        name, equals, value = word.partition("=")
+        if name == "--stream":
+            with connect(server) as client:
+                client.stream(value if equals else following)
 
 
 for _name, _line in JOBS.items():

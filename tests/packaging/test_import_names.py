@@ -35,7 +35,7 @@ def test_the_commands_are_those_of_the_project() -> None:
     scripts = entry_points(group="console_scripts")
     ours = {script.name: script.value for script in scripts if script.name.startswith("headwater")}
     assert ours == {
-        "headwater": "headwater.cli.main:main",
+        "headwater": "headwater.__main__:main",
         "headwater-broker": "broker.__main__:main",
     }
 

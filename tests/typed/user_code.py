@@ -85,6 +85,41 @@ def fetching(client: headwater.Client) -> None:
     client.fetch("orders", start="beginning")  # type: ignore[arg-type]
 
 
+def consuming(client: headwater.Client) -> None:
+    """All partitions at once, and go on later."""
+    with client.consume("orders", columns=["offset", "value"]) as consumer:
+        assert_type(consumer, headwater.Consumer)
+        for one in consumer:
+            assert_type(one, headwater.Consumed)
+            assert_type(one.partition, int)
+            assert_type(one.fetched, headwater.Fetched)
+    assert_type(consumer.positions, dict[int, Offset])
+    consumer.close()
+    client.consume("orders", consumer.positions, follow=True)
+    client.consume("orders", 7)  # type: ignore[arg-type]
+
+
+async def in_coroutines() -> None:
+    """The same for asyncio."""
+    async with headwater.AsyncClient("grpc://127.0.0.1:7410") as client:
+        assert_type(await client.create_stream("orders", partitions=2), Stream)
+        assert_type(await client.stream("orders"), Stream)
+        assert_type(await client.streams(), list[Stream])
+        assert_type(await client.describe("orders"), StreamDescription)
+        async with client.producer("orders", acks="all") as producer:
+            assert_type(await producer.send([b"one"]), dict[int, AppendResult])
+        async with client.consume("orders", follow=True) as rows:
+            async for one in rows:
+                assert_type(one, headwater.Consumed)
+        await client.close()
+
+
+def without_spark() -> None:
+    """The whole history as one Arrow table."""
+    _, proof = headwater.read_table("orders", columns=["value"], as_of={0: 5}, latest=True)
+    assert_type(proof, Certificate)
+
+
 def holding(client: headwater.Client) -> None:
     """Leases, cuts, high watermarks, tiering."""
     lease = client.take_lease("orders", ttl_ms=60_000)

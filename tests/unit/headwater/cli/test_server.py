@@ -13,6 +13,7 @@ from broker import config as broker_config
 from broker.errors import InvalidConfigError
 from headwater.cli import server
 from headwater.cli.main import app
+from headwater.local.embedded import free_port
 
 
 @pytest.fixture
@@ -75,8 +76,12 @@ def test_up_overrides_only_what_it_decides() -> None:
 def test_the_daemons_configuration_is_checked(tmp_path: Path) -> None:
     """--check tells what is wrong, by key, and starts nothing."""
     file = tmp_path / "broker.toml"
-    file.write_text('[node]\nid = "b1"\n')
-    assert CliRunner().invoke(app, ["broker", "-c", str(file), "--check"]).exit_code == 0
+    flight, http = free_port(), free_port()
+    file.write_text(
+        f'[node]\nid = "b1"\n[nats]\nurl = ""\n[flight]\nport = {flight}\n[http]\nport = {http}\n'
+    )
+    checked = CliRunner().invoke(app, ["broker", "-c", str(file), "--check"])
+    assert checked.exit_code == 0, checked.output
     for text, word in (
         ("[node]\nidd = 1\n", "node.idd"),
         ("[nods]\n", "nods"),

@@ -1,0 +1,124 @@
+"""The client for asyncio: the calls of :class:`headwater.Client`, each in a worker thread.
+
+Arrow Flight's client blocks, so a call takes a thread of the event loop's pool while it runs. A
+consumer takes one thread per partition besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Literal, Self, Unpack
+
+from broker.codec.flight.protocol import AtTime
+from broker.model.records import AppendResult
+from broker.model.stream import Stream
+from headwater.client.client import Client, StreamDescription
+from headwater.client.consumer import Consumed, Consumer
+from headwater.client.partitioned_producer import PartitionedProducer
+from headwater.client.records import Records
+from headwater.client.settings import StreamSettings
+
+
+class AsyncProducer:
+    """Sends records from coroutines; made by :meth:`AsyncClient.producer`."""
+
+    def __init__(self, producer: PartitionedProducer) -> None:
+        self._producer = producer
+
+    async def send(self, records: Records) -> dict[int, AppendResult]:
+        """Send records and wait until they are stored; return the offsets by partition.
+
+        Several sends may wait at a time. Their order is that in which they were begun.
+
+        Raises:
+            HeadwaterError: as the future of :meth:`PartitionedProducer.send`.
+        """
+        sent = await asyncio.to_thread(self._producer.send, records)
+        return await asyncio.shield(asyncio.wrap_future(sent))
+
+
+class AsyncClient:
+    """A broker or a cluster, for coroutines. The arguments are those of :class:`Client`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        tls_ca_file: str | os.PathLike[str] | None = None,
+        tls_cert_file: str | os.PathLike[str] | None = None,
+        tls_key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.client = Client(
+            url, tls_ca_file=tls_ca_file, tls_cert_file=tls_cert_file, tls_key_file=tls_key_file
+        )
+
+    async def close(self) -> None:
+        """Close the connections; running reads end with an error."""
+        await asyncio.to_thread(self.client.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def create_stream(
+        self, name: str, *, subject: str | None = None, **config: Unpack[StreamSettings]
+    ) -> Stream:
+        """Create a stream, as :meth:`Client.create_stream`."""
+        return await asyncio.to_thread(self.client.create_stream, name, subject=subject, **config)
+
+    async def stream(self, name: str) -> Stream:
+        """Return a stream; raises UnknownStreamError."""
+        return await asyncio.to_thread(self.client.stream, name)
+
+    async def streams(self) -> list[Stream]:
+        """Return all streams by name."""
+        return await asyncio.to_thread(self.client.streams)
+
+    async def describe(self, name: str) -> StreamDescription:
+        """Return a stream with the positions of its partitions; raises UnknownStreamError."""
+        return await asyncio.to_thread(self.client.describe, name)
+
+    @asynccontextmanager
+    async def producer(
+        self, stream: str, *, acks: Literal["all", "leader", "none"] = "all"
+    ) -> AsyncIterator[AsyncProducer]:
+        """Return a producer for all partitions, as :meth:`Client.partitioned_producer`."""
+        made = await asyncio.to_thread(self.client.partitioned_producer, stream, acks=acks)
+        try:
+            yield AsyncProducer(made)
+        finally:
+            await asyncio.to_thread(made.close)
+
+    @asynccontextmanager
+    async def consume(
+        self,
+        stream: str,
+        start: Literal["earliest", "latest"] | AtTime | Mapping[int, int] = "earliest",
+        *,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[AsyncIterator[Consumed]]:
+        """Read all partitions, as :meth:`Client.consume`: ``async with … as rows: async for …``."""
+        consumer = await asyncio.to_thread(
+            self.client.consume, stream, start, columns=columns, follow=follow
+        )
+        try:
+            yield _batches(consumer)
+        finally:
+            await asyncio.to_thread(consumer.close)
+
+
+async def _batches(consumer: Consumer) -> AsyncIterator[Consumed]:
+    while (one := await asyncio.to_thread(next, consumer, None)) is not None:
+        yield one

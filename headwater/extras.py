@@ -1,0 +1,28 @@
+"""How to add an extra of Headwater to this environment: the words of every such hint."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+
+
+def install_hint(extra: str) -> str:
+    """Return a sentence with the command that installs the extra from where Headwater came.
+
+    A wheel or a checkout is named by its path. Only a Headwater that came from a package index is
+    named by its name: another index may have another project of that name.
+    """
+    origin = _origin()
+    what = f"headwater[{extra}]" if origin is None else f"headwater[{extra}] @ {origin}"
+    return f"Install it into this environment: {sys.executable} -m pip install '{what}'"
+
+
+def _origin() -> str | None:
+    """Return the URL of the file or folder that Headwater was installed from; None: an index."""
+    try:
+        told = importlib.metadata.distribution("headwater").read_text("direct_url.json")
+        url = json.loads(told or "{}").get("url")
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
+        return None
+    return url if isinstance(url, str) else None
