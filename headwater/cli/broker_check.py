@@ -25,7 +25,7 @@ _EXPIRES_SOON_DAYS: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckedNeed:
     """One thing that was checked: ``error`` None means that it is as it should be."""
 
     what: str
@@ -38,7 +38,7 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 
     0: all is well. 2: the configuration cannot work. 3: something cannot be reached now.
     """
-    found = list(findings(config, java=java))
+    found = list(checked_needs(config, java=java))
     for one in found:
         mark = "[green]ok[/green]   " if one.error is None else "[bold red]wrong[/bold red]"
         told = one.detail if one.error is None else f"{one.detail}: {one.error.message}"
@@ -52,33 +52,33 @@ def check(config: BrokerConfig, *, java: bool) -> int:
     return failures.EXIT_TRY_LATER if away else failures.EXIT_WRONG_REQUEST
 
 
-def findings(config: BrokerConfig, *, java: bool) -> Iterator[Finding]:
+def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
     """Check folder, ports, certificates, NATS and lake; with ``java`` also what Spark needs."""
-    yield _finding("data folder", config.node.data_dir, lambda: _writable(config.node.data_dir))
+    yield _checked("data folder", config.node.data_dir, lambda: _writable(config.node.data_dir))
     for name, host, port in _ports(config):
-        yield _finding(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
+        yield _checked(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
     for section, ca, certificate, key in _certificates(config):
         if certificate is not None or ca is not None:
             files = ", ".join(one for one in (ca, certificate, key) if one)
-            yield _finding(
+            yield _checked(
                 f"{section} certificates",
                 files,
                 lambda ca=ca, certificate=certificate, key=key: _usable(ca, certificate, key),  # type: ignore[misc]
             )
     if config.nats.url:
-        yield _finding("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
+        yield _checked("NATS", without_login(config.nats.url), lambda: _nats_answers(config))
     if config.lake.uri:
-        yield _finding("lake", config.lake.uri, lambda: _lake_answers(config))
+        yield _checked("lake", config.lake.uri, lambda: _lake_answers(config))
     if java:
-        yield _finding("Java", "for Spark", _java)
+        yield _checked("Java", "for Spark", _java)
 
 
-def _finding(what: str, detail: str, look: Callable[[], None]) -> Finding:
+def _checked(what: str, detail: str, look: Callable[[], None]) -> CheckedNeed:
     try:
         look()
     except HeadwaterError as error:
-        return Finding(what, detail, error)
-    return Finding(what, detail)
+        return CheckedNeed(what, detail, error)
+    return CheckedNeed(what, detail)
 
 
 def _writable(folder: str) -> None:

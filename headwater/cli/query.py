@@ -91,9 +91,9 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             wanted.
     """
     try:
-        from headwater.sql.expressions import NeedsSparkError
-        from headwater.sql.local import answer
-        from headwater.sql.parsing import parse_statement
+        from headwater.local_sql.expressions import NeedsSparkError
+        from headwater.local_sql.local import answer
+        from headwater.local_sql.parsing import parse_statement
     except ModuleNotFoundError as error:
         if engine == "local" or error.name not in ("duckdb", "sqlglot"):
             raise

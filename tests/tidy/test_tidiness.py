@@ -43,8 +43,8 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "boto3": ("tiering/store/s3.py",),
     "botocore": ("tiering/store/s3.py",),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
-    "sqlglot": ("headwater/sql/*.py",),
-    "duckdb": ("headwater/sql/duckdb_engine.py",),
+    "sqlglot": ("headwater/local_sql/*.py",),
+    "duckdb": ("headwater/local_sql/duckdb_engine.py",),
     "fastavro": ("spark_jobs/decode/avro_decoder.py",),
     "pyspark": ("spark_jobs/*.py", "pyspark_headwater.py"),
     "delta": ("spark_jobs/*.py",),

@@ -16,7 +16,7 @@ import pytest
 from broker.errors import GapError
 from broker.model.offsets import Offset
 from headwater.client import Client
-from headwater.sql.duckdb_engine import EngineRefusedError, RowSource, run
+from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served, serving
 

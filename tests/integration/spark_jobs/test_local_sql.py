@@ -11,9 +11,9 @@ import pytest
 
 from broker.model.offsets import Offset
 from headwater.client import Client
-from headwater.sql.expressions import NeedsSparkError
-from headwater.sql.local import answer
-from headwater.sql.parsing import parse_statement
+from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.local import answer
+from headwater.local_sql.parsing import parse_statement
 from simkit.tier.lake_broker import serving
 from spark_jobs.read.held_reads import release
 from spark_jobs.read.sql import query

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import InvalidRequestError
-from headwater.sql.parsing import parse_statement
+from headwater.local_sql.parsing import parse_statement
 
 
 @pytest.mark.parametrize(

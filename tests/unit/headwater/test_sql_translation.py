@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import InvalidRequestError
-from headwater.sql.expressions import NeedsSparkError
-from headwater.sql.parsing import parse_statement
-from headwater.sql.translation import Translated, translate_statement
+from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.parsing import parse_statement
+from headwater.local_sql.translation import Translated, translate_statement
 
 
 def _translated(text: str) -> Translated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tomllib
@@ -85,3 +86,9 @@ def test_the_package_shows_its_names_and_its_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert headwater.__version__ == project["version"]
     assert project["readme"] == "README.md"
+
+
+def test_no_module_hides_a_function_of_the_package() -> None:
+    """`headwater.sql(…)` was a module, and not callable, once a query was answered here."""
+    modules = {one.name for one in pkgutil.iter_modules(headwater.__path__)}
+    assert modules & set(headwater.__all__) == set()

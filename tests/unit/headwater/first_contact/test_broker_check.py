@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig, FlightConfig, HttpConfig, LakeConfig, NatsConfig, NodeConfig
-from headwater.cli.broker_check import check, findings
+from headwater.cli.broker_check import check, checked_needs
 from headwater.local.cluster_certificates import make_certificates
 from headwater.local.embedded import free_port
 
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> BrokerConfig:
 
 
 def _wrong(config: BrokerConfig) -> dict[str, str]:
-    found = findings(config, java=False)
+    found = checked_needs(config, java=False)
     return {one.what: one.error.message for one in found if one.error is not None}
 
 

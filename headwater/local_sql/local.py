@@ -16,17 +16,17 @@ import pyarrow as pa
 from broker.codec.schema import ROW_SCHEMA
 from broker.errors import UnknownStreamError
 from broker.model.certificate import Certificate
+from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
+from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.translation import Translated, translate_statement
 from headwater.reads.history import History
 from headwater.reads.instant import at_one_instant
 from headwater.reads.leases import held_cut
-from headwater.sql.duckdb_engine import EngineRefusedError, RowSource, run
-from headwater.sql.expressions import NeedsSparkError
-from headwater.sql.translation import Translated, translate_statement
 
 if TYPE_CHECKING:
     from broker.model.cut import Cut
     from headwater.client import Client
-    from headwater.sql.parsing import Statement
+    from headwater.local_sql.parsing import Statement
 
 
 def resolve(statement: Statement, client: Client) -> dict[str, str]:

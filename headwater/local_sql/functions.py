@@ -1,6 +1,6 @@
 """Translates the functions and aggregates of Spark SQL that DuckDB answers alike.
 
-Each is a rule of :data:`headwater.sql.expressions.RULES`; importing this module adds them.
+Each is a rule of :data:`headwater.local_sql.expressions.RULES`; importing this module adds them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from sqlglot import exp
 
-from headwater.sql.expressions import (
+from headwater.local_sql.expressions import (
     NUMBERS,
     RULES,
     Kind,

@@ -12,9 +12,9 @@ from typing import Final
 
 from sqlglot import exp
 
-import headwater.sql.functions  # noqa: F401  # adds its rules
+import headwater.local_sql.functions  # noqa: F401  # adds its rules
 from broker.errors import InvalidRequestError
-from headwater.sql.expressions import (
+from headwater.local_sql.expressions import (
     Kind,
     NeedsSparkError,
     Value,
@@ -23,7 +23,7 @@ from headwater.sql.expressions import (
     quoted,
     translate,
 )
-from headwater.sql.parsing import Statement
+from headwater.local_sql.parsing import Statement
 
 STREAM_KINDS: Final[Mapping[str, Kind]] = {
     "partition": Kind.INT,
@@ -199,7 +199,7 @@ class _Query:
 
 @dataclass(slots=True)
 class _Select:
-    """Translates one SELECT. It is the :class:`~headwater.sql.expressions.Names` of its parts."""
+    """Translates one SELECT. It is the ``Names`` (expressions.py) of its parts."""
 
     query: _Query
     relations: list[_Relation] = field(default_factory=list)
