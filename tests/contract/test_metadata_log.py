@@ -18,7 +18,7 @@ from broker.core.metadata.commands import CreateStream, DeleteStream, RegisterBr
 from broker.errors import HeadwaterError, InvalidRequestError, StreamExistsError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from simkit.raft.groups import CORES, LocalLog, MetadataLogs, RaftGroup
+from simkit.raft.groups import CORES, LoneLogs, MetadataLogs, RaftGroup
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetadataLog
     kind, _, size = request.param.partition("-")
     found: MetadataLogs
     if kind == "local":
-        found = LocalLog(tmp_path)
+        found = LoneLogs(tmp_path)
     else:
         found = RaftGroup(tmp_path, size=int(size), core=CORES[kind])
     yield found

@@ -1,8 +1,8 @@
 """``make nightly MINUTES=120 SEEDS=200000``: the simulations of ``make sim``, for hours.
 
-Every seed is lived nine times: a log on a failing disk, a cluster, the same with late copies of
-messages, with a table, with a stream that syncs now and then and with the product's own log, one of
-the product's own shells, and a Raft group with each implementation.
+Every seed is lived eight times: a log on a failing disk, a cluster of the product's own shells, the
+same with a lake, mixed (every ack policy, NATS, an operator, disks that are put back), mixed with a
+lake, over Raft, and a Raft group with each implementation.
 Ends at the last seed or when the minutes are over, whichever is first. Prints a line a minute,
 every violation as it is found with the command that repeats it, what was met how often, and one
 line of counts at the end. Exits with 1 on any violation. Ctrl-C ends it early, with the counts.
@@ -87,8 +87,6 @@ def _portions(first: int, last: int, until_s: float) -> Iterator[tuple[range, fl
 
 def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
     """Return every kind of life by name, with what is met in the life of a seed."""
-    from simkit.cluster import sim as cluster_sim
-    from simkit.cluster.mutants import LATE_FAULTS
     from simkit.house import house
     from simkit.log import sim as log_sim
     from simkit.raft import sim as raft_sim
@@ -100,21 +98,13 @@ def _lives() -> dict[str, Callable[[int], Iterable[str]]]:
 
     return {
         "log": lambda seed: log_sim.run_seed(seed).elements(),
-        "cluster": lambda seed: cluster_sim.run_seed(seed).seen.elements(),
-        "cluster, late copies": lambda seed: cluster_sim.run_seed(
-            seed, late=True, faults=LATE_FAULTS
+        "house": lambda seed: house.run_seed(seed).seen.elements(),
+        "house, with a lake": lambda seed: house.run_seed(seed, with_lake=True).seen.elements(),
+        "house, mixed": lambda seed: house.run_seed(seed, mixed=True).seen.elements(),
+        "house, mixed, with a lake": lambda seed: house.run_seed(
+            seed, mixed=True, with_lake=True
         ).seen.elements(),
-        "cluster, with a table": lambda seed: cluster_sim.run_seed(
-            seed, tiered=True, real_log=seed % 4 == 3
-        ).seen.elements(),
-        "cluster, synced now and then": lambda seed: cluster_sim.run_seed(
-            seed, interval=True, real_log=seed % 4 == 3
-        ).seen.elements(),
-        "cluster, own log": lambda seed: cluster_sim.run_seed(seed, real_log=True).seen.elements(),
-        "cluster, own shells": lambda seed: house.run_seed(seed).seen.elements(),
-        "cluster, own shells over Raft": lambda seed: house.run_seed(
-            seed, with_raft=True
-        ).seen.elements(),
+        "house, over Raft": lambda seed: house.run_seed(seed, with_raft=True).seen.elements(),
         "raft": lambda seed: raft_sim.run_seed(seed)[0].elements(),
         "raft, pysyncobj": pysyncobj,
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from broker.errors import CommitTimeoutError, InvalidRequestError
+from broker.errors import InvalidRequestError
 from broker.model.records import AckPolicy
 from simkit.house.house import House
 from simkit.house.scripts import (
@@ -15,6 +16,7 @@ from simkit.house.scripts import (
     caught,
     committed,
     cut_off,
+    elect,
     finish,
     leader,
     log_end,
@@ -22,12 +24,15 @@ from simkit.house.scripts import (
     one_partition,
     resume,
     row,
-    the_one,
+    table_beyond_the_last_replica,
 )
 from simkit.mistakes.cores import MUTANTS
+from simkit.mistakes.shells import INTERVAL_MUTANTS
 from simkit.mistakes.shells import MUTANTS as SHELL_MUTANTS
+from simkit.mistakes.tiering import MIXED_MUTANTS
 
 SEEDS = range(3)
+ALL_MUTANTS = {**MUTANTS, **MIXED_MUTANTS, **INTERVAL_MUTANTS}
 
 
 @contextmanager
@@ -130,7 +135,7 @@ def test_a_leader_that_nobody_hears_is_reported_and_replaced(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -> None:
     """Without its ISR a partition stays offline; what an operator gives up is reported (A10)."""
-    shape = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
     with one_partition(seed, **shape) as house:
         house.run_for(400)
         last = next(name for name in house.nodes if name != row(house).leader)
@@ -146,8 +151,8 @@ def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -
         end = log_end(house, last)
         assert end < committed(house)
         with pytest.raises(InvalidRequestError, match="accept the loss"):
-            _elect(house, last, accepts=False)
-        _elect(house, last, accepts=True)
+            elect(house, last, accepts=False)
+        elect(house, last, accepts=True)
         house.run_for(1000)
         assert row(house).leader == last
         finish(house)
@@ -156,50 +161,9 @@ def test_an_unclean_election_needs_consent_and_is_told_to_everybody(seed: int) -
         assert (loss.leader, loss.log_end, set(loss.given_up)) == (last, end, given_up)
 
 
-def _elect(house: House, name: str, *, accepts: bool) -> None:
-    """Ask until the answer is known: now and then a proposal ends as after a timeout."""
-    for _ in range(20):
-        try:
-            house.operator.elect(the_one(house), name, accepts=accepts)
-        except CommitTimeoutError:
-            house.run_for(300)
-        except InvalidRequestError:
-            if not row(house).losses:  # else it was done before, and its answer was late
-                raise
-        if row(house).losses:
-            return
-    raise AssertionError("nobody answered")
-
-
-def test_a_polite_stop_of_everybody_is_believed_once() -> None:
-    """A stream that syncs now and then goes on by itself; after the next end nobody vouches."""
-    shape = {"brokers": 3, "factor": 3, "min_isr": 1, "policies": (AckPolicy.ALL,)}
-    with one_partition(4, interval=True, **shape) as house:
-        house.run_for(400)
-        for node in house.nodes.values():
-            node.stop()
-        house.run_for(2_500)
-        assert house.world.seen["clean stop noted"] == 3
-        until_ms = house.world.now_ms + 5_000
-        while row(house).leader is None:
-            house.run_for(10)
-            assert house.world.now_ms < until_ms, house.describe()
-        assert row(house).losses == ()
-        for node in house.nodes.values():
-            node.kill(power=True)
-        for node in house.nodes.values():
-            node.start_again()
-        while row(house).status != "offline":
-            house.run_for(10)
-            assert house.world.now_ms < until_ms + 10_000, house.describe()
-        assert (row(house).isr, row(house).eligible) == ((), ())
-        finish(house)
-        assert row(house).losses
-
-
 def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
     """A replica that had shown them reports the loss before it cuts them off."""
-    shape = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 2, "policies": (AckPolicy.NONE,)}
     with one_partition(5, **shape) as house:
         house.run_for(400)
         last = next(name for name in house.nodes if name != row(house).leader)
@@ -210,7 +174,7 @@ def test_a_follower_says_which_committed_records_the_new_leader_lacks() -> None:
             node.machine.pause()
         mend(house, links)
         house.run_for(3000)
-        _elect(house, last, accepts=True)
+        elect(house, last, accepts=True)
         house.run_for(1000)
         resume(others)
         finish(house)
@@ -223,7 +187,12 @@ def test_two_replicas_that_lead_in_turn_and_never_meet_agree_in_the_end(seed: in
 
     Their processes are stopped, not ended: one that restarted would wait for the other's answer.
     """
-    shape = {"brokers": 3, "factor": 2, "min_isr": 2, "policies": (AckPolicy.LEADER,)}
+    shape: dict[str, Any] = {
+        "brokers": 3,
+        "factor": 2,
+        "min_isr": 2,
+        "policies": (AckPolicy.LEADER,),
+    }
     with one_partition(seed, **shape) as house:
         house.run_for(300)
         one = leader(house)
@@ -253,6 +222,11 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
         finish(house)
 
 
+def test_the_last_replica_begins_at_the_table_s_end() -> None:
+    """It ends below what was shipped; no offset of the table is given out again."""
+    table_beyond_the_last_replica(note_is_lost=False)
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_pass_without_their_mistake(script: str) -> None:
     """What a script catches is the mutant's mistake."""
@@ -262,4 +236,4 @@ def test_scripts_pass_without_their_mistake(script: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_notice_their_mistake(script: str) -> None:
     """The mistake that a script is there for breaks a promise in it."""
-    assert caught(MUTANTS[script], SCRIPTS[script])
+    assert caught(ALL_MUTANTS[script], SCRIPTS[script])

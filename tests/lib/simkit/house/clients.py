@@ -61,7 +61,7 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PublishAnswer:
     """What became of it."""
 
     number: int
@@ -100,7 +100,7 @@ def serve(node: Node, request: Publish) -> None:
                     world.note("A11 refused while the ISR is below its minimum")
                 if isinstance(found, DiskFullError):
                     world.note("D8 disk full, refused")
-        answer = Answer(
+        answer = PublishAnswer(
             number=request.number,
             offset=offset,
             leader_epoch=epoch,
@@ -298,7 +298,7 @@ class Publisher:
             self._world.note(f"NATS publish refused: {body['headwater']['type']}")
             return
         self._hear(
-            Answer(
+            PublishAnswer(
                 number=number,
                 offset=body["offset"],
                 leader_epoch=body["leader_epoch"],
@@ -308,7 +308,7 @@ class Publisher:
             )
         )
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: PublishAnswer) -> None:
         one = self._sent.pop(answer.number, None)
         if answer.error is not None:
             self._target = None
@@ -337,7 +337,7 @@ class Publisher:
             self._world.note(f"retry answered with its first offset ({kind})")
 
 
-class Reader:
+class CommittedReader:
     """Reads what is committed of one partition from whoever says that it leads."""
 
     def __init__(

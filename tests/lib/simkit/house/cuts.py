@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker.errors import FencedError, UnavailableError
+from broker.errors import CorruptDataError, FencedError, UnavailableError
 from broker.model.cut import Cut, PartitionCut
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import OffsetRange
@@ -76,7 +76,11 @@ class CutTaker:
             self._world.note("cut of a broker that leads no more")
             return
         assert cut.lease.expires_us > node.machine.now_us(), "read while the lease lives"
-        parts = [self._part(node, one) for one in cut.partitions]
+        try:
+            parts = [self._part(node, one) for one in cut.partitions]
+        except CorruptDataError:
+            self._world.note("cut of a log that cannot be read")
+            return
         self.readings.append(Reading.of(f"cut at {process}", began, parts))
         self._world.note("cut read")
 

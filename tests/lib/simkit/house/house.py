@@ -36,7 +36,7 @@ from checkkit.checker import check_reading, judge
 from checkkit.history import History
 from checkkit.readings import PartReading, Reading, Row, Source
 from simkit.house.beneath.raft import RaftHouse
-from simkit.house.clients import RULES, Publisher, Reader, rows_of, serve
+from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, serve
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
 from simkit.house.faults import Faults
@@ -135,7 +135,7 @@ class House:
         self.streams: list[Stream] = []
         self.partitions: list[PartitionId] = []
         self.publishers: list[Publisher] = []
-        self.readers: list[Reader] = []
+        self.readers: list[CommittedReader] = []
         self.takers: list[CutTaker] = []
         self.oracle = Oracle(self)
         for machine in machines.values():
@@ -238,7 +238,7 @@ class House:
                     )
                 )  # fmt: skip
             self.readers.append(
-                Reader(
+                CommittedReader(
                     (number, partition_id), self.world, self.nodes, self.history,
                     lease_ms=self.setting.election.lease_ms(),
                 )

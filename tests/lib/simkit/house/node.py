@@ -150,6 +150,7 @@ class Node:
         self.closes_politely = False  # its logs, when it is told to stop
         network.join(name, self._receive)
         machine.on_end.append(lambda _: self.forget())
+        machine.start_again = self.start_again
 
     # ------------------------------------------------------------------ life
 

@@ -16,7 +16,7 @@ from broker.core.metadata.state import Loss
 from broker.errors import HeadwaterError
 from broker.model.ids import BrokerId, PartitionId
 from simkit.house.metadata import META
-from simkit.house.oracle import log_of
+from simkit.house.oracle import Kept, log_of
 from simkit.network.world import both_ways
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Operator:
         if house.damage.is_lost(partition_id, name):
             return False
         log, known_end = log_of(driver), len(house.oracle.of(partition_id).committed)
-        common = house.oracle.common_end(partition_id, log)
-        if self._held(partition_id) <= log.log_end and common < min(log.log_end, known_end):
+        common = house.oracle.common_end(partition_id, Kept.of(log), log.log_end)
+        if self.held(partition_id) <= log.log_end and common < min(log.log_end, known_end):
             self._world.note("T operator passes over a log that has left the history", name)
             return False
         told: list[bool] = []
@@ -128,7 +128,7 @@ class Operator:
         node.machine.run(node.machine.life, ask)
         return bool(told)
 
-    def _held(self, partition_id: PartitionId) -> int:
+    def held(self, partition_id: PartitionId) -> int:
         """Return how far the table reaches."""
         lake = self._house.lake
         if lake is None:
@@ -154,9 +154,15 @@ class Operator:
         """What is lost is in the metadata: from where on, up to what was known."""
         house, oracle = self._house, self._house.oracle
         driver = house.nodes[loss.leader].replica(partition_id)
-        assert driver is not None, f"{loss.leader} was named and has no replica"
-        known_end = len(oracle.of(partition_id).committed)
-        lost_from = max(oracle.common_end(partition_id, log_of(driver)), self._held(partition_id))
+        truth = oracle.of(partition_id)
+        known_end = len(truth.committed)
+        if driver is None:  # named by a proposal that was late, when its process had ended
+            kept = truth.kept[loss.leader]
+            common = oracle.common_end(partition_id, kept, kept.synced_end)
+        else:
+            log = log_of(driver)
+            common = oracle.common_end(partition_id, Kept.of(log), log.log_end)
+        lost_from = max(common, self.held(partition_id))
         if lost_from < known_end:
             told = (loss.log_end, loss.known_end)
             self._world.note("T committed records recorded as lost", lost_from, known_end)

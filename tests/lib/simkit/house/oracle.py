@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.core.metadata.state import PartitionState
@@ -37,6 +38,20 @@ def log_of(driver: PartitionDriver) -> PartitionLog:
     return driver._local.log
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is of a log: its start, how much of it is synced, and who wrote it."""
+
+    start: int
+    synced_end: int
+    epochs: EpochHistory
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> Kept:
+        """Look at an open log."""
+        return cls(log.log_start, log.synced_end, log.epochs)
+
+
 class Truth:
     """What is known of one partition."""
 
@@ -46,7 +61,7 @@ class Truth:
         self.leaders: dict[int, str] = {}  # by leader epoch: the process that led it
         # By leader epoch and follower: its process, what that told, what a former one had told.
         self.counted: dict[tuple[int, str], tuple[int, int, int]] = {}
-        self.kept: dict[str, tuple[int, EpochHistory]] = {}  # synced by a process that has ended
+        self.kept: dict[str, Kept] = {}  # by processes that have ended
         self.lost: list[tuple[int, int]] = []  # accepted losses: from which offset, at which step
         self.given_up_epoch = 0  # leaders up to this one have lost what they show from then on
 
@@ -142,8 +157,7 @@ class Oracle:
         for partition_id in self._house.partitions:
             driver = self._house.nodes[name].log_holder(partition_id)
             if driver is not None and not driver.health.is_damaged:
-                log = log_of(driver)
-                self.of(partition_id).kept[name] = (log.synced_end, log.epochs)
+                self.of(partition_id).kept[name] = Kept.of(log_of(driver))
 
     def give_up(self, partition_id: PartitionId, end: int, epoch: int) -> None:
         """An operator accepts that everything from ``end`` on is lost, and nothing else."""
@@ -152,11 +166,10 @@ class Oracle:
         truth.given_up_epoch = epoch
         del truth.committed[end:]
 
-    def common_end(self, partition_id: PartitionId, log: PartitionLog) -> int:
+    def common_end(self, partition_id: PartitionId, kept: Kept, log_end: int) -> int:
         """Return how much of what is committed a log has, with what the table has below it."""
         committed = self.of(partition_id).committed
-        start, end = log.log_start, min(log.log_end, len(committed))
-        epochs = log.epochs
+        start, end, epochs = kept.start, min(log_end, len(committed)), kept.epochs
         if 0 < start <= len(committed):
             before = epochs.epoch_of(Offset(start - 1))
             if before and before != committed[start - 1]:
@@ -199,13 +212,12 @@ class Oracle:
         found = [truth.kept[name]] if name in truth.kept else []
         driver = self._house.nodes[name].log_holder(partition_id)
         if driver is not None and not driver.health.is_damaged:
-            log = log_of(driver)
-            found = [(log.synced_end, log.epochs)]
+            found = [Kept.of(log_of(driver))]
             if self._house.damage.is_lost(partition_id, name) and name in truth.kept:
                 found.append(truth.kept[name])
         epoch = truth.committed[end - 1]
         return any(
-            synced >= end and epochs.epoch_of(Offset(end - 1)) == epoch for synced, epochs in found
+            one.synced_end >= end and one.epochs.epoch_of(Offset(end - 1)) == epoch for one in found
         )
 
     # ------------------------------------------------------------------ after every step
@@ -234,6 +246,8 @@ class Oracle:
                 continue
             if self._house.damage.is_lost(partition_id, name):
                 continue  # see damage.py: whether it may count is another question
+            start = log_of(driver).log_start
+            assert start <= row.cold_end, f"{name} begins at {start}, in no table"
             if driver.replication.synced_position[1] >= end:
                 self._same_record(truth, log_of(driver), end, name)
 

@@ -5,6 +5,7 @@ Whatever a process plans is forgotten with its life, and waits while it is stopp
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -27,6 +28,7 @@ class Machine:
         self.life = 0
         self.alive = self.paused = False
         self.fails_by_power = False  # what ends the process in the middle of an operation
+        self.start_again: Callable[[], None] = lambda: None  # what a process manager does
         self.on_end: list[Callable[[str], None]] = []  # hear that a process is about to end
         self._rate = 1.0
         self._clock_set_ms = 0
@@ -133,6 +135,13 @@ class Machine:
             if life == self.life:
                 self.world.note("ended in the middle of an operation", self.name)
                 self.end_life(power=self.fails_by_power)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            if life == self.life:
+                self.world.note("ended by a failing disk", self.name)
+                self.end_life(power=False)
+                self.world.at(300, self.start_again)
 
 
 class WorldTurns:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from broker.codec.peer import replica_messages
 from broker.core.metadata.commands import NameCandidate, StartElection
 from broker.core.metadata.state import PartitionState
+from broker.errors import CommitTimeoutError, InvalidRequestError
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.records import AckPolicy
 from broker.model.replica_messages import FetchAnswer, FetchRequest
@@ -31,10 +32,10 @@ NO_FAULTS: Final = frozenset[str]()
 
 
 @contextmanager
-def one_partition(seed: int, **shape: Any) -> Iterator[House]:
+def one_partition(seed: int, *, with_lake: bool = False, **shape: Any) -> Iterator[House]:
     """Lend a house of one partition, in which nothing goes wrong by itself."""
     chosen = Shape(streams=1, partitions=1, **shape)
-    with opened(seed, faults=NO_FAULTS, shape=chosen) as house:
+    with opened(seed, faults=NO_FAULTS, shape=chosen, with_lake=with_lake) as house:
         house.network.join(_CLIENT, lambda *_: None)
         house.begin()
         yield house
@@ -286,8 +287,91 @@ def answer_of_a_follower() -> None:
         finish(house)
 
 
+def elect(house: House, name: str, *, accepts: bool = True) -> None:
+    """Ask until the answer is known: now and then a proposal ends as after a timeout."""
+    for _ in range(20):
+        try:
+            house.operator.elect(the_one(house), name, accepts=accepts)
+        except CommitTimeoutError:
+            house.run_for(300)
+        except InvalidRequestError:
+            if not row(house).losses:  # else it was done before, and its answer was late
+                raise
+        if row(house).losses:
+            return
+    raise AssertionError("nobody answered")
+
+
+def table_beyond_the_last_replica(*, note_is_lost: bool) -> None:
+    """The only replica that is left ends below the table, whose end perhaps nobody has noted.
+
+    It leads with a log that begins at the table's end; the others follow it when they are back.
+    """
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 2}
+    with one_partition(2, with_lake=True, policies=(AckPolicy.ALL,), **shape) as house:
+        house.run_for(400)
+        last = next(name for name in house.nodes if name != row(house).leader)
+        links = cut_off(house, last)
+        end = log_end(house, last)
+        until_ms, commits = house.world.now_ms + 10_000, 0
+        while True:
+            assert house.world.now_ms < until_ms, "nothing was shipped"
+            house.run_for(1)
+            assert house.lake is not None
+            before, commits = commits, len(list(house.lake.root.rglob("_delta_log/*.json")))
+            noted = row(house).cold_end
+            if note_is_lost and commits > before and house.operator.held(the_one(house)) > noted:
+                break
+            if not note_is_lost and noted > end:
+                break
+        assert house.operator.held(the_one(house)) > end, "the table has what this replica lacks"
+        for name in sorted({*house.nodes} - {last}):
+            house.nodes[name].kill(power=True)
+        mend(house, links)
+        house.run_for(3000)
+        elect(house, last)
+        run_until(house, lambda: row(house).leader == last, "the last replica leads")
+        house.run_for(1000)
+        finish(house)
+        assert house.world.seen["T log begins at the cold end"]
+
+
+def table_beyond_the_last_replica_is_not_noted() -> None:
+    """See :func:`table_beyond_the_last_replica`."""
+    table_beyond_the_last_replica(note_is_lost=True)
+
+
+def polite_stop_of_everybody() -> None:
+    """A stream that syncs by interval goes on after it; after the next end nobody vouches."""
+    shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 1, "policies": (AckPolicy.ALL,)}
+    with one_partition(4, interval=True, **shape) as house:
+        house.run_for(400)
+        for node in house.nodes.values():
+            node.stop()
+        house.run_for(2_500)
+        assert house.world.seen["clean stop noted"] == 3
+        until_ms = house.world.now_ms + 5_000
+        while row(house).leader is None:
+            house.run_for(10)
+            assert house.world.now_ms < until_ms, house.describe()
+        assert row(house).losses == ()
+        for node in house.nodes.values():
+            node.kill(power=True)
+        for node in house.nodes.values():
+            node.start_again()
+        while row(house).status != "offline":
+            house.run_for(10)
+            assert house.world.now_ms < until_ms + 10_000, house.describe()
+        assert (row(house).isr, row(house).eligible) == ((), ())
+        finish(house)
+        assert row(house).losses
+
+
 # By the mutant that a script is there for.
 SCRIPTS: Final[dict[str, Callable[[], None]]] = {
+    "clean_stop_believed_twice": polite_stop_of_everybody,
+    "every_end_is_a_clean_stop": polite_stop_of_everybody,
+    "cold_end_learned_after_the_election": table_beyond_the_last_replica_is_not_noted,
     "no_epoch_in_acks": late_fetch_of_an_older_epoch,
     "answers_of_followers": answer_of_a_follower,
 }

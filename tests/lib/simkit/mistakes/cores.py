@@ -507,3 +507,35 @@ MUTANTS: Final[dict[str, Mutant]] = {
         write_what_comes,
     )
 }
+
+# In a mixed life of a house each of these breaks a promise, first known in this seed.
+HOUSE_SEEDS: Final = {
+    "truncate_to_high_watermark": 0,
+    "no_alignment": 0,
+    "align_one_step": 13,
+    "unfenced_answers": 43,
+    "expand_on_time": 1,
+    "shrink_before_it_is_decided": 0,
+    "ignore_pending_isr": 5,
+    "leader_acks_before_sync": 0,
+    "min_isr_for_all_only": 1,
+    "any_folder_proves": 9,
+    "elect_anybody": 8,
+    "everybody_stays_eligible": 11,
+    "last_replica_standing": 0,
+    "ack_without_a_lease": 41,
+    "lease_checked_too_early": 54,
+    "drop_replicas_early": 7,
+    "same_epoch_after_restart": 0,
+    "restarts_leave_no_mark": 47,
+    "candidate_without_a_comparison": 21,
+    "one_answer_is_enough": 21,
+}
+QUICK: Final = (
+    "truncate_to_high_watermark",
+    "no_alignment",
+    "expand_on_time",
+    "min_isr_for_all_only",
+    "last_replica_standing",
+    "same_epoch_after_restart",
+)

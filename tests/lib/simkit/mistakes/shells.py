@@ -378,6 +378,14 @@ INTERVAL_MUTANTS: Final[dict[str, Mutant]] = {
     one.__name__: one for one in (clean_stop_believed_twice, every_end_is_a_clean_stop)
 }
 
+# These are hunted in mixed lives.
+MIXED: Final = frozenset(
+    {
+        "follower_answers_before_the_sync",
+        "retry_table_of_the_old_leader",
+        "reassignment_is_not_notified",
+    }
+)
 LOST_FAULTS: Final = frozenset({"folder", "rot", "kill", "slow"})
 # Faults in whose midst a mistake is likely to matter; others: those that the seed draws.
 BIASED: Final[dict[str, frozenset[str]]] = {
@@ -396,6 +404,7 @@ BIASED: Final[dict[str, frozenset[str]]] = {
 # The first seed that is known to show it, if that is not 0.
 FIRST_SEEDS: Final = {
     "late_views_are_not_followed": 7,
+    "retry_table_of_the_old_leader": 10,
     "every_other_change_is_missed": 127,
     "older_view_wins": 14,
     "views_are_taken_out_of_order": 4,

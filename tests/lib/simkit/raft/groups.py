@@ -43,7 +43,7 @@ class MetadataLogs(Protocol):
         """End all of them."""
 
 
-class LocalLog:
+class LoneLogs:
     """The log of a broker alone, as its daemon opens it."""
 
     def __init__(self, folder: Path) -> None:

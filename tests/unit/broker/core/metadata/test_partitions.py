@@ -111,6 +111,14 @@ def test_replicas_that_leave_below_min_isr_stay_eligible() -> None:
     assert cluster.one().eligible == ()
 
 
+def test_a_replica_that_leaves_an_isr_which_commits_without_it_is_not_eligible() -> None:
+    """The others go on to commit what it lacks; an election of it would lose that."""
+    cluster = MetadataRig()
+    assert cluster.one().isr == (A, B, C)
+    cluster.fence(C)
+    assert (cluster.one().isr, cluster.one().eligible) == ((A, B), ())
+
+
 def test_a_folder_that_is_not_the_last_session_s_proves_nothing() -> None:
     """A wiped, copied or restored folder is out of ISR and eligible as it registers (A8, D14)."""
     cluster = MetadataRig()

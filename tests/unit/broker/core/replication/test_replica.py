@@ -515,6 +515,25 @@ def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
     assert replica.role == "none"
 
 
+def test_a_late_answer_to_the_former_process_is_not_taken_for_one_to_this_process() -> None:
+    """It is of the same leader epoch, and tells of a log that a crash may have cut."""
+
+    def asked(broker_epoch: int) -> tuple[PartitionReplica, EpochEndRequest]:
+        replica = PartitionReplica(
+            me=A,
+            broker_epoch=BrokerEpoch(broker_epoch),
+            facts=lambda: _facts(10, (1, 0)),
+            lease_until_ms=1_000_000,
+        )
+        epochs = {A: BrokerEpoch(broker_epoch), B: ONE, C: ONE}
+        return replica, _asked(replica.view_changed(_view(leader=B, broker_epochs=epochs), 0))
+
+    _, former = asked(1)
+    present, request = asked(2)
+    assert present.message(_told(former, 1, 2), 1) == []
+    assert present.message(_told(request, 1, 2), 2) == [TruncateLog(Offset(2))]
+
+
 def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead() -> None:
     """Offsets that the table holds are given to no other records, whoever was elected how."""
     named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))

@@ -13,6 +13,7 @@ import pytest
 
 from broker.adapters.disk.files import DiskFiles
 from broker.codec.record_batch import prepare
+from broker.core.dedup import ProducerTable
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
 from broker.errors import DiskFullError, HeadwaterError, NotEnoughReplicasError, NotLeaderError
@@ -28,7 +29,7 @@ from broker.model.ids import (
 from broker.model.lineage import Leadership, Lineage
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
-from broker.model.replica_messages import FetchRequest, ReplicaMessage
+from broker.model.replica_messages import FetchRequest, LogPrefix, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition.commit_scheduler import Turn
 from broker.runtime.partition.context import (
@@ -39,6 +40,7 @@ from broker.runtime.partition.context import (
 )
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SLEPT_MS, Claims
+from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaIdentity
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from simkit.brokers.memory_broker import FakeClock
@@ -277,6 +279,40 @@ def test_a_retry_beside_a_write_that_found_no_room_waits_for_its_commit(
     assert retry == [], "a single broker holds it"
     scene.fetched(synced=1)
     assert [(one.base_offset, one.duplicate) for one in (*first, *retry)] == [(0, False), (0, True)]
+
+
+def test_a_follower_below_the_log_s_start_is_told_where_it_begins_and_who_wrote_before(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins there, where the table ends or below; as a leader it will meet retries of both."""
+    scene.put(ALL, sequence=0)
+    scene.fetched(synced=1)
+    scene.log.seal_active(1)
+    scene.put(ALL, sequence=1)
+    scene.log.free([Offset(0)])
+    sent: list[Any] = []
+    monkeypatch.setattr(scene.links, "send", lambda _, message: sent.append(message))
+    scene.fetched(synced=0)
+    (answer,) = sent
+    assert (answer.refusal, answer.start) == ("below_start", 1)
+    assert ProducerTable.from_state(answer.prefix.producers).expected(ProducerId(7)) == 1
+
+
+def test_a_log_that_begins_at_the_cold_end_knows_no_epochs_below_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never had those records; with epochs of its own a follower could keep others there."""
+    scene.put(LEADER)
+    begun: list[Any] = []
+
+    def replaced(_: LocalLog, start: Offset, prefix: LogPrefix) -> None:
+        begun.append((start, prefix.epochs))
+
+    monkeypatch.setattr(LocalLog, "replace", replaced)
+    named: dict[str, Any] = {"leader": None, "candidate": A, "isr": frozenset()}
+    epochs: dict[str, Any] = {"leader_epoch": LeaderEpoch(2), "partition_epoch": PartitionEpoch(2)}
+    scene.view(replace(VIEW, status="candidate_found", cold_end=Offset(5), **named, **epochs))
+    assert begun == [(5, ())]
 
 
 def test_a_new_lease_proves_nothing_to_leader_acks(scene: Scene) -> None:

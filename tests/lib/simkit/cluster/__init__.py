@@ -1,1 +1,0 @@
-"""The simulated cluster that imitates the shells; simkit/house takes its place."""
