@@ -33,18 +33,31 @@ def ends_in_one_line(*clean_ups: Callable[[], object]) -> Iterator[None]:
         return
     over = threading.Event()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # threads and children inherit it
-    threading.Thread(target=_wait, args=(over, clean_ups), name="interrupts", daemon=True).start()
+    # A thread that was there before may get the signal; Python's handler then writes to this pipe.
+    heard, told = os.pipe()
+    os.set_blocking(heard, False)
+    os.set_blocking(told, False)
+    former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    waiting = threading.Thread(target=_wait, args=(over, heard, clean_ups), daemon=True)
+    waiting.start()
     try:
         yield
     finally:
         over.set()
+        waiting.join()
+        signal.set_wakeup_fd(former)
+        os.close(heard)
+        os.close(told)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(over: threading.Event, clean_ups: tuple[Callable[[], object], ...]) -> None:
+def _wait(over: threading.Event, heard: int, clean_ups: tuple[Callable[[], object], ...]) -> None:
     while not over.is_set():
         if signal.sigtimedwait(_SIGNALS, _LOOK_S) is not None:
             _end(clean_ups)
+        with suppress(BlockingIOError):
+            if signal.SIGINT in os.read(heard, 64):
+                _end(clean_ups)
 
 
 def _end(clean_ups: tuple[Callable[[], object], ...]) -> None:

@@ -17,10 +17,11 @@ from spark_jobs.jobs import ingest
 Run = Callable[..., Any]
 
 _PROGRAM = """
-import subprocess, sys, time
+import subprocess, sys, threading, time
 from headwater.cli.interrupts import ends_in_one_line
 
 child = subprocess.Popen(["sleep", "100"])
+threading.Thread(target=time.sleep, args=(100,), daemon=True).start()  # gets the signal
 
 def clean_up():
     child.kill()
