@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -27,29 +28,32 @@ _PROGRAM: Final = Path(__file__).with_name("fork_server.py")
 
 def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start ``python -m broker …`` as ``headwater.local.embedded.spawn`` does, but by a fork."""
+    return start(command, log, os.environ)
+
+
+def start(command: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start ``python -m broker …`` in this environment; its output is appended to a file."""
     assert command[:3] == [sys.executable, "-m", "broker"], command
-    process = _server(_python_settings()).start(command[3:], log)
+    server = _server(_python_settings(environment))
+    process = ForkedProcess(server, command[3:], log, environment)
     return cast("subprocess.Popen[bytes]", process)
 
 
-def _python_settings() -> tuple[tuple[str, str], ...]:
+def _python_settings(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return what Python takes from the environment as it starts: another server for another."""
-    return tuple(
-        sorted(
-            one for one in os.environ.items() if one[0].startswith(("PYTHON", "LD_", "PLANTED_"))
-        )
-    )
+    names = ("PYTHON", "LD_", "PLANTED_")
+    return tuple(sorted(one for one in environment.items() if one[0].startswith(names)))
 
 
 @functools.cache
-def _server(_settings: tuple[tuple[str, str], ...]) -> _ForkServer:
-    return _ForkServer()
+def _server(settings: tuple[tuple[str, str], ...]) -> _ForkServer:
+    return _ForkServer(dict(settings))
 
 
 class _ForkServer:
     """The process that forks; it ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str]) -> None:
         self._link, other = socket.socketpair()
         with other:
             os.set_inheritable(other.fileno(), True)
@@ -58,19 +62,10 @@ class _ForkServer:
                 [sys.executable, "-I", "-S", str(shim), str(os.getpid()),
                  sys.executable, str(_PROGRAM), str(other.fileno())],
                 stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], start_new_session=True,
+                env={**os.environ, **settings},
             )  # fmt: skip
         self._lines = self._link.makefile("r")
         self._asking = threading.Lock()
-
-    def start(self, arguments: list[str], log: Path) -> ForkedProcess:
-        """Start a broker with these arguments."""
-        asked = {
-            "arguments": arguments,
-            "log": str(log.absolute()),
-            "environment": dict(os.environ),
-            "folder": str(Path.cwd()),
-        }
-        return ForkedProcess(self, self.ask(asked))
 
     def ask(self, request: dict[str, Any]) -> int:
         """Return the server's answer. Blocks."""
@@ -82,11 +77,19 @@ class _ForkServer:
 class ForkedProcess:
     """A broker's process: what tests use of ``subprocess.Popen``."""
 
-    def __init__(self, server: _ForkServer, pid: int) -> None:
+    def __init__(
+        self, server: _ForkServer, arguments: list[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
+        asked = {
+            "arguments": arguments,
+            "log": str(log.absolute()),
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+        }
         self._server = server
-        self.pid = pid
+        self.pid = server.ask(asked)
         self.returncode: int | None = None
-        self._handle = os.pidfd_open(pid)  # its pid stays its own until it is reaped
+        self._handle = os.pidfd_open(self.pid)  # its pid stays its own until it is reaped
         self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
