@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from headwater.reads.as_of import AsOf
+from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
 from spark_jobs import session as sessions
 from spark_jobs.clients import client_of
 from spark_jobs.read import explain as explaining
 from spark_jobs.read import held_reads, unified
 from spark_jobs.read import sql as queries
-from spark_jobs.read.leases import LEASE_TTL_MS_DEFAULT
 
 if TYPE_CHECKING:
     from headwater.client import Client

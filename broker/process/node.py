@@ -18,13 +18,13 @@ from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
 from broker.config import BrokerConfig
 from broker.core.election import ElectionTiming
-from broker.core.isr import LagLimits
 from broker.core.metadata.state import MetadataState
 from broker.core.raft.config import RaftConfig
 from broker.core.raft.consensus import NewConsensus
 from broker.core.raft.core import RaftCore
 from broker.core.raft.voters import standing_on_disk
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.errors import HeadwaterError, InvalidConfigError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.raft import NodeId, RaftName

@@ -16,7 +16,6 @@ import pyarrow as pa
 import structlog
 
 from broker.core.cuts import partition_cut
-from broker.core.isr import LagLimits
 from broker.core.metadata.commands import (
     Command,
     CreateStream,
@@ -28,6 +27,7 @@ from broker.core.metadata.commands import (
 )
 from broker.core.metadata.outcome import CommandReply
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.core.replication.view import view_of
 from broker.errors import (
     HeadwaterError,

@@ -15,10 +15,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.core.isr import LagLimits
 from broker.core.metadata.leftovers import Belongs, where_belongs
 from broker.core.metadata.state import MetadataState, PartitionState
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.core.replication.view import view_of
 from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
 from broker.model.epoch_history import EpochHistory

@@ -12,7 +12,7 @@ from broker.errors import CorruptDataError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid, is_uuid
 from broker.ports.system import Files
-from broker.storage.log.folder import EPOCHS_NAME, LogFolder
+from broker.storage.log_folder import EPOCHS_NAME, LogFolder
 
 STREAMS: Final = "streams"
 

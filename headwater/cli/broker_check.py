@@ -157,7 +157,8 @@ def _nats_answers(config: BrokerConfig) -> None:
 
 def _lake_answers(config: BrokerConfig) -> None:
     from tiering.store.location import StoreConfig
-    from tiering.store.object_store import open_store, require_conditional_put
+    from tiering.store.object_store import require_conditional_put
+    from tiering.store.opening import open_store
 
     store = StoreConfig.from_env(config.lake.uri, single_writer=config.lake.single_writer)
     if store.kind == "local":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from spark_jobs.read.leases import KEEPER
+from headwater.reads.lease_keeper import KEEPER
 
 if TYPE_CHECKING:
     from broker.model.cut import Cut

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedError
 from broker.model.offsets import Offset, OffsetRange
+from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.clients import client_of
 from spark_jobs.decode.pins import Pin, Pins
 from spark_jobs.decode.transform import DecodeTransform
 from spark_jobs.jobs import backfill_range, ingest_setup
 from spark_jobs.jobs.job import Facts, Report, parser, run_job
-from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.source.lookup import BrokerLookup
 from spark_jobs.tables import Appended, Appender, Source, Target, plan
 from spark_jobs.tables.redecode import Redecoded, Redecoder
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

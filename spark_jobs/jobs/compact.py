@@ -23,7 +23,8 @@ from tiering.keys.snapshot import latest_table
 from tiering.proof.proofs import prove
 from tiering.read.lake import Lake, storage_options_of
 from tiering.ship.compaction import TARGET_BYTES
-from tiering.store.object_store import ObjectStore, open_store
+from tiering.store.object_store import ObjectStore
+from tiering.store.opening import open_store
 from tiering.table.delta_maintenance import RETAIN_HOURS_FLOOR, MaintainedTable, retention_hours
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from spark_jobs.jobs.ingest_batches import Batches, rejects_ahead, rejects_of, s
 from spark_jobs.jobs.job import Facts, Report, Stop, parser, run_job
 from spark_jobs.tables import Appender, Source, Target
 from tiering.store.location import canonical_uri
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from broker.errors import InvalidRequestError, StreamRecreatedError
 from broker.model.cut import Cut
 from broker.model.stream import Stream
-from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
+from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from tiering.read.lake import Lake
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ObjectStore, open_store
+from tiering.store.object_store import ObjectStore
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import TableSnapshot
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker.model.cut import Cut, PartitionCut
+from headwater.reads.lease_keeper import KEEPER
 from spark_jobs.read.held_reads import READS, HeldRead
-from spark_jobs.read.leases import KEEPER
 from tiering.read.lake import Lake
 from tiering.table.table import DataFile
 

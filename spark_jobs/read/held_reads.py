@@ -17,7 +17,7 @@ from typing import Any, Final
 from broker.errors import InvalidRequestError
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
-from spark_jobs.read.leases import KEEPER
+from headwater.reads.lease_keeper import KEEPER
 from tiering.keys.snapshot import LatestTable
 
 

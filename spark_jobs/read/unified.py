@@ -24,9 +24,9 @@ from broker.model.certificate import Certificate
 from broker.model.cut import Cut, Lease
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
+from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.read.held_reads import READS, HeldRead
 from spark_jobs.read.latest import latest_rows, usable_snapshot
-from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT
 from spark_jobs.read.scans import refuse_lossy, rows_of
 from spark_jobs.sessions import is_running
 from spark_jobs.source.columns import ROW_COLUMNS, check_projection

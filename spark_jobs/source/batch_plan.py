@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import HeadwaterError, InvalidRequestError, UnknownLeaseError
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
-from spark_jobs.read.leases import LEASE_TTL_MS_DEFAULT
+from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
 from spark_jobs.source import partitions
 from spark_jobs.source.lookup import PATIENCE_S, BrokerLookup, patiently, without_times
 from spark_jobs.source.options import SourceOptions

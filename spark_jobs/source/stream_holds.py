@@ -21,7 +21,7 @@ from broker.errors import HeadwaterError, UnknownStreamError
 from broker.model.cut import Lease
 from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import Offset
-from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
+from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
 from spark_jobs.source.lookup import patiently
 from spark_jobs.source.partitions import TableRef
 

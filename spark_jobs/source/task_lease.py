@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from broker.errors import HeadwaterError, UnavailableError, UnknownLeaseError
 from broker.model.cut import Lease
 from broker.model.ids import LeaseId
-from spark_jobs.read.leases import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
+from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT, LeaseKeeper
 
 if TYPE_CHECKING:
     from headwater.client import Client

@@ -33,7 +33,8 @@ from spark_jobs.tables.plan import AppendClaim, AppendClaims
 from spark_jobs.tables.row_counts import FileRows, check_rows
 from spark_jobs.tables.schema_match import Fit
 from tiering.read.lake import storage_options_of
-from tiering.store.object_store import ObjectStore, open_store
+from tiering.store.object_store import ObjectStore
+from tiering.store.opening import open_store
 from tiering.table.delta_append import AddedFile, AppendSnapshot, AppendTable, FileStats
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from spark_jobs.source.reader import read_slice
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from spark_jobs.tables.model import Source, Transform, Transformed
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ErasableStore, ObjectStore, open_store
+from tiering.store.object_store import ErasableStore, ObjectStore
+from tiering.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,12 +20,8 @@ from broker.errors import (
 )
 from simkit.servers.motoproc import fresh, moto_location
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import (
-    ErasableStore,
-    ObjectStore,
-    open_store,
-    require_conditional_put,
-)
+from tiering.store.object_store import ErasableStore, ObjectStore, require_conditional_put
+from tiering.store.opening import open_store
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.core.acks import AckQueue
+from broker.core.replication.acks import AckQueue
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
 

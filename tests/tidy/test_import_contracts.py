@@ -10,29 +10,21 @@ from typing import Final
 
 import pytest
 
-from projectfiles import ROOT
+from projectfiles import ROOMS, ROOT, project_files
 
 LINT_IMPORTS: Final = Path(sys.executable).with_name("lint-imports")
 
-# The smallest tree that the contracts apply to.
+# The smallest tree that the contracts apply to: what stands at the top of each package, emptied.
+PACKAGES: Final = (*ROOMS, "bench")
 SKELETON: Final = (
-    "broker/__init__.py",
-    "broker/errors.py",
-    "broker/model/__init__.py",
-    "broker/codec/__init__.py",
-    "broker/ports/__init__.py",
-    "broker/core/__init__.py",
-    "broker/storage/__init__.py",
-    "broker/runtime/__init__.py",
-    "broker/adapters/__init__.py",
-    "broker/wire/__init__.py",
-    "broker/process/__init__.py",
     "broker/process/daemon.py",
-    "tiering/__init__.py",
-    "spark_jobs/__init__.py",
-    "headwater/__init__.py",
-    "headwater/cli/__init__.py",
-    "headwater/client.py",
+    *(
+        path
+        for path in project_files()
+        if path.split("/")[0] in PACKAGES
+        and path.endswith(".py")
+        and (path.count("/") == 1 or (path.count("/") == 2 and path.endswith("/__init__.py")))
+    ),
 )
 
 
@@ -70,8 +62,10 @@ def test_what_the_rule_allows_is_kept(tmp_path: Path) -> None:
     )
     (tmp_path / "broker/__main__.py").write_text("import broker.process.daemon")
     (tmp_path / "headwater/cli/up.py").write_text("import broker.process.daemon, spark_jobs")
-    (tmp_path / "spark_jobs/job.py").write_text("import tiering, broker.wire, headwater.client")
-    (tmp_path / "tiering/writer.py").write_text("import broker.ports, broker.codec, boto3")
+    (tmp_path / "spark_jobs/jobs/new.py").write_text(
+        "import tiering, broker.wire, headwater.client"
+    )
+    (tmp_path / "tiering/ship/writer.py").write_text("import broker.ports, broker.codec, boto3")
     result = lint_imports(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -89,20 +83,30 @@ def test_what_the_rule_allows_is_kept(tmp_path: Path) -> None:
         ("broker/model/record.py", "import broker.codec"),
         ("broker/runtime/driver.py", "import tiering"),
         ("broker/adapters/lake.py", "import spark_jobs"),
-        ("tiering/uploader.py", "import broker.storage"),
-        ("tiering/uploader.py", "import spark_jobs"),
-        ("tiering/uploader.py", "import headwater.client"),
+        ("tiering/ship/uploader.py", "import broker.storage"),
+        ("tiering/ship/uploader.py", "import spark_jobs"),
+        ("tiering/ship/uploader.py", "import headwater.client"),
         ("broker/adapters/lake.py", "import headwater.client"),
-        ("spark_jobs/job.py", "import headwater.cli"),
-        ("headwater/client.py", "import spark_jobs"),
-        ("spark_jobs/job.py", "import broker.runtime"),
-        ("headwater/client.py", "import broker.runtime"),
+        ("spark_jobs/jobs/new.py", "import headwater.cli"),
+        ("headwater/client/new.py", "import spark_jobs"),
+        ("spark_jobs/jobs/new.py", "import broker.runtime"),
+        ("headwater/client/new.py", "import broker.runtime"),
         ("broker/newcomer.py", ""),
+        ("tiering/newcomer.py", ""),
+        ("spark_jobs/newcomer.py", ""),
+        ("headwater/newcomer.py", ""),
+        ("bench/newcomer.py", ""),
+        ("broker/runtime/pumps.py", "import bench.stats"),
+        ("bench/stats.py", "import bench.session"),
+        ("broker/core/dedup.py", "import broker.core.election"),
+        ("headwater/client/address.py", "import headwater.client.brokers"),
     ],
 )
 def test_a_forbidden_import_is_reported(tmp_path: Path, path: str, text: str) -> None:
-    """Each contract fails on a tree with one import that it forbids."""
+    """Each contract fails on a tree with a forbidden import, or a module without place."""
     build_skeleton(tmp_path)
+    (tmp_path / "broker/core/election.py").write_text("import broker.core.dedup")
+    (tmp_path / "headwater/client/brokers.py").write_text("import headwater.client.address")
     (tmp_path / path).write_text(text, encoding="utf-8")
     result = lint_imports(tmp_path)
     assert result.returncode == 1, result.stdout + result.stderr

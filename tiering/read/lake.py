@@ -14,7 +14,8 @@ from pathlib import Path
 from broker.errors import InvalidConfigError
 from broker.model.stream import Stream
 from tiering.store.location import StoreConfig, canonical_uri
-from tiering.store.object_store import ObjectStore, open_store, require_conditional_put
+from tiering.store.object_store import ObjectStore, require_conditional_put
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import CLUSTER_NAME, recreated_table_name, table_path
 

@@ -1,4 +1,4 @@
-"""The port of a store of immutable objects, and the function that opens a store.
+"""The port of a store of immutable objects; opening.py opens a store.
 
 Keys are relative to the store's root, with ``/``. An object, once created, never changes: there is
 no overwrite, and the port has no delete. Only the process that created objects may delete them
@@ -77,20 +77,6 @@ class ErasableStore(ObjectStore, Protocol):
 
     def erase(self, keys: Sequence[str]) -> None:
         """Delete objects of the caller that no table refers to; missing objects are no error."""
-
-
-def open_store(config: StoreConfig) -> ErasableStore:
-    """Return the adapter for a location; makes no request.
-
-    The adapters are imported here, so that a local lake needs no S3 client.
-    """
-    if config.kind == "local":
-        from tiering.store.local_store import LocalStore  # noqa: PLC0415
-
-        return LocalStore(config)
-    from tiering.store.s3 import S3Store  # noqa: PLC0415
-
-    return S3Store(config)
 
 
 def require_conditional_put(store: ObjectStore) -> None:

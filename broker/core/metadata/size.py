@@ -14,13 +14,12 @@ whole state.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from broker.errors import MetadataFullError
+from broker.model.ids import LeaseId, StreamUuid
 from broker.model.stream import Stream
-
-if TYPE_CHECKING:
-    from broker.core.metadata.state import LeaseState, MetadataState
 
 STATE_WEIGHT_MAX: Final = 64 * 1024 * 1024
 SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
@@ -30,18 +29,46 @@ _LEASE_WEIGHT: Final = 256
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
+class WeighedLease(Protocol):
+    """The parts of a lease that grow."""
+
+    @property
+    def owner(self) -> str:
+        """Who took the lease."""
+
+    @property
+    def floors(self) -> Sequence[int]:
+        """An offset for each partition."""
+
+
+class WeighedState(Protocol):
+    """The parts of the metadata that grow."""
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """Streams by name."""
+
+    @property
+    def partitions(self) -> Mapping[StreamUuid, Sequence[object]]:
+        """The partitions of each stream."""
+
+    @property
+    def leases(self) -> Mapping[LeaseId, WeighedLease]:
+        """Leases by id."""
+
+
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
     told = (stream.name, stream.name, stream.table_name, stream.namespace, stream.config.to_dict())
     return _STREAM_WEIGHT + len(json.dumps(told)) + PARTITION_WEIGHT * partitions_count
 
 
-def weight_of_lease(lease: LeaseState) -> int:
+def weight_of_lease(lease: WeighedLease) -> int:
     """Return the weight of a lease; it grows with the number of partitions."""
     return _LEASE_WEIGHT + len(json.dumps(lease.owner)) + _FLOOR_WEIGHT * len(lease.floors)
 
 
-def weigh(state: MetadataState) -> int:
+def weigh(state: WeighedState) -> int:
     """Return the weight of a whole state, which its field ``weight`` must have."""
     streams = sum(
         weight_of_stream(one, len(state.partitions.get(one.uuid, ())))

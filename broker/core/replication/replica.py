@@ -10,18 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from broker.core.isr import LagLimits
-from broker.core.leader import (
-    IsrAnswered,
-    LeaderEvent,
-    LeaseGranted,
-    LogAppended,
-    LogSynced,
-    PartitionLeader,
-    RequestCame,
-    TickElapsed,
-    ViewChanged,
-)
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     BeginLogAt,
@@ -34,6 +22,18 @@ from broker.core.replication.effects import (
     StopLeading,
 )
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.isr import LagLimits
+from broker.core.replication.leader import (
+    IsrAnswered,
+    LeaderEvent,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    PartitionLeader,
+    RequestCame,
+    TickElapsed,
+    ViewChanged,
+)
 from broker.core.replication.view import PartitionView, Role
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId

@@ -22,7 +22,7 @@ import structlog
 from broker.codec.checksum import crc32c
 from broker.errors import MetadataCorruptError
 from broker.ports.system import Files
-from broker.storage.log.folder import ignoring_full_disk
+from broker.storage.log_folder import ignoring_full_disk
 from broker.storage.whole_file import write_whole
 
 _log = structlog.get_logger(__name__)

@@ -31,7 +31,7 @@ from broker.runtime.metadata.controllers_note import check_controllers, note_con
 from broker.runtime.metadata.lone_takeover import KEPT, take_over
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.metadata.unknown_logs import require_known
-from broker.storage.log.folder import is_full
+from broker.storage.log_folder import is_full
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal import COUNTER, RaftJournal
 from broker.storage.raft.journal_scan import Found

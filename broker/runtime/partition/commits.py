@@ -15,8 +15,8 @@ import pyarrow as pa
 import structlog
 
 from broker.codec.record_batch import PreparedBatch, prepare
-from broker.core.acks import AckQueue
-from broker.core.leader import PartitionLeader
+from broker.core.replication.acks import AckQueue
+from broker.core.replication.leader import PartitionLeader
 from broker.errors import CorruptDataError, DiskFullError, HeadwaterError, LogFailedError
 from broker.model.epochs import LeaderEpoch
 from broker.model.records import AckPolicy

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.core.isr import LagLimits
-from broker.core.leader import PartitionLeader
 from broker.core.replication import effects as does
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
 from broker.core.replication.view import PartitionView, Role

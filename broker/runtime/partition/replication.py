@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.core.leader import PartitionLeader
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView, Role
 from broker.errors import HeadwaterError, NotLeaderError
 from broker.model.epochs import LeaderEpoch

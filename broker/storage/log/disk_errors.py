@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.errors import DiskFullError, LogFailedError
-from broker.storage.log.folder import is_full
+from broker.storage.log_folder import is_full
 
 
 class DiskErrors:

@@ -10,7 +10,7 @@ from broker.codec.disk.log_state_format import decode_epochs
 from broker.errors import CorruptDataError
 from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset
-from broker.storage.log.folder import EPOCHS_NAME, LogFolder
+from broker.storage.log_folder import EPOCHS_NAME, LogFolder
 
 
 def load_epochs(

@@ -28,24 +28,24 @@ from broker.ports.partition import SegmentInfo, StoredBatch
 from broker.ports.system import Files
 from broker.storage.log.config import LogConfig
 from broker.storage.log.disk_errors import DiskErrors
-from broker.storage.log.folder import (
+from broker.storage.log.producer_state import read_producer_state, write_producer_state
+from broker.storage.log.recovery import recover
+from broker.storage.log.truncation import truncate_files
+from broker.storage.log_folder import (
     EPOCHS_NAME,
     SUSPECT_NAME,
     LogFolder,
     cannot_open,
     ignoring_full_disk,
 )
-from broker.storage.log.handle_pool import HandlePool
-from broker.storage.log.log_reader import LogReader, LogState
-from broker.storage.log.producer_state import read_producer_state, write_producer_state
-from broker.storage.log.recovery import recover
-from broker.storage.log.truncation import truncate_files
 from broker.storage.promises.log_promise import LogPromise
 from broker.storage.promises.lost_log import RecoveredLog, unreadable
 from broker.storage.promises.promises import ReplicaPromise
 from broker.storage.segments.active_segment import ActiveSegment
 from broker.storage.segments.damage import RecoveryReport
+from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.log_reader import LogReader, LogState
 from broker.storage.segments.segment import Segment, write_index
 
 __all__ = ["LogConfig", "PartitionLog"]

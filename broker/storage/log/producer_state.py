@@ -10,7 +10,7 @@ from broker.codec.disk.log_state_format import decode_producer_state, encode_pro
 from broker.codec.disk.segment_format import parse_segment_name
 from broker.errors import CorruptDataError
 from broker.model.offsets import Offset
-from broker.storage.log.folder import LogFolder, is_full
+from broker.storage.log_folder import LogFolder, is_full
 
 _KEPT: int = 2
 

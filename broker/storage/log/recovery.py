@@ -39,7 +39,8 @@ from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.system import File
 from broker.storage.log.epochs_file import load_epochs
-from broker.storage.log.folder import (
+from broker.storage.log.truncation import finish_cut
+from broker.storage.log_folder import (
     EPOCHS_NAME,
     PROCESS_LIMITS,
     RECOVERY_NAME,
@@ -49,8 +50,6 @@ from broker.storage.log.folder import (
     RecoveryPointFile,
     is_full,
 )
-from broker.storage.log.log_reader import LogState
-from broker.storage.log.truncation import finish_cut
 from broker.storage.promises.lost_log import (
     RecoveredLog,
     below_promise,
@@ -68,6 +67,7 @@ from broker.storage.segments.damage import (
     proof_of_rot,
 )
 from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.log_reader import LogState
 from broker.storage.segments.scan import (
     WINDOW_SIZE,
     DamagedStretch,

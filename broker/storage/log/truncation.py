@@ -18,8 +18,8 @@ from broker.codec.disk.log_state_format import RecoveryPoint
 from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
 from broker.model.offsets import Offset
 from broker.ports.system import File
-from broker.storage.log.folder import CUT_NAME, LogFolder, RecoveryPointFile, ignoring_full_disk
 from broker.storage.log.producer_state import remove_producer_state_above
+from broker.storage.log_folder import CUT_NAME, LogFolder, RecoveryPointFile, ignoring_full_disk
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.scan import ValidBatch, Window, scan
 from broker.storage.segments.segment import Segment

@@ -6,10 +6,10 @@ from broker.codec.record_batch import BatchHeader, PreparedBatch
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.log.folder import LogFolder
-from broker.storage.log.log_reader import LogState
+from broker.storage.log_folder import LogFolder
 from broker.storage.promises.promised_batch import NO_MARK, mark_before, mark_of
 from broker.storage.promises.promises import HELD, Promised, ReplicaPromise
+from broker.storage.segments.log_reader import LogState
 
 
 class LogPromise:

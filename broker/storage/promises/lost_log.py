@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import EpochStart
 from broker.model.offsets import Offset, OffsetRange
-from broker.storage.log.folder import LogFolder, RecoveryPointFile
+from broker.storage.log_folder import LogFolder, RecoveryPointFile
 from broker.storage.promises.promises import HELD, Promised
 from broker.storage.segments.damage import DamagedRange, RecoveryReport, RotProof
 from broker.storage.segments.segment import Segment

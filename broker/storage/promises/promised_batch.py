@@ -14,12 +14,12 @@ from broker.codec.record_batch import BatchHeader, PreparedBatch
 from broker.errors import HeadwaterError
 from broker.model.epoch_history import EpochHistory
 from broker.model.offsets import Offset, OffsetRange
-from broker.storage.log.folder import LogFolder
-from broker.storage.log.handle_pool import HandlePool
-from broker.storage.log.log_reader import LogReader, LogState
+from broker.storage.log_folder import LogFolder
 from broker.storage.promises.lost_log import another_batch, another_log
 from broker.storage.promises.promises import Promised
 from broker.storage.segments.damage import DamagedRange
+from broker.storage.segments.handle_pool import HandlePool
+from broker.storage.segments.log_reader import LogReader, LogState
 
 NO_MARK: Final = 0  # the batch is not known
 _FACTS: Final = struct.Struct("<Iqqq")

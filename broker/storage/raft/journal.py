@@ -52,7 +52,7 @@ from broker.model.raft import (
     Stored,
 )
 from broker.ports.system import File, Files
-from broker.storage.log.folder import ignoring_full_disk
+from broker.storage.log_folder import ignoring_full_disk
 from broker.storage.promises.promises import Promises
 from broker.storage.raft.journal_scan import Found, read_journal
 from broker.storage.raft.meta import MetaFile, first_meta

@@ -19,8 +19,8 @@ from broker.codec.record_batch import HEADER_SIZE, PreparedBatch, encode_header,
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
-from broker.storage.log.folder import LogFolder, is_full
-from broker.storage.log.handle_pool import HandlePool
+from broker.storage.log_folder import LogFolder, is_full
+from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.segment import Segment
 
 

@@ -12,7 +12,7 @@ from broker.errors import HeadwaterError, IndexCorruptError
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import SegmentInfo
-from broker.storage.log.folder import LogFolder
+from broker.storage.log_folder import LogFolder
 from broker.storage.segments.index import SegmentIndex
 
 

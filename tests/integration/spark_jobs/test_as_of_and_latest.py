@@ -14,10 +14,10 @@ from broker.errors import HeadwaterError, InvalidRequestError, StreamRecreatedEr
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reads.instant import at_one_instant
+from headwater.reads.lease_keeper import KEEPER
 from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import snapshot
 from spark_jobs.jobs.job import Report
-from spark_jobs.read.leases import KEEPER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

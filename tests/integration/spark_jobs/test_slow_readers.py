@@ -18,10 +18,10 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
 from spark_jobs.failures import translated
-from spark_jobs.read.leases import KEEPER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from broker.errors import StreamRecreatedError
 from crashkit.stage import Stage, staged
 from headwater.client import Client
+from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from spark_jobs.failures import typed
-from spark_jobs.read.leases import KEEPER
 from spark_jobs.source.options import parse_stream
 from spark_jobs.source.stream_reader import HeadwaterStreamReader
 

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from broker.errors import ForeignHistoryError
 from headwater.client import Client
 from headwater.local.embedded import free_port
-from simkit.servers.served_broker import served_disk_broker
+from simkit.brokers.served_broker import served_disk_broker
 from spark_jobs.failures import typed
 
 if TYPE_CHECKING:

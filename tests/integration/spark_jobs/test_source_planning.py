@@ -22,10 +22,10 @@ from broker.errors import (
 )
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.reads.lease_keeper import KEEPER, LeaseKeeper
 from simkit.brokers.memory_broker import numbered, records
 from simkit.tier.lake_broker import Served
 from spark_jobs.failures import typed
-from spark_jobs.read.leases import KEEPER, LeaseKeeper
 from spark_jobs.source.batch_reader import HeadwaterReader
 from spark_jobs.source.options import parse_batch, parse_stream
 from spark_jobs.source.partitions import TableRef

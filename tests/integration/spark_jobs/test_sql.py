@@ -12,10 +12,10 @@ import headwater
 from broker.errors import UnknownStreamError
 from broker.model.offsets import Offset
 from headwater.client import Client
+from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
 from spark_jobs.read.held_reads import release
-from spark_jobs.read.leases import KEEPER
 from spark_jobs.read.sql import query, register
 
 if TYPE_CHECKING:

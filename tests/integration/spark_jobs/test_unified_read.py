@@ -26,9 +26,9 @@ from broker.model.cut import Cut
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.reading import certificate, cut, cut_of, read, release
+from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
-from spark_jobs.read.leases import KEEPER
 from spark_jobs.source.columns import ROW_COLUMNS
 
 if TYPE_CHECKING:

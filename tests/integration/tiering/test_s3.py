@@ -29,7 +29,8 @@ from tiering.read.certify import certify_counts, require_sound
 from tiering.read.lake import Lake
 from tiering.read.verify import verify_table
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import open_store, require_conditional_put
+from tiering.store.object_store import require_conditional_put
+from tiering.store.opening import open_store
 
 pytestmark = pytest.mark.integration
 

@@ -30,7 +30,7 @@ from simkit.wall_clock import WallClock
 from tiering.config import TieringConfig
 from tiering.read.lake import Lake
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 from tiering.tiering import Tiering
 
 WAIT_S = 20.0

@@ -12,7 +12,7 @@ import pytest
 from broker.errors import InvalidRequestError, RecordTooLargeError
 from headwater.client import Client
 from headwater.local.embedded import free_port
-from simkit.servers.served_broker import served_disk_broker
+from simkit.brokers.served_broker import served_disk_broker
 from spark_jobs.sink.columns import to_records
 from spark_jobs.sink.cuts import CUTS_PER_PRODUCER, Cutter, Origin
 from spark_jobs.sink.sender import PartitionSender

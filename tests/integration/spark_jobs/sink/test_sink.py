@@ -23,7 +23,7 @@ from broker.errors import (
 )
 from headwater.client import Client
 from projectfiles import ROOT
-from simkit.servers.served_broker import served_disk_broker
+from simkit.brokers.served_broker import served_disk_broker
 from spark_jobs.failures import translated, typed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from broker.errors import ForeignHistoryError
 from headwater.client import Client
 from headwater.local.embedded import free_port
-from simkit.servers.served_broker import served_disk_broker
+from simkit.brokers.served_broker import served_disk_broker
 from simkit.tier.append_rig import ranges, table_rows
 from spark_jobs.tables import Appender, Source, Target
 from spark_jobs.tables.slice_task import run_here

@@ -111,8 +111,8 @@ def lose_correlation_ids() -> None:
 
 def commit_alone() -> None:
     """A leader takes for committed what it has synced itself, whatever the others have."""
-    from broker.core.leader import PartitionLeader
     from broker.core.replication.effects import AdvanceHighWatermark
+    from broker.core.replication.leader import PartitionLeader
 
     def advance(self: Any) -> Any:
         if self._synced_end > self.high_watermark and not self.is_fenced(self._now_ms):

@@ -22,7 +22,7 @@ from broker.runtime.partition.maintenance import Maintenance
 from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.tier_view import TierView
-from broker.storage.log.folder import LogFolder
+from broker.storage.log_folder import LogFolder
 from broker.storage.raft.journal import RaftJournal
 from simkit.brokers import shell_checks as checks
 from simkit.replacing import Mutant, replaced, together

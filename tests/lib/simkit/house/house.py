@@ -20,11 +20,11 @@ from typing import Any, Final, cast
 import structlog
 
 from broker.core.election import ElectionTiming
-from broker.core.isr import LagLimits
 from broker.core.metadata.commands import CreateStream
 from broker.core.metadata.placement import place
 from broker.core.metadata.state import PartitionState
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AckPolicy

@@ -26,7 +26,8 @@ from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
 from tiering.read.verify import verify_table
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ObjectInfo, ObjectStore, open_store
+from tiering.store.object_store import ObjectInfo, ObjectStore
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.table import TableSnapshot, table_path
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from broker.codec.peer import control_messages, replica_messages
 from broker.core.election import ElectionTiming
-from broker.core.isr import LagLimits
 from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
 from broker.errors import DiskFullError, HeadwaterError
 from broker.model.control_messages import ControlMessage, NewestTold
 from broker.model.epochs import BrokerEpoch

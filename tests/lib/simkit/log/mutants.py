@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from broker.model.offsets import Offset
 from broker.storage.log import partition_log, recovery
-from broker.storage.log.folder import LogFolder, RecoveryPointFile
 from broker.storage.log.partition_log import PartitionLog
 from broker.storage.log.truncation import truncate_files
+from broker.storage.log_folder import LogFolder, RecoveryPointFile
 from broker.storage.promises.log_promise import LogPromise
 from broker.storage.segments.active_segment import ActiveSegment
 from broker.storage.segments.damage import RotProof, proof_of_rot

@@ -27,8 +27,8 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from broker.storage.log.folder import CUT_NAME
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log_folder import CUT_NAME
 from broker.storage.promises.promises import Promises
 from broker.storage.segments.damage import RotProof
 from simkit.disk.disk import ROOMY, SECTOR, PowerLostError, SimDisk, SimFiles

@@ -11,11 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.core import election as election_module
-from broker.core import leader as leader_module
 from broker.core.election import ElectionCore
-from broker.core.isr import FollowerProgress
-from broker.core.leader import PartitionLeader
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
+from broker.core.replication import leader as leader_module
 from broker.core.replication import replica as replica_module
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
@@ -24,6 +22,8 @@ from broker.core.replication.effects import (
     TruncateLog,
 )
 from broker.core.replication.follower import PartitionFollower
+from broker.core.replication.isr import FollowerProgress
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.model.offsets import Offset
 from simkit.replacing import Mutant, replaced, together

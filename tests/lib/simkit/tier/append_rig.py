@@ -18,7 +18,7 @@ from spark_jobs.tables import Appender, Source, Target
 from spark_jobs.tables.slice_task import AppendWork, SliceDone, SliceWork, run_here
 from tiering.read.lake import storage_options_of
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 
 
 class AppendRig:

@@ -25,7 +25,7 @@ from tiering.ship import lifecycle as tier
 from tiering.ship.segment_writer import RangeFacts, SegmentPlace, log_rows
 from tiering.ship.shipper import PartitionShipper
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 from tiering.table.ledger import LedgerEntry
 from tiering.table.table import TableSnapshot

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.core.isr import FollowerProgress, LagLimits
-from broker.core.leader import (
+from broker.core.replication.effects import ProposeIsr, SendToReplica
+from broker.core.replication.isr import FollowerProgress, LagLimits
+from broker.core.replication.leader import (
     IsrAnswered,
     LeaseGranted,
     LogAppended,
@@ -21,7 +22,6 @@ from broker.core.leader import (
     TickElapsed,
     ViewChanged,
 )
-from broker.core.replication.effects import ProposeIsr, SendToReplica
 from broker.core.replication.view import PartitionView
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch

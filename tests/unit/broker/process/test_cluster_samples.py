@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.core.isr import FollowerProgress
 from broker.core.metadata.state import BrokerState, MetadataState, PartitionState
 from broker.core.raft.member import Role
+from broker.core.replication.isr import FollowerProgress
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset

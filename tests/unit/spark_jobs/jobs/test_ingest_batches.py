@@ -32,7 +32,7 @@ from spark_jobs.jobs import ingest_batches
 from spark_jobs.jobs.ingest_batches import Batches
 from spark_jobs.jobs.job import Report
 from spark_jobs.tables import Appended, Source, Target, Watermarks, plan
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 
 UUID: Final = "8ff10987-013b-4fdf-8f5d-3f093c1a7364"
 NEW: Final = SchemaMismatchError("new fields", added=types.to_json(ddl.parse("x bigint")))

@@ -31,7 +31,8 @@ from spark_jobs.jobs import ingest, ingest_setup
 from spark_jobs.jobs.ingest_batches import starting_offsets
 from spark_jobs.tables import Watermarks
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import ObjectStore, open_store
+from tiering.store.object_store import ObjectStore
+from tiering.store.opening import open_store
 
 UUID: Final = "8ff10987-013b-4fdf-8f5d-3f093c1a7364"
 OTHER: Final = "00000000-013b-4fdf-8f5d-3f093c1a7364"

@@ -19,7 +19,8 @@ from spark_jobs.tables import file_writer, schema_match
 from spark_jobs.tables.file_stats import WrittenStats
 from spark_jobs.tables.file_writer import FileWriter, Output, WrittenFile
 from tiering.store.location import Credentials, StoreConfig
-from tiering.store.object_store import ObjectStore, open_store
+from tiering.store.object_store import ObjectStore
+from tiering.store.opening import open_store
 
 ROWS = pa.schema([("offset", pa.int64()), ("g", pa.string()), ("v", pa.binary())])
 

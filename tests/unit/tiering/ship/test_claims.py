@@ -24,7 +24,7 @@ from tiering.read.lake import Lake
 from tiering.ship.claimant import Claimant
 from tiering.ship.claims import ClaimBook, claim_key, claim_of
 from tiering.store.location import StoreConfig
-from tiering.store.object_store import open_store
+from tiering.store.opening import open_store
 from tiering.table.delta_table import DeltaStreamTable
 
 WAIT_S = 20.0

@@ -8,19 +8,7 @@ from typing import Any
 import pytest
 
 from broker.codec.record_batch import BatchHeader
-from broker.core.acks import AckQueue
-from broker.core.isr import FollowerProgress, LagLimits
-from broker.core.leader import (
-    AdvanceHighWatermark,
-    IsrAnswered,
-    LeaseGranted,
-    LogAppended,
-    LogSynced,
-    PartitionLeader,
-    RequestCame,
-    TickElapsed,
-    ViewChanged,
-)
+from broker.core.replication.acks import AckQueue
 from broker.core.replication.effects import (
     AppendStored,
     BeginLogAt,
@@ -38,6 +26,18 @@ from broker.core.replication.effects import (
     TruncateLog,
 )
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.isr import FollowerProgress, LagLimits
+from broker.core.replication.leader import (
+    AdvanceHighWatermark,
+    IsrAnswered,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    PartitionLeader,
+    RequestCame,
+    TickElapsed,
+    ViewChanged,
+)
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
 from broker.core.replication.view import PartitionView

@@ -22,9 +22,9 @@ from broker.errors import (
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
-from broker.storage.log.log_reader import LogReader
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from broker.storage.segments.index import SegmentIndex
+from broker.storage.segments.log_reader import LogReader
 from broker.storage.segments.segment import Segment
 from simkit.disk.disk import ROOMY, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, bases, open_log, raw_batch, read_all

@@ -14,8 +14,8 @@ from broker.codec.record_batch import HEADER_SIZE
 from broker.errors import LogFailedError, MetadataCorruptError, SegmentCorruptError
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset, OffsetRange
-from broker.storage.log.folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log_folder import RECOVERY_NAME, LogFolder, RecoveryPointFile
 from broker.storage.segments.damage import RotProof
 from simkit.disk.disk import SECTOR, PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, bases, open_log, raw_batch, read_all

@@ -23,8 +23,8 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import Offset
 from broker.storage.log.config import LogConfig
-from broker.storage.log.folder import CUT_NAME
 from broker.storage.log.partition_log import PartitionLog
+from broker.storage.log_folder import CUT_NAME
 from broker.storage.promises.promises import PROMISES_NAME, Promised, Promises, ReplicaPromise
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, SMALL, raw_batch

@@ -10,7 +10,7 @@ from broker.codec.disk.index_format import IndexEntries
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import EpochStart, LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.log.handle_pool import HandlePool
+from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.index import SegmentIndex
 from simkit.disk.disk import SimDisk
 

@@ -20,9 +20,9 @@ from broker.errors import (
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
 from broker.ports.system import File
-from broker.storage.log.folder import PROCESS_LIMITS, LogFolder
-from broker.storage.log.handle_pool import HandlePool
+from broker.storage.log_folder import PROCESS_LIMITS, LogFolder
 from broker.storage.segments.damage import DamagedRange
+from broker.storage.segments.handle_pool import HandlePool
 from broker.storage.segments.index import SegmentIndex
 from broker.storage.segments.reader import (
     DamageMetError,

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from broker.core.isr import FollowerProgress, LagLimits, high_watermark
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     ProposeIsr,
     SendRecords,
     SendToReplica,
 )
+from broker.core.replication.isr import FollowerProgress, LagLimits, high_watermark
 from broker.core.replication.view import PartitionView
 from broker.errors import HeadwaterError, NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.errors import HeadwaterError, UnavailableError, UnknownLeaseError
 from broker.model.cut import Lease
 from broker.model.ids import LeaseId
-from spark_jobs.read.leases import LeaseKeeper
+from headwater.reads.lease_keeper import LeaseKeeper
 
 LEASE = Lease(lease_id=LeaseId("l"), expires_us=0)
 TTL_MS = 60_000  # due every 20 s

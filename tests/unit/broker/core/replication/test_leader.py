@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.core.isr import LagLimits, high_watermark
-from broker.core.leader import (
+from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.isr import LagLimits, high_watermark
+from broker.core.replication.leader import (
     AdvanceHighWatermark,
     LogAppended,
     LogSynced,
@@ -16,7 +17,6 @@ from broker.core.leader import (
     TickElapsed,
     ViewChanged,
 )
-from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.view import PartitionView
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
