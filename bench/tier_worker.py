@@ -22,7 +22,7 @@ from broker.model.stream import Stream
 from broker.ports.tiering import TierSource
 from broker.process.arrow_without_pandas import keep_pandas_out
 from broker.process.logging import configure_logging
-from broker.runtime.broker import Broker
+from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -38,7 +38,7 @@ class OneStream:
 
     def __init__(self, broker: Broker, name: str) -> None:
         self._broker = broker
-        self._stream = broker.stream(name)
+        self._stream = broker.streams.get(name)
 
     def streams(self) -> list[Stream]:
         """Return the stream."""
@@ -46,7 +46,7 @@ class OneStream:
 
     def sources(self, stream: Stream) -> list[TierSource]:
         """Return the partitions of the stream."""
-        return self._broker.sources(stream)
+        return self._broker.catalog().sources(stream)
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
         """Return a partition's lineage and its recorded cold end."""
@@ -54,7 +54,7 @@ class OneStream:
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition of the stream."""
-        return self._broker.source(partition)
+        return self._broker.catalog().source(partition)
 
     def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Do nothing: no leadership begins in this process."""
@@ -75,20 +75,20 @@ def main(arguments: list[str]) -> int:
     scheduler = CommitScheduler(2, _crashed)
     scheduler.start()
     broker = Broker(
-        cluster="headwater",
-        broker_id=me,
-        namespace="default",
-        files=files,
-        metadata=metadata,
-        membership=Alone(metadata, me, files),
-        clock=clock,
-        scheduler=scheduler,
+        BrokerName(cluster="headwater", broker_id=me, namespace="default"),
+        BrokerParts(
+            files=files,
+            metadata=metadata,
+            membership=Alone(metadata, me, files),
+            clock=clock,
+            scheduler=scheduler,
+        ),
     )
     lake = Lake.open(StoreConfig.from_env(wanted["lake_uri"]), cluster="headwater")
     lake.require_fence()
     broker.start()
     tiering = Tiering(lake, OneStream(broker, wanted["stream"]), clock)
-    broker.attach_remote(tiering)
+    broker.cold.attach(tiering)
     print(json.dumps(_ship(broker, tiering, wanted["stream"])), flush=True)
     tiering.stop()
     broker.stop()
@@ -99,8 +99,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _ship(broker: Broker, tiering: Tiering, name: str) -> dict[str, Any]:
-    stream = broker.stream(name)
-    segments = [one for source in broker.sources(stream) for one in source.segments()]
+    stream = broker.streams.get(name)
+    segments = [one for source in broker.catalog().sources(stream) for one in source.segments()]
     log_bytes = sum(one.size_bytes for one in segments)
     start, start_cpu = time.perf_counter(), time.process_time()
     tiering.start()

@@ -52,23 +52,19 @@ class PartitionStanding:
     leader_epoch: LeaderEpoch
 
 
-class BrokerApi(Protocol):
-    """The broker's methods for network services. They block; any thread may call them."""
+class StreamsApi(Protocol):
+    """The cluster's streams. The methods block; any thread may call them."""
 
-    @property
-    def cluster(self) -> str:
-        """Name of the cluster."""
-
-    def create_stream(self, name: str, config: StreamConfig) -> Stream:
+    def create(self, name: str, config: StreamConfig) -> Stream:
         """Create a stream durably and start it.
 
         If a stream with this name and the same configuration exists, return that stream.
         """
 
-    def delete_stream(self, name: str) -> Stream:
+    def delete(self, name: str) -> Stream:
         """Delete a stream's local log and metadata. Its table stays in the lake."""
 
-    def stream(self, name: str) -> Stream:
+    def get(self, name: str) -> Stream:
         """Return a stream.
 
         Raises:
@@ -78,10 +74,14 @@ class BrokerApi(Protocol):
                 metadata is the newest.
         """
 
-    def streams(self) -> list[Stream]:
+    def all(self) -> list[Stream]:
         """Return all streams by name."""
 
-    def partition(self, name: str, partition: int) -> PartitionHandle:
+
+class PartitionsApi(Protocol):
+    """Where partitions are, and how far they are committed. Any thread; the methods block."""
+
+    def handle(self, name: str, partition: int) -> PartitionHandle:
         """Return this broker's replica; it takes writes only if this broker leads.
 
         Raises:
@@ -106,8 +106,9 @@ class BrokerApi(Protocol):
     def history_position(self, name: str, partition: int) -> CutPosition:
         """Return the high watermark now and the id of its leadership; raises as ``standing``."""
 
-    def table_start(self, name: str, partition: int) -> Offset | None:
-        """Return the first offset of a partition in the table; None if the table has no record."""
+
+class CutsApi(Protocol):
+    """Cuts of streams, and leases. Any thread; the methods block."""
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Take a lease: until it ends, no record of the stream is deleted, in both tiers."""
@@ -121,10 +122,10 @@ class BrokerApi(Protocol):
     def live_leases(self, name: str) -> list[HeldLease]:
         """Return the leases on a stream that have not ended, the oldest first."""
 
-    def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
+    def take(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease first, then the table version, then the high watermarks."""
 
-    def check_cut(
+    def check(
         self,
         name: str,
         *,
@@ -143,18 +144,49 @@ class BrokerApi(Protocol):
             UnknownStreamError, StreamRecreatedError.
         """
 
-    def read_cold(
+
+class ColdTierApi(Protocol):
+    """The records of streams that are in tables. Any thread; the methods block."""
+
+    def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows that are no longer on local disk, from the table, in offset order."""
 
-    def cold_offset_at(
+    def offset_at(
         self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
     ) -> Offset | None:
         """Return the table's first offset in ``[start, end)`` at or after a time, or None."""
 
-    def tier_status(self, name: str) -> list[TierStatus]:
+    def status(self, name: str) -> list[TierStatus]:
         """Return how far each partition is shipped to the table."""
 
-    def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def table_start(self, name: str, partition: int) -> Offset | None:
+        """Return the first offset of a partition in the table; None if the table has no record."""
+
+    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """Ship every committed record into the table now."""
+
+
+class BrokerApi(Protocol):
+    """The broker for network services."""
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+
+    @property
+    def streams(self) -> StreamsApi:
+        """The cluster's streams."""
+
+    @property
+    def partitions(self) -> PartitionsApi:
+        """Where partitions are, and how far they are committed."""
+
+    @property
+    def cuts(self) -> CutsApi:
+        """Cuts and leases."""
+
+    @property
+    def cold(self) -> ColdTierApi:
+        """The records that are in tables."""

@@ -59,7 +59,7 @@ class ClusterSamples:
         """Return one sample per replica that is here."""
         state, now_ms = self._node.metadata.state, self._clock.monotonic_ms()
         found = []
-        for driver in self._broker.drivers():
+        for driver in self._broker.replicas.all():
             row = state.partition(driver.partition_id)
             if row is not None:
                 found.append(
@@ -99,7 +99,7 @@ class ClusterSamples:
                 lag_records=one.lag_records,
                 silent_seconds=one.silent_ms / _MS,
             )
-            for driver in self._broker.drivers()
+            for driver in self._broker.replicas.all()
             for one in followers_of(driver, now_ms)
             if one.lag_records is not None and one.silent_ms is not None
         ]

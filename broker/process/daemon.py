@@ -35,16 +35,18 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model.ids import BrokerId
+from broker.ports.partition import PartitionWriter
 from broker.process.allocator import keep_freed_memory
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples
-from broker.runtime.broker import Broker
+from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.nats_ingest import NatsIngest
+from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
@@ -154,17 +156,21 @@ class _Daemon:
         scheduler.start()
         self._undo.append(scheduler.stop)
         broker = Broker(
-            cluster=config.node.cluster,
-            broker_id=BrokerId(config.node.id),
-            namespace=config.node.namespace,
-            files=files,
-            metadata=node.metadata,
-            clock=clock,
-            scheduler=scheduler,
-            on_commit=self._commit_done,
-            promises=promises,
-            claim_ms=config.lake.claim_timeout_ms,
-            **node.broker_options,
+            BrokerName(
+                cluster=config.node.cluster,
+                broker_id=BrokerId(config.node.id),
+                namespace=config.node.namespace,
+            ),
+            BrokerParts(
+                files=files,
+                metadata=node.metadata,
+                membership=node.membership,
+                clock=clock,
+                scheduler=scheduler,
+                promises=promises,
+                on_commit=self._commit_done,
+            ),
+            node.pace,
         )
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
@@ -193,7 +199,7 @@ class _Daemon:
             nats_url=config.nats.url,
             lake_uri=config.lake.uri,
         )
-        self._say_ready(addresses, directory, streams_count=len(broker.streams()))
+        self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
 
     def _say_ready(
         self, addresses: ServingAddresses, directory: str, *, streams_count: int
@@ -261,7 +267,7 @@ class _Daemon:
             fence=fence.require,
         )
         self._missing.append(lambda: _lake_complaint(lake.uri, fence.error, tiering.unreachable()))
-        broker.attach_remote(tiering)
+        broker.cold.attach(tiering)
         return tiering
 
     def _start_health(self) -> HealthServer:
@@ -305,7 +311,7 @@ class _Daemon:
         self._missing.append(lambda: transport.complaint)
         await ingest.start(must_connect=False)
         samples.ingest = ingest
-        bridge = _IngestBridge(ingest, self._loop)
+        bridge = _IngestBridge(ingest, broker.replicas, self._loop)
         self._undo.append(bridge.stop)
         listener, end = node.listener(bridge, self._crashed)
         self._undo.append(end)
@@ -352,13 +358,19 @@ class _Daemon:
 class _IngestBridge:
     """Lets the broker's threads start and stop subscriptions that live on the event loop."""
 
-    def __init__(self, ingest: NatsIngest, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, ingest: NatsIngest, replicas: HostedPartitions, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._ingest = ingest
+        self._replicas = replicas
         self._loop = loop
 
     def led_changed(self, led: LedPartitions) -> None:
         """Subscribe to what is led now; blocks until the subscriptions are active."""
-        logs = {number: driver.writes for number, driver in led.drivers.items()}
+        here = [self._replicas.find(one) for one in led.partition_ids()]
+        logs: dict[int, PartitionWriter] = {
+            one.partition_id.number: one.writes for one in here if one is not None
+        }
         coroutine = self._ingest.serve(led.stream, logs)
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -412,7 +424,7 @@ def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> 
 
 def _require_no_table(broker: Broker) -> None:
     """Refuse to run without the lake that holds records: reads would begin above them."""
-    tiered = [stream.name for stream in broker.streams_in_tables()]
+    tiered = [stream.name for stream in broker.streams.in_tables()]
     if tiered:
         raise InvalidConfigError(
             f"records of {', '.join(tiered[:10])}{' and others' if tiered[10:] else ''} are in "

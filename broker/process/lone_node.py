@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from broker.config import BrokerConfig
 from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.node import consensus_of
-from broker.runtime.broker import Broker
-from broker.runtime.cluster.membership import Alone
-from broker.runtime.hosted_partitions import LeadListener
+from broker.runtime.broker import Broker, BrokerPace
+from broker.runtime.cluster.membership import Alone, Membership
+from broker.runtime.led import LeadListener
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.promises.promises import Promises
@@ -24,8 +24,12 @@ class Node(Protocol):
     metadata: RaftMetadataLog
 
     @property
-    def broker_options(self) -> Mapping[str, Any]:
-        """What the broker is given besides what every broker is."""
+    def membership(self) -> Membership:
+        """Whether the broker is alone, or one of several."""
+
+    @property
+    def pace(self) -> BrokerPace:
+        """How often the broker looks at its replicas, and how long it waits for whom."""
 
     @property
     def claim_wait_ms(self) -> int:
@@ -78,13 +82,13 @@ class LoneNode:
             promises=promises,
             new_core=consensus_of(config),
         )
-        self._membership = Alone(self.metadata, BrokerId(config.node.id), files)
+        self.membership: Membership = Alone(self.metadata, BrokerId(config.node.id), files)
         self._claim_wait_ms = config.lake.claim_timeout_ms
 
     @property
-    def broker_options(self) -> Mapping[str, Any]:
-        """See ``Node.broker_options``."""
-        return {"membership": self._membership}
+    def pace(self) -> BrokerPace:
+        """See ``Node.pace``."""
+        return BrokerPace(claim_ms=self._claim_wait_ms)
 
     @property
     def claim_wait_ms(self) -> int:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import structlog
 
@@ -31,10 +31,11 @@ from broker.model.raft import NodeId, RaftName
 from broker.ports.cluster import ReplicaTransport
 from broker.ports.system import Clock, Files
 from broker.process.cluster_samples import ClusterSamples
-from broker.runtime.broker import Broker
+from broker.runtime.broker import Broker, BrokerPace
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
-from broker.runtime.hosted_partitions import LeadListener, LedPartitions
+from broker.runtime.cluster.membership import Membership
+from broker.runtime.led import LeadListener, LedPartitions
 from broker.runtime.metadata.controllers_note import note_controllers, noted_controllers
 from broker.runtime.metadata.lone_journal import FOLDER
 from broker.runtime.metadata.lone_takeover import take_over
@@ -77,6 +78,7 @@ class ClusterNode:
         members = {BrokerId(one): PeerAddress(*at) for one, at in cluster.members().items()}
         self.timing = follower_timing(cluster.session_ms, parks=cluster.replica_transport == "peer")
         self.limits = lag_limits(cluster.session_ms)
+        self._claim_ms = config.lake.claim_timeout_ms
         self.link = PeerLink(
             cluster=config.node.cluster,
             me=me,
@@ -192,14 +194,19 @@ class ClusterNode:
     # ------------------------------------------------------------------ see ``Node``
 
     @property
-    def broker_options(self) -> Mapping[str, Any]:
-        """See ``Node.broker_options``."""
-        return {
-            "membership": self.member,
-            "tick_ms": TICK_MS,
-            "limits": self.limits,
-            "timing": self.timing,
-        }
+    def membership(self) -> Membership:
+        """See ``Node.membership``."""
+        return self.member
+
+    @property
+    def pace(self) -> BrokerPace:
+        """See ``Node.pace``."""
+        return BrokerPace(
+            tick_ms=TICK_MS,
+            claim_ms=self._claim_ms,
+            limits=self.limits,
+            timing=self.timing,
+        )
 
     @property
     def claim_wait_ms(self) -> int:

@@ -69,10 +69,10 @@ class BrokerSamples:
 
         Also what its start found that nobody knows of.
         """
-        for driver in self._broker.drivers():
+        for driver in self._broker.replicas.all():
             if driver.refusal is not None:
                 return f"{driver.stream.name}/{driver.partition_id.number}: {driver.refusal}"
-        return self._broker.complaint
+        return self._broker.replicas.complaint
 
     def partition_samples(self) -> list[PartitionSample]:
         """Return one sample per partition."""
@@ -95,7 +95,7 @@ class BrokerSamples:
                 syncs_total=driver.counters.syncs,
                 freed_segments_total=driver.counters.freed_segments,
             )
-            for driver in self._broker.drivers()
+            for driver in self._broker.replicas.all()
         ]
 
     def ingest_samples(self) -> list[IngestSample]:

@@ -11,68 +11,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
-from broker.core.metadata.leftovers import Belongs, where_belongs
 from broker.core.metadata.state import MetadataState, PartitionState
-from broker.core.replication.follower import FollowerTiming
-from broker.core.replication.isr import LagLimits
 from broker.core.replication.view import view_of
-from broker.errors import CorruptDataError, HeadwaterError, LogFailedError
-from broker.model.epoch_history import EpochHistory
+from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
-from broker.model.offsets import Offset
 from broker.model.stream import Stream
-from broker.ports.system import Clock, Files
-from broker.runtime.partition.commit_scheduler import TurnScheduler
-from broker.runtime.partition.context import (
-    OpenedLog,
-    PartitionNotices,
-    PartitionPorts,
-    StreamPartition,
-)
-from broker.runtime.partition.counters import OnCommit
+from broker.runtime.cluster.opened_marks import OpenedMarks
+from broker.runtime.led import LedPartitions
+from broker.runtime.partition.context import StreamPartition
 from broker.runtime.partition.driver import PartitionDriver
-from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.queue import OwnerCall
-from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
-from broker.runtime.partition.tier_view import RecordColdEnd
-from broker.storage.log.partition_log import LogConfig, PartitionLog
-from broker.storage.promises.promises import Promises
-from broker.storage.stream_folders import (
-    log_folder,
-    newest_epoch,
-    stored_numbers,
-    stored_partitions,
-    stream_folder,
-)
+from broker.runtime.replica_folders import ReplicaFolders
+from broker.runtime.replica_opener import ReplicaOpener
 
 _log = structlog.get_logger(__name__)
 
-_ASIDE: Final = "damaged"
-_UNKNOWN: Final = "unknown"
 CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
-
-MarkOpened = Callable[[Sequence[PartitionId]], None]
-MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
-
-
-@dataclass(frozen=True, slots=True)
-class LedPartitions:
-    """The partitions of a stream that this broker leads now, by number; none: serve it no more."""
-
-    stream: Stream
-    drivers: Mapping[int, PartitionDriver]
-
-
-class LeadListener(Protocol):
-    """Somebody who serves what this broker leads, e.g. by a subscription."""
-
-    def led_changed(self, led: LedPartitions) -> None:
-        """Serve these partitions of the stream and no others. Blocks until it is so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +40,6 @@ class Reconciled:
 
     changed: list[LedPartitions]  # the streams of which this broker leads other partitions now
     failure: HeadwaterError | None  # why not everything is as the metadata says
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSetting:
-    """What every replica on this broker shares."""
-
-    me: BrokerId
-    clock: Clock
-    scheduler: TurnScheduler
-    make_links: MakeLinks
-    record_cold_end: RecordColdEnd
-    mark_opened: MarkOpened  # durably in the metadata; blocks
-    on_sealed: Callable[[PartitionId], None]
-    on_commit: OnCommit
-    on_late: Callable[[], None]  # :meth:`HostedPartitions.reconcile` has more to do now; quick
-    claims: Claims | None = None  # of leaderships of tiered streams
-    patience_s: float = 1.0  # once, with a replica that is slow to take a view in
-    limits: LagLimits | None = None
-    timing: FollowerTiming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +57,43 @@ class Closing:
 class HostedPartitions:
     """Any thread reads; one thread at a time reconciles."""
 
-    def __init__(self, files: Files, setting: ReplicaSetting, promises: Promises) -> None:
-        """Nothing is open before the first :meth:`reconcile`."""
-        self._files = files
-        self._promises = promises
-        self._marked: set[PartitionId] = set()  # as opened, by this process
+    def __init__(
+        self,
+        me: BrokerId,
+        opener: ReplicaOpener,
+        folders: ReplicaFolders,
+        marks: OpenedMarks,
+        *,
+        on_late: Callable[[], None],
+        patience_s: float = 1.0,
+    ) -> None:
+        """Nothing is open before the first :meth:`reconcile`.
+
+        A replica that is slow to take a view in is waited for once, for ``patience_s``; ``on_late``
+        is called when it has, on any thread: then :meth:`reconcile` has more to do. It must be
+        quick.
+        """
+        self._me = me
+        self._opener = opener
+        self._folders = folders
+        self._marks = marks
+        self._on_late = on_late
+        self._patience_s = patience_s
         self._refused: dict[PartitionId, HeadwaterError] = {}  # no replica is open; why
-        self._setting = setting
-        self._broker_epoch = BrokerEpoch(0)
         self._state = MetadataState()
         # Replaced, never changed: any thread may be looking through one of them.
         self._drivers: dict[StreamUuid, Mapping[int, PartitionDriver]] = {}
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, frozenset[int]] = {}
         self._late: dict[PartitionId, OwnerCall] = {}  # views that are not taken in yet
-        self._closing: dict[tuple[StreamUuid, int], tuple[PartitionDriver, OwnerCall]] = {}
-        self._set_aside: list[str] = []
+        self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """Take this process's broker epoch; before the first :meth:`reconcile`."""
-        self._broker_epoch = broker_epoch
+        self._opener.registered(broker_epoch)
+        self._folders.registered(broker_epoch)
+        self._marks.registered(broker_epoch)
 
     # ------------------------------------------------------------------ who is here
 
@@ -157,11 +113,6 @@ class HostedPartitions:
         """Return the replicas that belong here and could not be opened so far, and why."""
         return dict(self._refused)
 
-    @property
-    def waits_for_room(self) -> bool:
-        """Whether a replica could not be opened so far."""
-        return bool(self._refused)
-
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
         return [one for drivers in list(self._drivers.values()) for one in drivers.values()]
@@ -176,13 +127,13 @@ class HostedPartitions:
         """Open, inform and close until this broker is what ``state`` says. Blocks.
 
         A replica that hangs is left behind after ``patience_s``, and not waited for again before it
-        has caught up; see ``ReplicaSetting.on_late``.
+        has caught up; then ``on_late`` is called.
         There is a failure when a new log has no room, or the metadata does not take the mark that
         it was opened; everything else is done, and the next call tries again. A change of what is
         led is returned once: whoever calls tells it, failure or not.
         """
         with self._lock:
-            patience_s = self._setting.patience_s if patience_s is None else patience_s
+            patience_s = self._patience_s if patience_s is None else patience_s
             return self._reconcile(state, patience_s)
 
     def wait_for(self, uuid: StreamUuid, timeout_s: float) -> bool:
@@ -203,10 +154,11 @@ class HostedPartitions:
         for uuid, rows in state.partitions.items():
             known = before.partitions.get(uuid, ())
             for number, row in enumerate(rows):
-                if self._setting.me not in row.replicas:
+                if self._me not in row.replicas:
                     continue
+                partition_id = PartitionId(uuid, PartitionNumber(number))
                 driver = self._drivers.get(uuid, {}).get(number)
-                if driver is None and (uuid, number) in self._closing:
+                if driver is None and partition_id in self._closing:
                     self._state = before
                     continue  # a replica that was here before has not let go of its files
                 if driver is None:
@@ -214,20 +166,20 @@ class HostedPartitions:
                         driver = self._open(streams[uuid], number, row)
                         opened = True
                     except HeadwaterError as error:
-                        self._refused[PartitionId(uuid, PartitionNumber(number))] = failure = error
+                        self._refused[partition_id] = failure = error
                         _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
                         continue
                 elif same_brokers and number < len(known) and known[number] is row:
                     continue
                 driver.tier.learn_cold_end(row.cold_end)
-                if self._needs_mark(driver, row):
+                if not driver.health.is_damaged and self._marks.are_needed(partition_id, row):
                     fresh.append(driver)
                 else:
                     begun.append(_shown(driver, state))
         try:
             if opened:
-                self._promises.sync()
-            self._mark(fresh)
+                self._folders.sync_promises()
+            self._marks.make([one.partition_id for one in fresh])
         except HeadwaterError as error:  # they take no record before that is known
             failure = error
         else:
@@ -246,86 +198,9 @@ class HostedPartitions:
         self._remove_closed(patience_s)
         return Reconciled(changed, failure)
 
-    def _needs_mark(self, driver: PartitionDriver, row: PartitionState) -> bool:
-        marked = self._setting.me in row.opened or driver.partition_id in self._marked
-        return not marked and not driver.health.is_damaged
-
-    def _mark(self, fresh: Sequence[PartitionDriver]) -> None:
-        """Make it known in the metadata that these logs are held. Blocks."""
-        ids = [one.partition_id for one in fresh]
-        if ids:
-            self._setting.mark_opened(ids)
-            self._marked.update(ids)
-
-    def _open_log(
-        self, partition_id: PartitionId, config: LogConfig, *, held: bool
-    ) -> PartitionLog:
-        """Open a log; one that the disk does not give is damaged, and no other suffers for it."""
-        folder = log_folder(partition_id)
-        promise = self._promises.replica(partition_id)
-        try:
-            return PartitionLog.open(
-                self._files, folder, partition_id, config, promise=promise, held=held
-            )
-        except (CorruptDataError, LogFailedError) as error:
-            _log.error("replica_unreadable", partition=str(partition_id), reason=error.message)
-            return PartitionLog.unreadable(
-                self._files, folder, partition_id, config, promise=promise, error=error
-            )
-
     def _open(self, stream: Stream, number: int, row: PartitionState) -> PartitionDriver:
-        config, setting = stream.config, self._setting
-        partition_id = PartitionId(stream.uuid, PartitionNumber(number))
-        folder = log_folder(partition_id)
-        log_config = LogConfig(
-            segment_bytes_max=config.segment_bytes_max,
-            segment_age_ms_max=config.segment_age_ms_max,
-            index_interval_bytes=config.index_interval_bytes,
-        )
-
-        def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
-            promise = self._promises.replica(partition_id)
-            PartitionLog.replace(
-                self._files, folder, partition_id, start=start, epochs=epochs, promise=promise
-            )
-            log = PartitionLog.open(self._files, folder, partition_id, log_config, promise=promise)
-            self._promises.sync()
-            return log
-
-        log = self._open_log(partition_id, log_config, held=setting.me in row.opened)
-        driver = PartitionDriver(
-            StreamPartition(stream, number),
-            OpenedLog(log=log, begin_log=begin_log, cold_end=row.cold_end),
-            ReplicaIdentity(
-                me=setting.me,
-                broker_epoch=self._broker_epoch,
-                limits=setting.limits,
-                timing=setting.timing,
-            ),
-            PartitionPorts(
-                clock=setting.clock,
-                scheduler=setting.scheduler,
-                links=setting.make_links(stream, partition_id),
-            ),
-            PartitionNotices(
-                record_cold_end=setting.record_cold_end,
-                on_sealed=setting.on_sealed,
-                on_commit=setting.on_commit,
-                claims=setting.claims if config.tiering else None,
-            ),
-        )
-        if row.replicas == (setting.me,):
-            driver.health.refuse_if_replaced()
+        driver = self._opener.open(StreamPartition(stream, number), row)
         self._drivers[stream.uuid] = {**self._drivers.get(stream.uuid, {}), number: driver}
-        _log.info(
-            "partition_recovered",
-            stream=stream.name,
-            partition=number,
-            log_start=log.log_start,
-            log_end=log.log_end,
-            leader_epoch=row.leader_epoch,
-            recovery=str(log.recovery),
-        )
         return driver
 
     def _wait(self, begun: Sequence[tuple[PartitionDriver, OwnerCall]], patience_s: float) -> None:
@@ -341,7 +216,7 @@ class HostedPartitions:
             if not call.is_over(0.0 if known else max(0.0, deadline_s - time.monotonic())):
                 _log.warning("replica_is_slow", partition=str(driver.partition_id))
                 self._late[driver.partition_id] = call
-                call.afterwards(self._setting.on_late)
+                call.afterwards(self._on_late)
                 continue
             try:
                 driver.replication.view_taken(call)
@@ -359,7 +234,7 @@ class HostedPartitions:
         for uuid, drivers in list(self._drivers.items()):
             rows = state.partitions.get(uuid, ())
             for number, driver in list(drivers.items()):
-                here = number < len(rows) and self._setting.me in rows[number].replicas
+                here = number < len(rows) and self._me in rows[number].replicas
                 if not here:
                     begun.append((driver, driver.replication.take_view(None)))
                     gone.setdefault(uuid, []).append(number)
@@ -370,11 +245,9 @@ class HostedPartitions:
         for uuid, numbers in gone.items():
             drivers = self._drivers[uuid]
             self._drivers[uuid] = {n: one for n, one in drivers.items() if n not in numbers}
+            closing = [drivers[number] for number in numbers]
             self._closing.update(
-                {
-                    (uuid, number): (drivers[number], drivers[number].begin_close())
-                    for number in numbers
-                }
+                {driver.partition_id: (driver, driver.begin_close()) for driver in closing}
             )
             if not self._drivers[uuid]:
                 del self._drivers[uuid]
@@ -384,25 +257,16 @@ class HostedPartitions:
     def _remove_closed(self, patience_s: float) -> None:
         """Give the disk of replicas back that are not here any more, once their logs are closed."""
         deadline_s = time.monotonic() + patience_s
-        for (uuid, number), (driver, call) in list(self._closing.items()):
+        for partition_id, (driver, call) in list(self._closing.items()):
             if not call.is_over(max(0.0, deadline_s - time.monotonic())):
                 _log.warning("log_not_closed", partition=str(driver.partition_id))
-                call.afterwards(self._setting.on_late)
+                call.afterwards(self._on_late)
                 continue
             with suppress(HeadwaterError):  # its disk failed; it is to be removed all the same
                 driver.closed(call)
-            del self._closing[uuid, number]
-            self._forget(PartitionId(uuid, PartitionNumber(number)))
-
-    def _forget(self, partition_id: PartitionId) -> None:
-        """Remove a log that is not held any more, and after it what was promised of it."""
-        uuid = partition_id.stream_uuid
-        self._files.remove_folder(log_folder(partition_id))
-        if not stored_numbers(self._files, uuid):  # else others belong here: open, or waiting
-            self._files.remove_folder(stream_folder(uuid))
-            _log.info("stream_removed", stream_uuid=uuid)
-        self._promises.replica(partition_id).remove()
-        self._marked.discard(partition_id)
+            del self._closing[partition_id]
+            self._folders.remove(partition_id)
+            self._marks.forget(partition_id)
 
     def begin_close(self, wake: Callable[[], None] = lambda: None) -> Closing:
         """Begin to close every log; ``wake`` is called whenever one is closed."""
@@ -433,58 +297,16 @@ class HostedPartitions:
         return whole
 
     def remove_leftovers(self, state: MetadataState) -> None:
-        """Remove what was deleted, or moved away, while this broker was down.
-
-        ``state`` is confirmed. A log of which it neither knows nor remembers the deletion is moved
-        aside instead: perhaps the whole cluster's metadata is older than this log. So is one that
-        is said to be elsewhere, and has records of a leader of whom nothing is known.
-        """
+        """See ``ReplicaFolders.remove_leftovers``."""
         with self._lock:
-            stored = stored_partitions(self._files)
-            for partition_id in sorted({*stored, *self._promises.replicas()}):
-                if self.find(partition_id) is not None:
-                    continue  # a newer state is for the next reconcile
-                belongs = where_belongs(state, partition_id, self._setting.me)
-                if belongs is Belongs.HERE:
-                    continue
-                if belongs is Belongs.DELETED or self._is_elsewhere(state, partition_id, belongs):
-                    self._forget(partition_id)
-                    _log.info("leftover_removed", partition=str(partition_id))
-                elif partition_id in stored:
-                    folder = self._move_aside(partition_id, _UNKNOWN)
-                    _log.error("unknown_log_set_aside", partition=str(partition_id), folder=folder)
-                    self._set_aside.append(folder)
-            if kept := self._files.list(_UNKNOWN):
-                _log.warning("unknown_logs_kept", folder=_UNKNOWN, logs=kept[:10], count=len(kept))
-
-    def _is_elsewhere(
-        self, state: MetadataState, partition_id: PartitionId, belongs: Belongs
-    ) -> bool:
-        """Tell whether others have what a log holds: the metadata is not older than the log."""
-        if belongs is not Belongs.ELSEWHERE:
-            return False
-        epoch = newest_epoch(self._files, partition_id)
-        row = state.partitions[partition_id.stream_uuid][partition_id.number]
-        return epoch is not None and epoch <= row.leader_epoch
-
-    def _move_aside(self, partition_id: PartitionId, aside: str) -> str:
-        """Move a log to where nobody opens it, durably; return where it is now."""
-        folder = f"{aside}/{partition_id.stream_uuid}-{partition_id.number}-{self._broker_epoch}"
-        self._files.make_folder(aside)
-        self._files.replace(log_folder(partition_id), folder)
-        self._files.sync_folder(aside)
-        self._files.sync_folder(stream_folder(partition_id.stream_uuid))
-        return folder
+            self._folders.remove_leftovers(
+                state, self._me, is_open=lambda one: self.find(one) is not None
+            )
 
     @property
     def complaint(self) -> str | None:
-        """What was found at start that nobody knows of, if anything was."""
-        if not self._set_aside:
-            return None
-        return (
-            f"logs of streams that the metadata does not know were moved to {self._set_aside[0]}"
-            f"{' and others' if self._set_aside[1:] else ''}: the metadata may be older than they"
-        )
+        """See ``ReplicaFolders.complaint``."""
+        return self._folders.complaint
 
     # ------------------------------------------------------------------ damage
 
@@ -500,12 +322,7 @@ class HostedPartitions:
         with self._lock:
             closed_whole = self._wait_closed(closing, 0.0)
             for one in partition_ids:
-                aside = None
-                if self._files.exists(log_folder(one)):
-                    aside = self._move_aside(one, _ASIDE)
-                # After it: a damaged log must not be believed because nothing is promised.
-                self._promises.replica(one).renew()
-                _log.error("damaged_log_set_aside", partition=str(one), folder=aside)
+                self._folders.set_aside(one)
             self._drivers.clear()
             self._led.clear()
             self._state = MetadataState()
@@ -516,18 +333,15 @@ class HostedPartitions:
     def _newly_led(self, uuid: StreamUuid, gone: Sequence[int]) -> LedPartitions | None:
         stream = self._streams[uuid]
         led = self._led_of(stream, gone)
-        now = frozenset(led.drivers)
-        if now == self._led.get(uuid, frozenset()):
+        if led.numbers == self._led.get(uuid, frozenset()):
             return None
-        self._led[uuid] = now
+        self._led[uuid] = led.numbers
         return led
 
     def _led_of(self, stream: Stream, gone: Sequence[int] = ()) -> LedPartitions:
         drivers = self._drivers.get(stream.uuid, {})
-        return LedPartitions(
-            stream,
-            {number: one for number, one in drivers.items() if one.leads and number not in gone},
-        )
+        led = (number for number, one in drivers.items() if one.leads and number not in gone)
+        return LedPartitions(stream, frozenset(led))
 
 
 def _shown(driver: PartitionDriver, state: MetadataState) -> tuple[PartitionDriver, OwnerCall]:

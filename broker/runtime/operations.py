@@ -80,22 +80,38 @@ class OperatedVoters(Protocol):
         """Go on with making a member vote, or watch only."""
 
 
-class OperatedBroker(Protocol):
-    """The broker whose replicas are told of."""
+class OperatedReplicas(Protocol):
+    """The replicas that are here."""
 
-    def drivers(self) -> list[PartitionDriver]:
+    def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
 
     def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
         """Return the replicas that belong here and could not be opened so far, and why."""
 
-    def learn_cold_end(self, name: str, partition: int) -> None:
+
+class OperatedTables(Protocol):
+    """The tables of the streams."""
+
+    def learn_end(self, name: str, partition: int) -> None:
         """Record how far the table reaches, as the table itself says. Blocks.
 
         Raises:
             RemoteTierUnavailableError: the table cannot be asked.
             CorruptDataError: the table is not one to be believed.
         """
+
+
+class OperatedBroker(Protocol):
+    """The parts of a broker that operators look at."""
+
+    @property
+    def replicas(self) -> OperatedReplicas:
+        """The replicas that are here."""
+
+    @property
+    def cold(self) -> OperatedTables:
+        """The tables of the streams."""
 
 
 class ClusterOperations:
@@ -196,7 +212,7 @@ class ClusterOperations:
 
     def replicas(self) -> list[ReplicaStatus]:
         """See ``OperatorApi.replicas``."""
-        found = [self._replica(driver) for driver in self._broker.drivers()]
+        found = [self._replica(driver) for driver in self._broker.replicas.all()]
         found += self._unopened()
         return sorted(found, key=lambda one: (one.stream, one.partition))
 
@@ -222,7 +238,7 @@ class ClusterOperations:
 
     def _unopened(self) -> Iterator[ReplicaStatus]:
         names = {one.uuid: name for name, one in self._metadata.state.streams.items()}
-        for partition_id, error in self._broker.unopened().items():
+        for partition_id, error in self._broker.replicas.unopened().items():
             if partition_id.stream_uuid in names:
                 yield ReplicaStatus(
                     broker=self._me,
@@ -337,7 +353,7 @@ class ClusterOperations:
         driver = next(
             (
                 driver
-                for driver in self._broker.drivers()
+                for driver in self._broker.replicas.all()
                 if driver.stream.uuid == stream.uuid and driver.partition_id.number == partition
             ),
             None,
@@ -347,7 +363,7 @@ class ClusterOperations:
                 f"{broker} holds no readable replica of {name}/{partition}", broker=broker
             )
         # A leader's log begins at the cold end at the latest, so that has to be the newest one.
-        self._broker.learn_cold_end(name, partition)
+        self._broker.cold.learn_end(name, partition)
         stream, one = _find(self._metadata.state, name, partition)
         _, end = driver.replication.synced_position
         self._propose(

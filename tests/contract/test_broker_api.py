@@ -38,12 +38,12 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerApi
     """Give each implementation in turn, with one stream of two partitions."""
     if request.param == "memory":
         memory = MemoryBroker()
-        memory.create_stream("s", CONFIG)
+        memory.streams.create("s", CONFIG)
         yield memory
         memory.close()
     else:
         with disk_broker(tmp_path / "data") as real:
-            real.create_stream("s", CONFIG)
+            real.streams.create("s", CONFIG)
             yield real
 
 
@@ -84,47 +84,47 @@ def values(handle: PartitionHandle, start: int, end: int) -> list[int]:
 
 def test_streams_live_by_name(broker: BrokerApi) -> None:
     """Created once, found, listed, deleted, gone."""
-    stream = broker.stream("s")
-    assert broker.create_stream("s", CONFIG) == stream
-    assert broker.streams() == [stream]
+    stream = broker.streams.get("s")
+    assert broker.streams.create("s", CONFIG) == stream
+    assert broker.streams.all() == [stream]
     with pytest.raises(StreamExistsError):
-        broker.create_stream("s", StreamConfig(subject="s", partitions=3))
-    assert broker.delete_stream("s") == stream
-    assert broker.streams() == []
+        broker.streams.create("s", StreamConfig(subject="s", partitions=3))
+    assert broker.streams.delete("s") == stream
+    assert broker.streams.all() == []
     with pytest.raises(UnknownStreamError):
-        broker.stream("s")
-    assert broker.create_stream("s", CONFIG).uuid != stream.uuid
+        broker.streams.get("s")
+    assert broker.streams.create("s", CONFIG).uuid != stream.uuid
 
 
 def test_what_does_not_exist_is_named(broker: BrokerApi) -> None:
     """Unknown streams and partitions are typed errors."""
     for partition in (-1, 2):
         with pytest.raises(UnknownPartitionError):
-            broker.partition("s", partition)
+            broker.partitions.handle("s", partition)
     with pytest.raises(UnknownStreamError):
-        broker.partition("t", 0)
+        broker.partitions.handle("t", 0)
     with pytest.raises(UnknownStreamError):
-        broker.delete_stream("t")
+        broker.streams.delete("t")
     with pytest.raises(UnknownStreamError):
-        broker.cut("t", owner="me", ttl_ms=10_000)
+        broker.cuts.take("t", owner="me", ttl_ms=10_000)
 
 
 def test_offsets_begin_at_nought_and_follow_each_other(broker: BrokerApi) -> None:
     """Outcomes come one per batch, in order, across calls; partitions are independent."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     first = submit(handle, batch(0, 3), batch(3, 4))
     second = submit(handle, batch(7, 1))
     assert [result.base_offset for result in first + second] == [0, 3, 7]
     assert [result.records_count for result in first + second] == [3, 4, 1]
     assert {result.leader_epoch for result in first + second} == {handle.reads.leader_epoch}
     assert (handle.reads.log_start, handle.reads.high_watermark, handle.reads.log_end) == (0, 8, 8)
-    assert broker.partition("s", 1).reads.log_end == 0
+    assert broker.partitions.handle("s", 1).reads.log_end == 0
     assert values(handle, 0, 8) == list(range(8))
 
 
 def test_a_read_gives_whole_batches_that_overlap(broker: BrokerApi) -> None:
     """The first and last may reach beyond the range; one batch comes whatever its size."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     submit(handle, batch(0, 3), batch(3, 3), batch(6, 3))
     assert values(handle, 4, 7) == list(range(3, 9))
     assert values(handle, 3, 6) == [3, 4, 5]
@@ -137,7 +137,7 @@ def test_a_read_gives_whole_batches_that_overlap(broker: BrokerApi) -> None:
 
 def test_a_producer_is_recognised(broker: BrokerApi) -> None:
     """The same sequence again is a duplicate; a skipped one is a gap; neither stores anything."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     one = batch(0, 2, producer=9, sequence=0)
     two = batch(2, 3, producer=9, sequence=2)
     assert [result.base_offset for result in submit(handle, one, two)] == [0, 2]
@@ -151,7 +151,7 @@ def test_a_producer_is_recognised(broker: BrokerApi) -> None:
 
 def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
     """Ids repeat within a batch and across batches; rows without one are always stored."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     first = submit_records(handle, numbered(0, 4), ["a", None, "b", "a"])
     assert list(first.offsets) == [0, 1, 2, 0]
     assert first.duplicates == frozenset({3})
@@ -165,7 +165,7 @@ def test_rows_are_recognised_by_their_message_id(broker: BrokerApi) -> None:
 
 def test_rows_with_a_condition_are_stored_at_their_log_end_only(broker: BrokerApi) -> None:
     """At another log end nothing is stored, also for a known id; the condition counts once met."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     answers: SimpleQueue[RecordsOutcome | HeadwaterError] = SimpleQueue()
 
     def submitted(end: int, ids: Sequence[str | None] | None) -> RecordsOutcome | HeadwaterError:
@@ -185,7 +185,7 @@ def test_rows_with_a_condition_are_stored_at_their_log_end_only(broker: BrokerAp
 
 def test_waiting_ends_with_the_commit_or_with_the_time(broker: BrokerApi) -> None:
     """The high watermark is returned in both cases."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     assert handle.reads.wait_committed(Offset(0), 10) == 0
     submit(handle, batch(0, 2))
     assert handle.reads.wait_committed(Offset(0), 60_000) == 2
@@ -195,7 +195,7 @@ def test_waiting_ends_with_the_commit_or_with_the_time(broker: BrokerApi) -> Non
 
 def test_an_offset_is_found_by_time(broker: BrokerApi) -> None:
     """The first batch that reaches the time holds it; later than all is the log's end."""
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     for start in (0, 5):
         stamps = pa.array(range(1_000 + start, 1_005 + start))
         submit(handle, prepare(records([b"x"] * 5, timestamp=stamps), now_us=1))
@@ -207,27 +207,27 @@ def test_an_offset_is_found_by_time(broker: BrokerApi) -> None:
 
 def test_leases_are_taken_renewed_and_dropped(broker: BrokerApi) -> None:
     """A lease has an end in the future that renewing moves; dropping twice is fine."""
-    lease = broker.take_lease("s", owner="me", ttl_ms=10_000)
-    renewed = broker.renew_lease(lease.lease_id, ttl_ms=60_000)
+    lease = broker.cuts.take_lease("s", owner="me", ttl_ms=10_000)
+    renewed = broker.cuts.renew_lease(lease.lease_id, ttl_ms=60_000)
     assert renewed.lease_id == lease.lease_id
     assert renewed.expires_us > lease.expires_us
-    (held,) = broker.live_leases("s")
+    (held,) = broker.cuts.live_leases("s")
     assert (held.lease_id, held.expires_us) == (lease.lease_id, renewed.expires_us)
     assert held.owner.startswith("me")
     assert held.taken_us == lease.expires_us - 10_000_000, "renewing does not move it"
-    broker.drop_lease(lease.lease_id)
-    assert broker.live_leases("s") == []
-    broker.drop_lease(lease.lease_id)
+    broker.cuts.drop_lease(lease.lease_id)
+    assert broker.cuts.live_leases("s") == []
+    broker.cuts.drop_lease(lease.lease_id)
     with pytest.raises(HeadwaterError):
-        broker.renew_lease(lease.lease_id, ttl_ms=10_000)
+        broker.cuts.renew_lease(lease.lease_id, ttl_ms=10_000)
     with pytest.raises(HeadwaterError):
-        broker.renew_lease(LeaseId("never"), ttl_ms=10_000)
+        broker.cuts.renew_lease(LeaseId("never"), ttl_ms=10_000)
 
 
 def test_a_cut_holds_every_partition(broker: BrokerApi) -> None:
     """Its hot ends are the high watermarks, and it comes with a lease."""
-    submit(broker.partition("s", 1), batch(0, 4))
-    cut = broker.cut("s", owner="me", ttl_ms=10_000)
+    submit(broker.partitions.handle("s", 1), batch(0, 4))
+    cut = broker.cuts.take("s", owner="me", ttl_ms=10_000)
     assert [part.hot_end for part in cut.partitions] == [0, 4]
-    assert (cut.stream_uuid, cut.cluster) == (broker.stream("s").uuid, broker.cluster)
-    broker.renew_lease(cut.lease.lease_id, ttl_ms=10_000)
+    assert (cut.stream_uuid, cut.cluster) == (broker.streams.get("s").uuid, broker.cluster)
+    broker.cuts.renew_lease(cut.lease.lease_id, ttl_ms=10_000)

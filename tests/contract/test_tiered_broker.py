@@ -56,7 +56,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         tiering = Tiering(
             Lake.open(StoreConfig.from_env(lake), cluster="test"), broker.catalog(), clock
         )
-        broker.attach_remote(tiering)
+        broker.cold.attach(tiering)
         service = FlightService(broker, clock, FlightServiceConfig(port=0))
         service.start()
         try:

@@ -43,7 +43,7 @@ def _told(left: Path) -> Any:
 
 
 def _rows(broker: Broker, name: str, number: int) -> list[bytes]:
-    partition = broker.partition(name, number)
+    partition = broker.partitions.handle(name, number)
     found: list[bytes] = []
     at = partition.reads.log_start
     while at < partition.reads.high_watermark:

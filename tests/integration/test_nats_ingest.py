@@ -267,7 +267,7 @@ def test_a_log_that_refuses_is_heard_of(
     opened = liftbridge(value=b"2", ackInbox="in.2", ackPolicy=wire.ALL)  # as the other waits
     answers = {}
     for message in (pub("foo", b"1", reply="in.1"), pub("foo", opened)):
-        rig.broker.partition("foo", 0).fail_next(error)
+        rig.broker.partitions.handle("foo", 0).fail_next(error)
         client.send(message)
         inbox, answers[inbox] = client.next_message()
     assert json.loads(answers["in.1"])["headwater"]["type"] == type(error).__name__

@@ -116,7 +116,7 @@ def test_a_log_that_stays_full_drops_countably_and_tells(tmp_path: Path) -> None
         client.subscribe("in.>")
         rig.add_stream("foo", puback=True)
         rig.add_stream("bar", puback=True)
-        rig.broker.partition("foo", 0).hold()
+        rig.broker.partitions.handle("foo", 0).hold()
         sent = 0
         while rig.stats("foo").dropped_messages_total == 0:
             client.send(b"".join(pub("foo", b"%d" % n) for n in range(sent, sent + 500)))
@@ -130,7 +130,7 @@ def test_a_log_that_stays_full_drops_countably_and_tells(tmp_path: Path) -> None
             subject, body = client.next_message()
             heard[subject] = json.loads(body)
         assert rig.values("bar") == [b"other"]
-        rig.broker.partition("foo", 0).release()
+        rig.broker.partitions.handle("foo", 0).release()
         retries = 0
         while "offset" not in heard.get("in.again", {}):  # as any publisher of ours would
             client.publish("foo", b"again", reply="in.again")
@@ -165,7 +165,7 @@ def test_a_slow_broker_that_the_server_cuts_off_counts_a_gap(tmp_path: Path) -> 
         RawNats(server.port) as client,
     ):
         rig.add_stream("foo", puback=True)
-        partition = rig.broker.partition("foo", 0)
+        partition = rig.broker.partitions.handle("foo", 0)
         partition.hold()
         blob = pub("foo", b"x" * 8192) * 100
         sent = 0
@@ -192,14 +192,14 @@ def test_unread_answers_are_dropped_not_records(tmp_path: Path) -> None:
     """Answers that cannot be written while the server is away are counted; the records stay."""
     with NatsProcess(tmp_path) as server, IngestRig(NatsConfig(url=server.url)) as rig:
         rig.add_stream("foo", puback=True)
-        rig.broker.partition("foo", 0).hold()
+        rig.broker.partitions.handle("foo", 0).hold()
         with RawNats(server.port) as client:
             client.send(b"".join(pub("foo", b"x", reply="in.1") for _ in range(100)))
             client.flush()
             rig.wait(lambda: rig.stats("foo").received_messages_total == 100, "the messages")
         server.stop()
         rig.wait(lambda: not rig.transport.connected, "the lost connection")
-        rig.broker.partition("foo", 0).release()
+        rig.broker.partitions.handle("foo", 0).release()
         rig.wait(lambda: rig.transport.counters.dropped_sends == 100, "the dropped answers")
         assert len(rig.values("foo")) == 100
 

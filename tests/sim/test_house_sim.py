@@ -203,12 +203,13 @@ def test_the_house_is_built_of_the_product_s_shells() -> None:
         "broker", "hosted_partitions", "background", "cluster.controller", "cluster.member",
         "cluster.beats", "cluster.registration", "cluster.promise_keeper", "metadata.follower",
         "partition.driver", "partition.replica_shell", "partition.queue", "partition.commits",
-        "partition.retry_tables",
+        "partition.retry_tables", "partition.replication", "partition.writes", "upkeep",
+        "api.streams", "api.cuts",
     )  # fmt: skip
     wanted = {f"broker.runtime.{one}" for one in shells}
     wanted |= {"broker.storage.log.partition_log", "broker.codec.peer.replica_messages"}
     wanted |= {f"tiering.ship.{one}" for one in ("claimant", "lifecycle", "shipper", "uploader")}
-    wanted |= {"tiering.tiering", "tiering.table.ledger", "broker.runtime.leases"}
+    wanted |= {"tiering.tiering", "tiering.table.ledger", "broker.runtime.api.leases"}
     assert wanted <= set(told.stdout.split())
 
 

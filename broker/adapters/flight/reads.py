@@ -81,10 +81,10 @@ def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) 
     """Return the first offset of the partition in both tiers; ``log_start`` is the local one."""
     if log_start == 0:
         return log_start  # no segment was ever freed: the table has no older record
-    for status in api.tier_status(stream.name):
+    for status in api.cold.status(stream.name):
         if status.partition == partition:
             return min(status.cold.start, log_start) if len(status.cold) else log_start
-    table_start = api.table_start(stream.name, partition)  # the leader may be another broker
+    table_start = api.cold.table_start(stream.name, partition)  # the leader may be another broker
     return log_start if table_start is None else min(table_start, log_start)
 
 
@@ -99,9 +99,9 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         HistoryClaimedError, ForeignHistoryError: another process leads this history; this broker's
             records can only be read as uncommitted.
     """
-    stream = api.stream(request.stream)
+    stream = api.streams.get(request.stream)
     check_incarnation(stream, request.stream_uuid)
-    handle = api.partition(request.stream, request.partition)
+    handle = api.partitions.handle(request.stream, request.partition)
     if request.uncommitted:
         _check_leads(handle, f"{request.stream}/{request.partition}")
     else:
@@ -143,7 +143,7 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offs
     beyond = (isinstance(start, int) and start > here) or (end is not None and end > here)
     if not whole and not beyond:
         return here
-    return max(here, api.standing(request.stream, request.partition).high_watermark)
+    return max(here, api.partitions.standing(request.stream, request.partition).high_watermark)
 
 
 def _check_leads(handle: PartitionHandle, name: str) -> None:
@@ -230,7 +230,7 @@ def offset_at(
         log_start = handle.reads.log_start
         if asked < log_start:
             # The table has older records than the local log, so it is searched first.
-            found = api.cold_offset_at(stream.name, partition, asked, log_start, stamp_us)
+            found = api.cold.offset_at(stream.name, partition, asked, log_start, stamp_us)
             if found is not None:
                 return found
             asked = log_start
@@ -347,7 +347,7 @@ def _check_goes_on(wanted: RowRange, position: Offset, written_in: LeaderEpoch) 
 
 def _check_still_there(api: BrokerApi, wanted: RowRange) -> None:
     """Raise if the stream was deleted, so that a following read does not wait for ever."""
-    check_incarnation(api.stream(wanted.stream.name), wanted.stream.uuid)
+    check_incarnation(api.streams.get(wanted.stream.name), wanted.stream.uuid)
 
 
 def _next_replies(
@@ -392,7 +392,7 @@ def _cold_replies(
         if asked.get_field_index(name) < 0:
             asked = asked.append(ROW_SCHEMA.field(name))
     position = start
-    for rows in api.read_cold(wanted.stream.name, wanted.partition, start, end, asked):
+    for rows in api.cold.read(wanted.stream.name, wanted.partition, start, end, asked):
         if not rows.num_rows:
             continue
         offsets = np.asarray(rows.column(asked.get_field_index("offset")))

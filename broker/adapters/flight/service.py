@@ -173,7 +173,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return with_address(error, self._addresses)
 
     def _addresses(self) -> dict[str, str | None]:
-        return {str(one.broker): one.flight for one in self._api.brokers()}
+        return {str(one.broker): one.flight for one in self._api.partitions.brokers()}
 
     def close(self, *, timeout_ms: int) -> bool:
         """End all calls and stop; return whether this took less than ``timeout_ms``.
@@ -214,9 +214,9 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         path = StreamPath.from_path(descriptor.path, put=True)
         if path.partition is None:
             raise InvalidRequestError("do_put needs a partition in its path", field="path")
-        stream = self._api.stream(path.stream)
+        stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
-        handle = self._api.partition(path.stream, path.partition)
+        handle = self._api.partitions.handle(path.stream, path.partition)
         with self._place():
             put = PutStream(
                 handle,
@@ -272,20 +272,20 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Return one info per stream."""
         if criteria:
             raise InvalidRequestError("list_flights takes no criteria", field="criteria")
-        return iter([self._info(stream, None) for stream in self._api.streams()])
+        return iter([self._info(stream, None) for stream in self._api.streams.all()])
 
     @_border
     def get_flight_info(self, _context: Any, descriptor: Any) -> Any:
         """Return the partitions of a stream, or one partition, with their positions."""
         path = StreamPath.from_path(descriptor.path)
-        stream = self._api.stream(path.stream)
+        stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
         return self._info(stream, path.partition)
 
     @_border
     def get_schema(self, _context: Any, descriptor: Any) -> Any:
         """Return the schema of every stream's rows."""
-        self._api.stream(StreamPath.from_path(descriptor.path).stream)
+        self._api.streams.get(StreamPath.from_path(descriptor.path).stream)
         return flight.SchemaResult(ROW_SCHEMA)
 
     def _info(self, stream: Stream, partition: int | None) -> Any:
@@ -317,11 +317,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _positions(self, stream: Stream, numbers: Iterable[int]) -> list[dict[str, Any]]:
         """Return the positions of these partitions, and the addresses of their leaders."""
-        places = self._api.places(stream.name)
+        places = self._api.partitions.places(stream.name)
         addresses = self._addresses()
         found: list[dict[str, Any]] = []
         for number in numbers:
-            standing = self._api.standing(stream.name, number)
+            standing = self._api.partitions.standing(stream.name, number)
             leader = places[number].leader
             found.append(
                 {
@@ -355,11 +355,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return iter([_json(result) for result in results])
 
     def _action_create_stream(self, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-        return [_stream_dict(self._api.create_stream(name, StreamConfig.from_dict(config)))]
+        return [_stream_dict(self._api.streams.create(name, StreamConfig.from_dict(config)))]
 
     def _action_describe_stream(self, name: str, positions: bool) -> list[dict[str, Any]]:
         # Without positions the tier is not asked, so writers can start while it is unavailable.
-        stream = self._api.stream(name)
+        stream = self._api.streams.get(name)
         numbers = range(stream.config.partitions if positions else 0)
         return [
             {
@@ -371,10 +371,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         ]
 
     def _action_brokers(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(one) for one in self._api.brokers()]
+        return [dataclasses.asdict(one) for one in self._api.partitions.brokers()]
 
     def _action_locate(self, name: str) -> list[dict[str, Any]]:
-        stream = self._api.stream(name)
+        stream = self._api.streams.get(name)
         addresses = self._addresses()
         return [
             {
@@ -382,21 +382,21 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
                 "flight": None if place.leader is None else addresses.get(place.leader),
                 **dataclasses.asdict(place),
             }
-            for place in self._api.places(name)
+            for place in self._api.partitions.places(name)
         ]
 
     def _action_list_streams(self) -> list[dict[str, Any]]:
-        return [_stream_dict(stream) for stream in self._api.streams()]
+        return [_stream_dict(stream) for stream in self._api.streams.all()]
 
     def _action_delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
-        check_incarnation(self._api.stream(name), stream_uuid)
-        return [_stream_dict(self._api.delete_stream(name))]
+        check_incarnation(self._api.streams.get(name), stream_uuid)
+        return [_stream_dict(self._api.streams.delete(name))]
 
     def _action_take_lease(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(self._api.take_lease(name, owner=owner, ttl_ms=ttl_ms))]
+        return [dataclasses.asdict(self._api.cuts.take_lease(name, owner=owner, ttl_ms=ttl_ms))]
 
     def _action_renew_lease(self, lease_id: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(self._api.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
+        return [dataclasses.asdict(self._api.cuts.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
 
     def _action_check_cut(
         self,
@@ -405,7 +405,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         positions: Sequence[CutPosition],
         believe_forgotten: bool,
     ) -> list[dict[str, Any]]:
-        self._api.check_cut(
+        self._api.cuts.check(
             name,
             stream_uuid=stream_uuid,
             positions=positions,
@@ -414,22 +414,22 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return [{}]
 
     def _action_drop_lease(self, lease_id: str) -> list[dict[str, Any]]:
-        self._api.drop_lease(LeaseId(lease_id))
+        self._api.cuts.drop_lease(LeaseId(lease_id))
         return [{}]
 
     def _action_list_leases(self, name: str) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(lease) for lease in self._api.live_leases(name)]
+        return [dataclasses.asdict(lease) for lease in self._api.cuts.live_leases(name)]
 
     def _action_cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [self._api.cut(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
+        return [self._api.cuts.take(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
 
     def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
-        streams = [self._api.stream(name) for name in names]
+        streams = [self._api.streams.get(name) for name in names]
 
         def look() -> list[list[CutPosition]]:
             return [
                 [
-                    self._api.history_position(stream.name, number)
+                    self._api.partitions.history_position(stream.name, number)
                     for number in range(stream.config.partitions)
                 ]
                 for stream in streams
@@ -446,11 +446,11 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         ]
 
     def _action_tier_status(self, name: str) -> list[dict[str, Any]]:
-        return [_status_dict(status) for status in self._api.tier_status(name)]
+        return [_status_dict(status) for status in self._api.cold.status(name)]
 
     def _action_tier_flush(self, name: str, timeout_ms: int) -> list[dict[str, Any]]:
         return [
-            _status_dict(status) for status in self._api.tier_flush(name, timeout_ms=timeout_ms)
+            _status_dict(status) for status in self._api.cold.flush(name, timeout_ms=timeout_ms)
         ]
 
 

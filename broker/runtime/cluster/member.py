@@ -8,28 +8,18 @@ that they are for, changes of the metadata to the broker. What goes on by itself
 
 from __future__ import annotations
 
-import itertools
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
 from broker.core.election import ElectionTiming
-from broker.core.metadata.commands import (
-    ChangeIsr,
-    Command,
-    ConfirmLeader,
-    WithdrawReplica,
-)
 from broker.core.metadata.placement import place
 from broker.core.replication.effects import ProposeIsr
-from broker.core.replication.replica import first_request_id, not_leader
+from broker.core.replication.replica import not_leader
 from broker.errors import (
-    CommitTimeoutError,
     HeadwaterError,
     NotLeaderError,
 )
@@ -37,7 +27,6 @@ from broker.model.control_messages import (
     ControlMessage,
     HeartbeatAnswer,
     LogEndAsked,
-    LogEndTold,
     NewestAsked,
     NewestTold,
 )
@@ -53,9 +42,11 @@ from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.errands import AskingNewest, GivingUp, HandingOver
 from broker.runtime.cluster.membership import CONFIRM_MS
+from broker.runtime.cluster.proposals import MemberProposals
+from broker.runtime.cluster.questions import LogEndAnswers, NewestQuestions
 from broker.runtime.cluster.registration import Registration
+from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.sessions import note_clean_stop
-from broker.runtime.metadata import newest_told
 from broker.runtime.metadata.follower import MetadataFollower
 from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.partition.driver import PartitionDriver
@@ -63,14 +54,13 @@ from broker.runtime.pumps import on_threads, wait_for_answer
 
 _log = structlog.get_logger(__name__)
 
-_PROPOSE_MS: Final = 5_000
-
 
 class ClusterBroker(Protocol):
     """The broker, as its membership sees it."""
 
-    def replica(self, partition_id: PartitionId) -> PartitionDriver | None:
-        """Return a partition's replica, if it is here."""
+    @property
+    def replicas(self) -> HostedPartitions:
+        """The replicas that are here."""
 
     def reconcile(self) -> None:
         """Be what the metadata says. Blocks."""
@@ -115,10 +105,9 @@ class ClusterMember:
         self._broker: ClusterBroker | None = None
         self._broker_epoch = BrokerEpoch(0)
         self._session = ""
-        self._questions: dict[int, Callable[[NewestTold], None]] = {}
-        # By partition: who asked how far its log reaches, for an epoch that is not heard of here.
-        self._asked: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
-        self._numbers = itertools.count(1)  # of questions, until it is registered
+        self.proposals = MemberProposals(setting.me, metadata)
+        self._questions = NewestQuestions(setting.me, control, self._replica)
+        self._log_ends = LogEndAnswers(control, self._replica, lambda: metadata.state)
         self._stop_asked = stop_asked
         self._hears = False
         drive = drive or on_threads(clock, on_crash)
@@ -195,8 +184,9 @@ class ClusterMember:
     def _registered(self, session: str, broker_epoch: BrokerEpoch) -> None:
         """Be the process that was registered, and hear what others say to it."""
         self._session, self._broker_epoch = session, broker_epoch
-        # What the process before this one asked may be answered to this one, late.
-        self._numbers = itertools.count(first_request_id(broker_epoch))
+        self.proposals.registered(broker_epoch)
+        self._questions.registered(broker_epoch)
+        self._log_ends.registered(broker_epoch)
         if not self._hears:
             self._hears = True
             self._control.start(self._control_message)
@@ -221,7 +211,7 @@ class ClusterMember:
             damaged,
             me=self._setting.me,
             metadata=self._metadata,
-            withdraw=lambda one: self.withdraw(one, lambda _: wake()),
+            withdraw=lambda one: self.proposals.withdrawal(one, lambda _: wake()),
             answered=answered,
         )
 
@@ -271,26 +261,10 @@ class ClusterMember:
             partition_id,
             name,
             metadata=self._metadata,
-            ask=lambda leader, told: self._ask_newest(leader, partition_id, told),
+            ask=lambda leader, told: self._questions.ask(leader, partition_id, told),
             wake=wake,
             answered=answered,
         )
-
-    def _ask_newest(
-        self, leader: BrokerId, partition_id: PartitionId, told: Callable[[NewestTold], None]
-    ) -> Callable[[], None]:
-        """Put a question; return what drops it."""
-        number = next(self._numbers)
-        asked = NewestAsked(partition_id=partition_id, request_id=number)
-        if leader == self._setting.me:
-            told(self._tell_newest(asked))
-        else:
-            self._questions[number] = told
-            self._control.send(leader, asked)
-        return partial(self._drop_question, number)
-
-    def _drop_question(self, number: int) -> None:
-        self._questions.pop(number, None)
 
     # ------------------------------------------------------------------ what links ask
 
@@ -303,79 +277,13 @@ class ClusterMember:
         """Send a replica's message."""
         self._replicas.send(to, address, message)
 
-    def propose(
-        self, command: Command, answered: Callable[[HeadwaterError | None], None] = lambda _: None
-    ) -> None:
-        """Propose without waiting."""
-        self._metadata.propose_soon(command, answered, timeout_ms=_PROPOSE_MS)
-
-    def propose_isr(
-        self, partition_id: PartitionId, wanted: ProposeIsr, answered: Callable[[bool], None]
-    ) -> None:
-        """Propose an ISR; an outcome that is not known is no answer."""
-        command = ChangeIsr(
-            stream_uuid=partition_id.stream_uuid,
-            partition=partition_id.number,
-            broker=self._setting.me,
-            broker_epoch=self._broker_epoch,
-            leader_epoch=wanted.leader_epoch,
-            partition_epoch=wanted.partition_epoch,
-            isr=wanted.isr,
-            forgotten=wanted.forgotten,
-        )
-
-        def heard(error: HeadwaterError | None) -> None:
-            if not isinstance(error, CommitTimeoutError):
-                answered(error is None)
-
-        self.propose(command, heard)
-
-    def confirm_leader(
-        self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset
-    ) -> None:
-        """Tell that a candidate is ready; its leadership gets an id of its own."""
-        self.propose(
-            ConfirmLeader(
-                stream_uuid=partition_id.stream_uuid,
-                partition=partition_id.number,
-                broker=self._setting.me,
-                broker_epoch=self._broker_epoch,
-                leader_epoch=leader_epoch,
-                lineage_id=uuid.uuid4().hex,
-                log_end=log_end,
-            )
-        )
-
-    def withdraw(
-        self,
-        partition_id: PartitionId,
-        answered: Callable[[HeadwaterError | None], None] = lambda _: None,
-    ) -> None:
-        """Take a replica out of the ISR, unless it is the last that may hold what is committed."""
-        one = self._metadata.state.partition(partition_id)
-        if one is None:
-            return
-        if {*one.isr, *one.eligible} <= {self._setting.me}:
-            return
-        self.propose(
-            WithdrawReplica(
-                stream_uuid=partition_id.stream_uuid,
-                partition=partition_id.number,
-                broker=self._setting.me,
-                broker_epoch=self._broker_epoch,
-            ),
-            answered,
-        )
-
     def report(self, partition_id: PartitionId, leader_epoch: LeaderEpoch) -> None:
         """See ``MemberBeats.report``."""
         self._beats.report(partition_id, leader_epoch)
 
-    def lead_changed(self, address: ReplicaAddress) -> None:
+    def lead_changed(self, address: ReplicaAddress, *, leads: bool) -> None:
         """Let the transport take requests, or not any more."""
-        assert self._broker is not None
-        driver = self._broker.replica(address.partition_id)
-        if driver is not None and driver.leads:
+        if leads:
             self._replicas.serve(address)
         else:
             self._replicas.stop_serving(address)
@@ -396,16 +304,14 @@ class ClusterMember:
         try:
             self._broker.reconcile()
         finally:  # also those of a broker that has no room for another replica
-            for partition_id in list(self._asked):
-                self._tell_log_end_again(partition_id)
+            self._log_ends.answer_again()
 
     # ------------------------------------------------------------------ messages
 
     def _replica_message(
         self, sender: BrokerId, partition_id: PartitionId, message: ReplicaMessage
     ) -> None:
-        assert self._broker is not None
-        driver = self._broker.replica(partition_id)
+        driver = self._replica(partition_id)
         if isinstance(message, FetchRequest | EpochEndRequest):
             if message.follower != sender:
                 return  # who sent it is proved, what it says of itself is not
@@ -420,53 +326,18 @@ class ClusterMember:
             case HeartbeatAnswer():
                 self._beats.take_lease(message)
             case LogEndAsked():
-                self._tell_log_end(sender, message)
+                self._log_ends.asked(sender, message)
             case NewestAsked():
-                self._control.send(sender, self._tell_newest(message))
+                self._questions.answer_to(sender, message)
             case NewestTold():
-                told = self._questions.pop(message.request_id, None)
-                if told is not None:
-                    told(message)
+                self._questions.answered(message)
             case _:
                 if self._controller is not None:
                     self._controller.deliver(sender, message)
 
-    def _tell_log_end(self, controller: BrokerId, asked: LogEndAsked) -> None:
-        """Answer at once, which is enough for a process that was proved; and once more when the
-        epoch that was asked about is heard of here, for only then this log follows nobody.
-        """  # noqa: D205 - one thought
+    def _replica(self, partition_id: PartitionId) -> PartitionDriver | None:
         assert self._broker is not None
-        if self._metadata.state.partition(asked.partition_id) is None:
-            return
-        self._asked[asked.partition_id] = (controller, asked)  # first: it may be heard of now
-        self._tell_log_end_again(asked.partition_id, at_once=True)
-
-    def _tell_log_end_again(self, partition_id: PartitionId, *, at_once: bool = False) -> None:
-        assert self._broker is not None
-        driver, question = self._broker.replica(partition_id), self._asked.get(partition_id)
-        if question is None or driver is None or driver.health.failure is not None:
-            return
-        controller, asked = question
-        view = driver.replication.view
-        known = LeaderEpoch(0) if view is None else view.leader_epoch
-        if known >= asked.leader_epoch:
-            self._asked.pop(partition_id, None)
-        elif not at_once:
-            return
-        # After the view: what came before is in it.
-        last_epoch, end = driver.replication.synced_position
-        told = LogEndTold(
-            partition_id=partition_id,
-            broker_epoch=self._broker_epoch,
-            leader_epoch=known,
-            last_epoch=last_epoch,
-            log_end=end,
-        )
-        self._control.send(controller, told)
-
-    def _tell_newest(self, asked: NewestAsked) -> NewestTold:
-        assert self._broker is not None
-        return newest_told.newest_told(self._broker.replica(asked.partition_id), asked)
+        return self._broker.replicas.find(partition_id)
 
 
 class MemberLinks:
@@ -483,11 +354,11 @@ class MemberLinks:
 
     def propose_isr(self, wanted: ProposeIsr, answered: Callable[[bool], None]) -> None:
         """See ``ReplicaLinks.propose_isr``."""
-        self._member.propose_isr(self._address.partition_id, wanted, answered)
+        self._member.proposals.isr(self._address.partition_id, wanted, answered)
 
     def confirm_leader(self, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
         """See ``ReplicaLinks.confirm_leader``."""
-        self._member.confirm_leader(self._address.partition_id, leader_epoch, log_end)
+        self._member.proposals.leader(self._address.partition_id, leader_epoch, log_end)
 
     def report_leader(self, leader_epoch: LeaderEpoch) -> None:
         """See ``ReplicaLinks.report_leader``."""
@@ -499,8 +370,8 @@ class MemberLinks:
 
     def withdraw(self, reason: HeadwaterError) -> None:  # noqa: ARG002 - said by the driver
         """See ``ReplicaLinks.withdraw``."""
-        self._member.withdraw(self._address.partition_id)
+        self._member.proposals.withdrawal(self._address.partition_id)
 
-    def lead_changed(self) -> None:
+    def lead_changed(self, *, leads: bool) -> None:
         """See ``ReplicaLinks.lead_changed``."""
-        self._member.lead_changed(self._address)
+        self._member.lead_changed(self._address, leads=leads)

@@ -1,4 +1,4 @@
-"""The commands that let the metadata know which replicas have a log on this broker."""
+"""Lets the metadata know which replicas have a log on this broker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,42 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from broker.core.metadata.commands import MarkOpened
+from broker.core.metadata.state import PartitionState
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, StreamUuid
+from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _MARKS_MAX: Final = 4000  # of replicas, in one command
+
+
+class OpenedMarks:
+    """The marks of one process. A log takes no record before its mark is in the metadata."""
+
+    def __init__(self, me: BrokerId, metadata: WaitingMetadata) -> None:
+        """Begin without marks; :meth:`registered` comes before the first."""
+        self._me = me
+        self._metadata = metadata
+        self._broker_epoch = BrokerEpoch(0)
+        self._marked: set[PartitionId] = set()  # by this process
+
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """Mark as the process of this broker epoch from now on."""
+        self._broker_epoch = broker_epoch
+
+    def are_needed(self, partition_id: PartitionId, row: PartitionState) -> bool:
+        """Tell whether neither the metadata nor this process knows of a mark."""
+        return self._me not in row.opened and partition_id not in self._marked
+
+    def make(self, partition_ids: Sequence[PartitionId]) -> None:
+        """Make it known durably that these logs are held. Blocks."""
+        if partition_ids:
+            for command in marks_of(self._me, self._broker_epoch, partition_ids):
+                self._metadata.propose(command)
+            self._marked.update(partition_ids)
+
+    def forget(self, partition_id: PartitionId) -> None:
+        """Forget the mark of a log that is removed."""
+        self._marked.discard(partition_id)
 
 
 def marks_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -26,7 +27,7 @@ from broker.errors import (
     NotLeaderError,
     OffsetOutOfRangeError,
 )
-from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchAnswer, FetchRequest, LogPrefix, ReplicaMessage
@@ -65,8 +66,8 @@ class ReplicaLinks(Protocol):
     def withdraw(self, reason: HeadwaterError) -> None:
         """Tell the controller that this replica cannot vouch for its log."""
 
-    def lead_changed(self) -> None:
-        """Take note that this replica began or stopped to lead."""
+    def lead_changed(self, *, leads: bool) -> None:
+        """Take note of a new view of a replica that leads, or of one that led until now."""
 
 
 class AloneLinks:
@@ -95,7 +96,7 @@ class AloneLinks:
     def withdraw(self, reason: HeadwaterError) -> None:
         """Do nothing: no other broker could lead. The partition refuses writes with the reason."""
 
-    def lead_changed(self) -> None:
+    def lead_changed(self, *, leads: bool) -> None:
         """Do nothing: the code that opens the stream tells the listeners."""
 
 
@@ -191,8 +192,9 @@ class ReplicaShell:
         self.refresh_lease()
         before = self._replica.role
         self._do(self._replica.view_changed(view, self._now_ms()))
-        if "leader" in (before, self._replica.role):
-            self._links.lead_changed()
+        role = self._replica.role
+        if "leader" in (before, role):
+            self._links.lead_changed(leads=role == "leader")
 
     def message(self, message: ReplicaMessage) -> None:
         """Take a message of another replica."""
@@ -404,15 +406,13 @@ class ReplicaShell:
         self._do(self._replica.truncated(self._now_ms()))
 
     def _propose_isr(self, wanted: does.ProposeIsr) -> None:
-        epoch: PartitionEpoch = wanted.partition_epoch
+        def take(accepted: bool) -> None:
+            epoch, now_ms = wanted.partition_epoch, self._now_ms()
+            self._do(self._replica.isr_answered(epoch, accepted=accepted, now_ms=now_ms))
 
-        def answered(accepted: bool) -> None:
-            self._owner.later(0, lambda: self._isr_answered(epoch, accepted))
-
-        self._links.propose_isr(wanted, answered)
-
-    def _isr_answered(self, epoch: PartitionEpoch, accepted: bool) -> None:
-        self._do(self._replica.isr_answered(epoch, accepted=accepted, now_ms=self._now_ms()))
+        self._links.propose_isr(
+            wanted, lambda accepted: self._owner.later(0, partial(take, accepted))
+        )
 
 
 def not_leader(partition: str, view: PartitionView | None) -> NotLeaderError:

@@ -67,8 +67,8 @@ def burst(tmp_path: Path) -> Iterator[Burst]:
     """A stream with small bounds."""
     with disk_broker(tmp_path, workers=2) as broker:
         config = StreamConfig(subject="s", segment_bytes_max=SEGMENT, unshipped_bytes_max=LIMIT)
-        broker.create_stream("s", config)
-        yield Burst(broker.partition("s", 0))
+        broker.streams.create("s", config)
+        yield Burst(broker.partitions.handle("s", 0))
 
 
 def _batch(size: int) -> PreparedBatch:

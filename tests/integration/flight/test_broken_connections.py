@@ -66,7 +66,7 @@ def check_all_stored_once(
     results = [future.result(WAIT_S) for future in futures]
     bases = [result.base_offset for result in results]
     assert bases == list(range(0, BATCH * len(futures), BATCH))
-    assert broker.partition("s", 0).high_watermark == BATCH * len(futures)
+    assert broker.partitions.handle("s", 0).high_watermark == BATCH * len(futures)
     with Client(f"127.0.0.1:{service.port}") as direct:
         found = [value for f in direct.fetch("s") for value in f.batch.column("value").to_pylist()]
     assert [int(value) for value in found] == list(range(BATCH * len(futures)))
@@ -94,7 +94,7 @@ def test_batches_whose_answers_were_lost_are_recognised(
     broker: MemoryBroker, service: FlightService, proxy: TcpProxy, client: Client
 ) -> None:
     """The broker has committed, its answers were lost: asked again, it gives the same offsets."""
-    partition = broker.partition("s", 0)
+    partition = broker.partitions.handle("s", 0)
     with client.producer("s") as producer:
         futures = [producer.send(numbered(0, BATCH))]
         futures[0].result(WAIT_S)
@@ -143,7 +143,7 @@ def test_a_producer_gives_up_in_time_and_says_so(
         producer.send(numbered(BATCH, BATCH))
     with pytest.raises(CommitTimeoutError):
         producer.close()
-    assert broker.partition("s", 0).high_watermark == BATCH
+    assert broker.partitions.handle("s", 0).high_watermark == BATCH
 
 
 def test_a_close_in_the_middle_of_an_outage_is_bounded(proxy: TcpProxy, client: Client) -> None:

@@ -172,8 +172,8 @@ def test_writing_goes_on_while_the_tier_is_away(
         raise RemoteTierUnavailableError("the store does not answer")
 
     client.producer("s").send([b"1"]).result(WAIT_S)
-    broker.partition("s", 0).make_cold(Offset(1))
-    monkeypatch.setattr(broker, "tier_status", away)
+    broker.partitions.handle("s", 0).make_cold(Offset(1))
+    monkeypatch.setattr(broker, "status", away)
     assert client.producer("s").send([b"2"]).result(WAIT_S).base_offset == 1
     with pytest.raises(RemoteTierUnavailableError):
         list(client.fetch("s"))
@@ -181,7 +181,7 @@ def test_writing_goes_on_while_the_tier_is_away(
 
 def test_batches_are_pipelined_in_order(client: Client, broker: MemoryBroker) -> None:
     """Many batches are in flight at once, and their offsets follow each other."""
-    partition = broker.partition("s", 0)
+    partition = broker.partitions.handle("s", 0)
     with client.producer("s", window_batches=16) as producer:
         producer.send(numbered(0, 10)).result(WAIT_S)
         partition.hold()
@@ -196,7 +196,7 @@ def test_a_full_window_blocks_the_sender(client: Client, broker: MemoryBroker) -
     """Back-pressure reaches the caller: the window bounds what is unacknowledged."""
     producer = client.producer("s", window_batches=2)
     producer.send([b"0"]).result(WAIT_S)
-    broker.partition("s", 0).hold()
+    broker.partitions.handle("s", 0).hold()
     for _ in range(2):
         producer.send([b"1"])
     third_done = threading.Event()
@@ -207,10 +207,10 @@ def test_a_full_window_blocks_the_sender(client: Client, broker: MemoryBroker) -
 
     threading.Thread(target=send_third).start()
     assert not third_done.wait(0.1)
-    broker.partition("s", 0).release()
+    broker.partitions.handle("s", 0).release()
     assert third_done.wait(WAIT_S)
     producer.close()
-    assert broker.partition("s", 0).high_watermark == 4
+    assert broker.partitions.handle("s", 0).high_watermark == 4
 
 
 def test_threads_may_share_a_producer(client: Client) -> None:
@@ -260,7 +260,7 @@ def test_an_outcome_worth_retrying_is_retried(client: Client, broker: MemoryBrok
     with client.producer("s") as producer:
         producer.send([b"0"]).result(WAIT_S)
         for _ in range(3):
-            broker.partition("s", 0).fail_next(DiskFullError("no room"))
+            broker.partitions.handle("s", 0).fail_next(DiskFullError("no room"))
         futures = [producer.send([str(n)]) for n in range(1, 6)]
         assert [future.result(WAIT_S).base_offset for future in futures] == [1, 2, 3, 4, 5]
     assert values(list(client.fetch("s"))) == [b"0", b"1", b"2", b"3", b"4", b"5"]
@@ -271,7 +271,7 @@ def test_giving_up_says_what_the_broker_said_last(client: Client, broker: Memory
     producer = client.producer("s", retry_ms_max=200)
     producer.send([b"0"]).result(WAIT_S)
     for _ in range(100):
-        broker.partition("s", 0).fail_next(DiskFullError("no room"))
+        broker.partitions.handle("s", 0).fail_next(DiskFullError("no room"))
     futures = [producer.send([b"x"]) for _ in range(3)]
     for future in futures:
         with pytest.raises(CommitTimeoutError, match="no room"):
@@ -318,7 +318,7 @@ def test_a_read_is_cut_to_its_offsets_and_columns(client: Client, broker: Memory
     with client.producer("s") as producer:
         for n in range(10):
             producer.send(numbered(n * 10, 10))
-    broker.partition("s", 0).make_cold(Offset(40))
+    broker.partitions.handle("s", 0).make_cold(Offset(40))
     found = list(client.fetch("s", start=35, end=55, columns=["offset", "value"]))
     assert [f.batch.schema.names for f in found] == [["offset", "value"]] * len(found)
     assert [offset for f in found for offset in f.batch.column(0).to_pylist()] == list(
@@ -475,7 +475,7 @@ def test_a_crash_inside_a_call_is_contained(
     def crash(name: str) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(broker, "stream", crash)
+    monkeypatch.setattr(broker, "get", crash)
     with pytest.raises(UnavailableError, match="internal error") as caught:
         client.describe("s")
     assert "secret" not in str(caught.value)

@@ -195,7 +195,7 @@ def test_damaged_arrow_messages(service: FlightService, broker: MemoryBroker, se
         with contextlib.suppress(grpc.RpcError):
             for _ in put(iter(messages), timeout=WAIT_S):
                 pass
-    handle = broker.partition("s", 0)
+    handle = broker.partitions.handle("s", 0)
     for stored in handle.read(handle.log_start, handle.high_watermark, bytes_max=1 << 30):
         decode_body(stored.header, stored.body).validate(full=True)
     check_serves(service)

@@ -123,7 +123,7 @@ def test_mutual_tls_refuses_who_shows_none_or_a_foreign_one(
     foreign = Client(url, tls_ca_file=files.ca, tls_cert_file=cert, tls_key_file=key)
     with foreign, pytest.raises(HeadwaterError):
         foreign.streams()
-    assert broker.streams() == []
+    assert broker.streams.all() == []
     assert service.close()
 
 

@@ -89,7 +89,7 @@ def test_a_changed_key_snapshot_is_neither_read_nor_built_on(
     args = argparse.Namespace(server=stream.server, stream="s", check=False)
     report = Report("test", sys.stderr)
     snapshot.run(spark, args, report)
-    latest = latest_table(stream.broker.lake, stream.broker.stream("s"))
+    latest = latest_table(stream.broker.lake, stream.broker.streams.get("s"))
     DeltaTable(latest.uri).delete("offset = 58")
     for how in ({}, {"certificate": "full"}):
         with pytest.raises(TableMismatchError, match="headwater job snapshot"):

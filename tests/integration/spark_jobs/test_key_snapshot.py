@@ -82,7 +82,7 @@ def run(spark: SparkSession, served: Served, *, check: bool = False) -> dict[str
 
 def rows(spark: SparkSession, served: Served) -> dict[tuple[int, bytes], tuple[int, bytes]]:
     """Return what the table holds, through plain Delta."""
-    found = open_latest(served.broker.lake, "s", stream_uuid=served.broker.stream("s").uuid)
+    found = open_latest(served.broker.lake, "s", stream_uuid=served.broker.streams.get("s").uuid)
     assert found is not None
     table = table_at(spark, found.uri, found.version, cluster=served.broker.cluster).collect()
     as_dict = {(row.partition, bytes(row.key)): (row.offset, bytes(row.value)) for row in table}
@@ -163,7 +163,7 @@ def test_of_two_runs_at_once_one_commits_and_the_other_is_told(
     thread.join(120)
 
     assert isinstance(outcome[0], StaleColdEndError)
-    table = latest_table(served.broker.lake, served.broker.stream("s"))
+    table = latest_table(served.broker.lake, served.broker.streams.get("s"))
     assert table.snapshot().version == won["version"]
     assert rows(spark, served) == truth.latest()
 
@@ -186,7 +186,7 @@ def test_a_run_that_dies_leaves_the_old_cut_or_the_new(
     with pytest.raises(KeyboardInterrupt):
         run(spark, served)
     assert rows(spark, served) == {}
-    folder = latest_table(served.broker.lake, served.broker.stream("s")).store.config.root
+    folder = latest_table(served.broker.lake, served.broker.streams.get("s")).store.config.root
     assert len(list(folder.glob("partition=0/*.parquet"))) == 1, "an orphan"
 
     dies_before = False
@@ -203,7 +203,7 @@ def test_a_wrong_row_is_found(spark: SparkSession, served: Served, truth: Truth)
     Client(served.server).create_stream("s", partitions=2)
     publish(served, truth, changes(6, 100, 20))
     run(spark, served)
-    found = open_latest(served.broker.lake, "s", stream_uuid=served.broker.stream("s").uuid)
+    found = open_latest(served.broker.lake, "s", stream_uuid=served.broker.streams.get("s").uuid)
     assert found is not None
     path = found.uri.removeprefix("file://")
     spark.sql(f"UPDATE delta.`{path}` SET value = X'00' WHERE offset % 7 = 0")

@@ -172,7 +172,7 @@ def test_all_three_jobs_on_s3(
         assert run(verify, spark, served, "--stream", "s")["ok"]
         latest = run(snapshot, spark, served, "--stream", "s")
         assert (latest["ends"], latest["records"]) == ({"0": 40}, 7)
-        found = latest_table(served.broker.lake, served.broker.stream("s")).snapshot()
+        found = latest_table(served.broker.lake, served.broker.streams.get("s")).snapshot()
         assert [(one.min_offset, one.max_offset, one.records_count) for one in found.files] == [
             (33, 39, 7)
         ]

@@ -58,12 +58,14 @@ def test_a_reader_slower_than_local_retention_is_exact(rows: DataFrame, served: 
     """Its lease ended, its tail was tiered and freed ten times: the same rows, from the table."""
     (before,) = rows.selectExpr("count(*)", "sum(offset)").collect()
     served.broker.ship("s", 0, Offset(200))
-    assert served.broker.partition("s", 0).log_start == 100, "a lease holds what a reader needs"
+    assert served.broker.partitions.handle("s", 0).log_start == 100, (
+        "a lease holds what a reader needs"
+    )
     lose_the_lease(served, rows)
     for turn in range(10):
         publish(served, 300 + turn * 30, 30)
         served.broker.ship("s", 0, Offset(300 + turn * 20))
-    assert served.broker.partition("s", 0).log_start > 300
+    assert served.broker.partitions.handle("s", 0).log_start > 300
 
     (after,) = rows.selectExpr("count(*)", "sum(offset)").collect()
 

@@ -49,7 +49,7 @@ def no_cold_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: Any) -> Any:
         raise AssertionError("the broker was asked for cold rows")
 
-    monkeypatch.setattr(LakeBroker, "read_cold", refuse)
+    monkeypatch.setattr(LakeBroker, "read", refuse)
 
 
 def publish(served: Served, batch: pa.RecordBatch) -> Stream:
@@ -131,7 +131,9 @@ def test_short_slices_that_the_broker_still_has_come_from_it(
     """What is in both tiers is read from files only if that is worth opening them."""
     publish(served, numbered(0, 100))
     served.broker.ship("s", 0, Offset(60))
-    served.broker.partition("s", 0).log_start = Offset(0)  # local retention keeps it a while
+    served.broker.partitions.handle("s", 0).log_start = Offset(
+        0
+    )  # local retention keeps it a while
     both = [
         TierStatus(
             partition=0,
@@ -143,7 +145,7 @@ def test_short_slices_that_the_broker_still_has_come_from_it(
             last_shipped_us=None,
         )
     ]
-    monkeypatch.setattr(LakeBroker, "tier_status", lambda _self, _name: both)
+    monkeypatch.setattr(LakeBroker, "status", lambda _self, _name: both)
 
     assert offsets(read(served, 0, 60)) == list(range(60))
     assert tiers.TABLES._tables == {}
@@ -196,7 +198,7 @@ def test_a_broker_without_a_lake_has_everything_itself(
     def without(*_arguments: Any) -> Any:
         raise RemoteTierUnavailableError("this broker runs without a lake")
 
-    monkeypatch.setattr(LakeBroker, "tier_status", without)
+    monkeypatch.setattr(LakeBroker, "status", without)
     monkeypatch.setattr(lookup.Backoff, "wait", without)
 
     assert offsets(read(served, 0, 100)) == list(range(100))
@@ -228,7 +230,7 @@ def test_a_broker_that_comes_back_is_gone_on_with(
     """An error in the middle of a slice costs time, not rows, and doubles none."""
     publish(served, numbered(0, 40_000))
     publish(served, numbered(40_000, 40_000))
-    handle = served.broker.partition("s", 0)
+    handle = served.broker.partitions.handle("s", 0)
     real, calls = type(handle).read, []
 
     def flaky(self: Any, start: Offset, end: Offset, *, bytes_max: int) -> Any:
@@ -250,8 +252,8 @@ def test_what_retention_deleted_is_named_or_skipped_if_told_so(
     """Option failOnDataLoss decides; the default is to fail."""
     publish(served, numbered(0, 60))
     publish(served, numbered(60, 40))
-    served.broker.partition("s", 0).make_cold(Offset(60))
-    monkeypatch.setattr(LakeBroker, "tier_status", lambda _self, _name: [])
+    served.broker.partitions.handle("s", 0).make_cold(Offset(60))
+    monkeypatch.setattr(LakeBroker, "status", lambda _self, _name: [])
     monkeypatch.setattr(LakeBroker, "table_start", lambda _self, _name, _partition: None)
 
     if strict:

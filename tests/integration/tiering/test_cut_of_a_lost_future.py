@@ -44,7 +44,7 @@ def _running(folder: Path) -> Iterator[tuple[Broker, Client]]:
     with disk_broker(folder / "broker") as broker:
         lake = Lake.open(StoreConfig.from_env(str(folder / "lake")), cluster="test")
         tiering = Tiering(lake, broker.catalog(), SystemClock())
-        broker.attach_remote(tiering)
+        broker.cold.attach(tiering)
         tiering.start()
         service = FlightService(broker, SystemClock(), FlightServiceConfig(port=0))
         service.start()
@@ -59,7 +59,7 @@ def _running(folder: Path) -> Iterator[tuple[Broker, Client]]:
 def _publish(broker: Broker, *values: bytes) -> None:
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-    broker.partition("s", 0).writes.submit_records(batch, None, outcome.put)
+    broker.partitions.handle("s", 0).writes.submit_records(batch, None, outcome.put)
     assert not isinstance(outcome.get(timeout=20), Exception)
 
 
@@ -71,15 +71,15 @@ def _values(client: Client, cut: Any) -> list[bytes]:
 def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool) -> None:
     """Everything was put back to a backup, and other records were written at its offsets."""
     with _running(tmp_path / "live") as (broker, client):
-        broker.create_stream("s", StreamConfig(subject="s"))
+        broker.streams.create("s", StreamConfig(subject="s"))
         _publish(broker, b"one", b"two")
-        broker.tier_flush("s", timeout_ms=20_000)
+        broker.cold.flush("s", timeout_ms=20_000)
     shutil.copytree(tmp_path / "live", tmp_path / "backup")
     with _running(tmp_path / "live") as (broker, client):
         early = client.cut("s")
         _publish(broker, b"a future", b"that is lost")
         if shipped:
-            broker.tier_flush("s", timeout_ms=20_000)
+            broker.cold.flush("s", timeout_ms=20_000)
         late = client.cut("s")
         assert _values(client, late) == [b"one", b"two", b"a future", b"that is lost"]
         client.check_cut(late)
@@ -89,7 +89,7 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
     with _running(tmp_path / "live") as (broker, client):
         _publish(broker, b"another", b"present")
         if shipped:
-            broker.tier_flush("s", timeout_ms=20_000)
+            broker.cold.flush("s", timeout_ms=20_000)
         with pytest.raises(ForeignHistoryError, match="restored from an older copy"):
             client.check_cut(late)
         if shipped:
@@ -105,14 +105,14 @@ def test_a_cut_of_a_lost_future_is_refused_by_name(tmp_path: Path, shipped: bool
 def test_a_cut_survives_restarts_and_shipping(tmp_path: Path) -> None:
     """The leaderships before this one are in the lineage: the same rows as when it was taken."""
     with _running(tmp_path) as (broker, client):
-        broker.create_stream("s", StreamConfig(subject="s"))
+        broker.streams.create("s", StreamConfig(subject="s"))
         _publish(broker, b"one")
         cut = client.cut("s")
     for number in range(3):
         with _running(tmp_path) as (broker, client):
             _publish(broker, b"later")
             if number:
-                broker.tier_flush("s", timeout_ms=20_000)
+                broker.cold.flush("s", timeout_ms=20_000)
             client.check_cut(cut)
             assert _values(client, cut) == [b"one"]
 
@@ -120,9 +120,9 @@ def test_a_cut_survives_restarts_and_shipping(tmp_path: Path) -> None:
 def test_a_forged_cut_is_refused(tmp_path: Path) -> None:
     """One partition left out, or an id that nobody drew."""
     with _running(tmp_path) as (broker, client):
-        broker.create_stream("s", StreamConfig(subject="s", partitions=2))
+        broker.streams.create("s", StreamConfig(subject="s", partitions=2))
         _publish(broker, b"one")
-        broker.tier_flush("s", timeout_ms=20_000)
+        broker.cold.flush("s", timeout_ms=20_000)
         cut = client.cut("s")
         short = dataclasses.replace(cut, partitions=cut.partitions[:1])
         with pytest.raises(InvalidCutError, match="names 1 partitions"):

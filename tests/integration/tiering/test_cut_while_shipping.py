@@ -40,7 +40,7 @@ def publish(broker: Broker, value: bytes) -> None:
     """Store one record."""
     outcome: SimpleQueue[Any] = SimpleQueue()
     batch = pa.RecordBatch.from_pydict({"value": pa.array([value], pa.binary())})
-    broker.partition("s", 0).writes.submit_records(batch, None, outcome.put)
+    broker.partitions.handle("s", 0).writes.submit_records(batch, None, outcome.put)
     outcome.get(timeout=20)
 
 
@@ -49,13 +49,13 @@ def test_what_is_committed_after_the_look_is_no_lost_commit(tmp_path: Path) -> N
     with disk_broker(tmp_path / "broker") as broker:
         lake = Lake.open(StoreConfig.from_env(str(tmp_path / "lake")), cluster="test")
         tiering = ShipsMeanwhile(lake, broker)
-        broker.attach_remote(tiering)
+        broker.cold.attach(tiering)
         tiering.start()
-        broker.create_stream("s", StreamConfig(subject="s"))
+        broker.streams.create("s", StreamConfig(subject="s"))
         publish(broker, b"first")
         seen = []
         for _ in range(3):
-            (part,) = broker.cut("s", owner="test", ttl_ms=60_000).partitions
+            (part,) = broker.cuts.take("s", owner="test", ttl_ms=60_000).partitions
             seen.append((part.cold_end, part.hot_end))
         assert seen == [(0, 2), (2, 3), (3, 4)]
         tiering.stop()

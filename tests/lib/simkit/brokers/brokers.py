@@ -11,7 +11,7 @@ from broker.adapters.clock import SystemClock
 from broker.adapters.disk.files import DiskFiles
 from broker.model.ids import BrokerId
 from broker.ports.system import Clock, Files
-from broker.runtime.broker import Broker
+from broker.runtime.broker import Broker, BrokerName, BrokerPace, BrokerParts
 from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -63,16 +63,16 @@ def disk_broker(
     scheduler.start()
     followed = watched(metadata)
     broker = Broker(
-        cluster="test",
-        broker_id=ME,
-        namespace="default",
-        files=files,
-        metadata=followed,
-        membership=Alone(followed, ME, files),
-        clock=clock,
-        scheduler=scheduler,
-        promises=promises,
-        **settings,
+        BrokerName(cluster="test", broker_id=ME, namespace="default"),
+        BrokerParts(
+            files=files,
+            metadata=followed,
+            membership=Alone(followed, ME, files),
+            clock=clock,
+            scheduler=scheduler,
+            promises=promises,
+        ),
+        BrokerPace(**settings),
     )
     try:
         broker.start()

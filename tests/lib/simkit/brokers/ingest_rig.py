@@ -58,16 +58,17 @@ class IngestRig:
 
     def add_stream(self, name: str, **config: Any) -> Stream:
         """Create a stream and listen for it; its subject is its name unless given."""
-        stream = self.broker.create_stream(name, StreamConfig(**{"subject": name, **config}))
+        stream = self.broker.streams.create(name, StreamConfig(**{"subject": name, **config}))
         handles = [
-            self.broker.partition(name, number) for number in range(stream.config.partitions)
+            self.broker.partitions.handle(name, number)
+            for number in range(stream.config.partitions)
         ]
         self.run(self.ingest.serve(stream, dict(enumerate(handles))))
         return stream
 
     def rows(self, name: str, partition: int = 0) -> list[dict[str, Any]]:
         """Return every stored record's columns, absent ones left out."""
-        handle = self.broker.partition(name, partition)
+        handle = self.broker.partitions.handle(name, partition)
         batches = handle.read(Offset(0), handle.log_end, bytes_max=1 << 40)
         rows: list[dict[str, Any]] = []
         for batch in batches:

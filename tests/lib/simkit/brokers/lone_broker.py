@@ -41,12 +41,12 @@ class Running:
     @property
     def partition(self) -> PartitionDriver:
         """Partition 0 of the stream."""
-        return self.broker.partition(STREAM, 0)
+        return self.broker.partitions.handle(STREAM, 0)
 
     @property
     def log_folder(self) -> Path:
         """Where its log is."""
-        return self.folder / "streams" / self.broker.stream(STREAM).uuid / "0"
+        return self.folder / "streams" / self.broker.streams.get(STREAM).uuid / "0"
 
     def put(self, *values: bytes, now_us: int = 1) -> Any:
         """Publish one batch; return what came back: a result or an error."""
@@ -119,7 +119,7 @@ def killed(folder: Path, *, count: int = 40, copied_at: int = 25, **settings: An
     values = [b"%05d" % number + b"x" * 500 for number in range(count)]
     with running(folder / "origin") as live:
         config = StreamConfig(subject="s", segment_bytes_max=4096, **settings)
-        uuid = live.broker.create_stream(STREAM, config).uuid
+        uuid = live.broker.streams.create(STREAM, config).uuid
         for number, value in enumerate(values):
             if number == copied_at:
                 image(live.folder, folder / "older")

@@ -155,13 +155,13 @@ def leases_hold_local_segments(folder: Path) -> None:
 def live_leases_are_the_floor(folder: Path) -> None:
     """What the broker tells retention is the lowest floor of the leases that live."""
     with disk_broker(folder) as broker:
-        broker.create_stream("s", StreamConfig(subject="s"))
-        partition = broker.partition("s", 0)
-        assert broker._lease_floor(partition.partition_id) > 2**60
-        lease = broker.take_lease("s", owner="me", ttl_ms=60_000)
-        assert broker._lease_floor(partition.partition_id) == 0
-        broker.drop_lease(lease.lease_id)
-        assert broker._lease_floor(partition.partition_id) > 2**60
+        broker.streams.create("s", StreamConfig(subject="s"))
+        partition = broker.partitions.handle("s", 0)
+        assert broker._upkeep._lease_floor(partition.partition_id) > 2**60
+        lease = broker.cuts.take_lease("s", owner="me", ttl_ms=60_000)
+        assert broker._upkeep._lease_floor(partition.partition_id) == 0
+        broker.cuts.drop_lease(lease.lease_id)
+        assert broker._upkeep._lease_floor(partition.partition_id) > 2**60
 
 
 def cuts_lease_before_they_look(folder: Path) -> None:
@@ -170,13 +170,13 @@ def cuts_lease_before_they_look(folder: Path) -> None:
         held: list[int] = []
 
         def table_state(stream: Stream) -> TableState:
-            held.append(len(broker.live_leases(stream.name)))
+            held.append(len(broker.cuts.live_leases(stream.name)))
             return TableState(table_uri="", version=None, ranges={}, files_count=0, files_bytes=0)
 
         remote: Any = SimpleNamespace(table_state=table_state, table_name_for=lambda name, *_: name)
-        broker.attach_remote(remote)
-        broker.create_stream("s", StreamConfig(subject="s"))
-        broker.cut("s", owner="me", ttl_ms=60_000)
+        broker.cold.attach(remote)
+        broker.streams.create("s", StreamConfig(subject="s"))
+        broker.cuts.take("s", owner="me", ttl_ms=60_000)
         assert held, "the table was looked at"
         assert all(held), "the table was looked at before there was a lease"
 
@@ -219,7 +219,7 @@ class _Links:
     def withdraw(self, reason: HeadwaterError) -> None:
         """Say nothing."""
 
-    def lead_changed(self) -> None:
+    def lead_changed(self, *, leads: bool) -> None:
         """Say nothing."""
 
 

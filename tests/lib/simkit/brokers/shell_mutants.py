@@ -14,7 +14,7 @@ from broker.adapters.disk.files import DiskFile, DiskFiles
 from broker.core.dedup import IdPlan, ProducerPlan, ProducerTable
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.model.offsets import Offset
-from broker.runtime.broker import Broker
+from broker.runtime.api.cuts import Cuts
 from broker.runtime.partition import retry_tables
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.groups import CommitGroup
@@ -22,6 +22,7 @@ from broker.runtime.partition.maintenance import Maintenance
 from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.tier_view import TierView
+from broker.runtime.upkeep import Upkeep
 from broker.storage.log_folder import LogFolder
 from broker.storage.raft.journal import RaftJournal
 from simkit.brokers import shell_checks as checks
@@ -130,18 +131,18 @@ def floor_before_cold_end() -> Any:
 
 def broker_forgets_leases() -> Any:
     """The broker tells retention of no lease."""
-    return replaced(Broker, "_lease_floor", lambda *_: Offset(2**63 - 1))
+    return replaced(Upkeep, "_lease_floor", lambda *_: Offset(2**63 - 1))
 
 
 def table_before_lease() -> Any:
     """A cut looks at the table, then takes its lease."""
 
-    def take(self: Broker, name: str, *, owner: str, ttl_ms: int) -> Any:
-        self._table_state(self.stream(name))
+    def take(self: Cuts, name: str, *, owner: str, ttl_ms: int) -> Any:
+        self._cold.table_state(self._streams.get(name))
         return original(self, name, owner=owner, ttl_ms=ttl_ms)
 
-    original = Broker.take_lease
-    return replaced(Broker, "take_lease", take)
+    original = Cuts.take_lease
+    return replaced(Cuts, "take_lease", take)
 
 
 def cold_end_before_metadata() -> Any:

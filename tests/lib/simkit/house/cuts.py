@@ -15,7 +15,7 @@ from broker.model.cut import Cut, PartitionCut
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import OffsetRange
 from broker.model.stream import Stream
-from broker.runtime.leases import LEASE_TTL_MS_MIN
+from broker.runtime.api.leases import LEASE_TTL_MS_MIN
 from checkkit.readings import PartReading, Reading
 from simkit.house.clients import rows_of
 from simkit.house.lake import HouseLake
@@ -62,7 +62,7 @@ class CutTaker:
         assert node.broker is not None
         began = self._world.steps
         try:
-            cut = node.broker.cut(self._stream.name, owner="taker", ttl_ms=LEASE_TTL_MS_MIN)
+            cut = node.broker.cuts.take(self._stream.name, owner="taker", ttl_ms=LEASE_TTL_MS_MIN)
         except (FencedError, UnavailableError):
             self._world.note("cut refused")
             return

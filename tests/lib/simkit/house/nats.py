@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
 from broker.codec.nats.stream import NatsStream
 from broker.errors import UnavailableError
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.ports.partition import PartitionWriter
 from broker.runtime.ingest.nats_ingest import IngestLimits, NatsIngest
+from broker.runtime.led import LedPartitions
 from simkit.house.process import Machine
 from simkit.network.world import Network, World
 
@@ -217,7 +218,10 @@ class NatsConnection:
     async def _serve_all(self) -> None:
         while self._wanted:
             led = self._wanted.pop(0)
-            logs = {number: driver.writes for number, driver in led.drivers.items()}
+            here = [self._node.log_holder(one) for one in led.partition_ids()]
+            logs: dict[int, PartitionWriter] = {
+                one.partition_id.number: one.writes for one in here if one is not None
+            }
             try:
                 await self.ingest.serve(led.stream, logs)
             except UnavailableError:

@@ -28,10 +28,11 @@ from broker.ports.cluster import ControlTransport, ReplicaAddress
 from broker.ports.partition import StoredBatch
 from broker.ports.pumps import NEVER_MS, Driven, Pump
 from broker.ports.system import Files
-from broker.runtime.broker import Broker
+from broker.runtime.broker import Broker, BrokerName, BrokerPace, BrokerParts
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember, MemberSetting
-from broker.runtime.hosted_partitions import Closing, LedPartitions
+from broker.runtime.hosted_partitions import Closing
+from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.metadata_log import MetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.driver import PartitionDriver
@@ -227,22 +228,24 @@ class Node:
                 drive=drive,
             )
             self.broker = broker = Broker(
-                cluster="house",
-                broker_id=self.name,
-                namespace="default",
-                files=files,
-                metadata=view,
-                clock=machine,
-                scheduler=WorldTurns(machine, setting.turn_ms_max),
-                membership=member,
-                tick_ms=setting.tick_ms,
-                limits=setting.limits,
-                timing=setting.timing,
-                promises=promises,
-                drive=drive,
-                patience_s=0.0,
-                start_s=0.0,
-                claim_ms=setting.claim_ms,
+                BrokerName(cluster="house", broker_id=self.name, namespace="default"),
+                BrokerParts(
+                    files=files,
+                    metadata=view,
+                    membership=member,
+                    clock=machine,
+                    scheduler=WorldTurns(machine, setting.turn_ms_max),
+                    promises=promises,
+                    drive=drive,
+                ),
+                BrokerPace(
+                    tick_ms=setting.tick_ms,
+                    claim_ms=setting.claim_ms,
+                    patience_s=0.0,
+                    start_s=0.0,
+                    limits=setting.limits,
+                    timing=setting.timing,
+                ),
             )
             self._attach_lake(broker, setting)
             broker.add_listener(self)
@@ -268,7 +271,7 @@ class Node:
                 setting.tiering,
                 drive=drive_of(self.machine, pace_ms_max=setting.store_ms_max),
             )
-            broker.attach_remote(self.tiering)
+            broker.cold.attach(self.tiering)
 
     def _wake(self) -> None:
         self._driven.wake()
@@ -306,7 +309,7 @@ class Node:
 
     def led_changed(self, led: LedPartitions) -> None:
         """See ``LeadListener``: what clients are served."""
-        self.served[led.stream.uuid] = frozenset(led.drivers)
+        self.served[led.stream.uuid] = led.numbers
 
     def stop(self) -> None:
         """Hand over, and end the process; nobody waits for that longer than a while."""
@@ -321,7 +324,7 @@ class Node:
         self._world.note("stopped, handed over" if handed_over else "stopped, not handed over")
         if self.closes_politely and self.is_open and self.broker is not None:
             self.is_open = False  # its services have ended
-            self._close_logs(self.broker._hosted.begin_close(), self.broker)
+            self._close_logs(self.broker.replicas.begin_close(), self.broker)
         else:
             self._end()
 
@@ -330,7 +333,7 @@ class Node:
         if not all(call.is_over(0.0) for _, call in closing.begun):
             self.machine.later(10, self._close_logs, closing, broker)
             return
-        if broker._hosted._wait_closed(closing, 0.0) and self.member is not None:
+        if broker.replicas._wait_closed(closing, 0.0) and self.member is not None:
             self.member.logs_closed()
             self._world.note("clean stop noted", self.name)
         self._end()
@@ -425,4 +428,4 @@ class Node:
         """Return a partition's replica, also while the process starts or stops."""
         if not self.machine.alive or self.broker is None:
             return None
-        return self.broker.replica(partition_id)
+        return self.broker.replicas.find(partition_id)

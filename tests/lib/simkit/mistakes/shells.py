@@ -15,13 +15,12 @@ from unittest import mock
 from broker.model.epochs import BrokerEpoch
 from broker.ports.pumps import NEVER_MS
 from broker.runtime.background import Background
-from broker.runtime.broker import Broker
-from broker.runtime.cluster import member as cluster_member
-from broker.runtime.cluster import registration
+from broker.runtime.cluster import questions, registration
 from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.controller import ControllerPump, _Passed
 from broker.runtime.cluster.errands import AskingNewest, GivingUp
 from broker.runtime.cluster.member import ClusterMember
+from broker.runtime.cluster.opened_marks import OpenedMarks
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.sessions import _read, note_clean_stop
 from broker.runtime.metadata import newest_told
@@ -32,6 +31,7 @@ from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.queue import Newest, TurnQueue
 from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.retry_tables import RetryTables
+from broker.runtime.replica_folders import ReplicaFolders
 from broker.storage.stream_folders import log_folder
 from simkit.replacing import replaced, together
 
@@ -153,9 +153,9 @@ def group_is_not_remembered() -> Any:
 def late_views_are_not_followed() -> Any:
     """Let nobody reconcile when a replica has taken a view that was not waited for."""
 
-    def lead_changed(self: Any, address: Any) -> None:
+    def lead_changed(self: Any, address: Any, *, leads: bool) -> None:
         follower, self._follower = self._follower, mock.Mock()
-        original(self, address)
+        original(self, address, leads=leads)
         self._follower = follower
 
     original: Any = ClusterMember.lead_changed
@@ -215,10 +215,11 @@ def second_epoch_is_not_taken() -> Any:
     """Open logs under the epoch of the first registration, when damage needed a second one."""
 
     def registered(self: Any, broker_epoch: BrokerEpoch) -> None:
-        original(self, self._broker_epoch or broker_epoch)
+        self.first_epoch = getattr(self, "first_epoch", broker_epoch)
+        original(self, self.first_epoch)
 
-    original: Any = Broker.registered
-    return replaced(Broker, "registered", registered)
+    original: Any = HostedPartitions.registered
+    return replaced(HostedPartitions, "registered", registered)
 
 
 def given_up_without_waiting() -> Any:
@@ -239,10 +240,10 @@ def given_up_without_waiting() -> Any:
 def opened_is_not_marked() -> Any:
     """Open a log for the first time, and let the metadata not know that it is held."""
 
-    def mark(self: Any, fresh: Any) -> None:
-        self._marked.update(one.partition_id for one in fresh)
+    def make(self: Any, partition_ids: Any) -> None:
+        self._marked.update(partition_ids)
 
-    return replaced(HostedPartitions, "_mark", mark)
+    return replaced(OpenedMarks, "make", make)
 
 
 def damaged_replica_is_opened_as_new() -> Any:
@@ -257,8 +258,8 @@ def damaged_replica_is_opened_as_new() -> Any:
         self._promises.replica(partition_id).remove()
         return original(self, partition_id, config, held=False)
 
-    original: Any = HostedPartitions._open_log
-    return replaced(HostedPartitions, "_open_log", open_log)
+    original: Any = ReplicaFolders.open_log
+    return replaced(ReplicaFolders, "open_log", open_log)
 
 
 def session_is_registered_before_it_is_durable() -> Any:
@@ -308,7 +309,7 @@ def questions_are_numbered_from_one() -> Any:
         self._wake()
 
     return together(
-        replaced(cluster_member, "first_request_id", lambda _: 1),
+        replaced(questions, "first_request_id", lambda _: 1),
         replaced(AskingNewest, "_hear", hear),
     )
 

@@ -13,9 +13,10 @@ from typing import Any, Final
 from broker.core.dedup import ProducerTable
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.replica_messages import LogPrefix
-from broker.runtime.broker import Broker
+from broker.runtime.api.cold_tier import ColdTier
 from broker.runtime.partition.local_log import LocalLog
 from broker.runtime.partition.replica_shell import ReplicaShell
+from broker.runtime.upkeep import Upkeep
 from simkit.replacing import replaced
 from tiering.ship import lifecycle as tier
 from tiering.ship.shipper import PartitionShipper
@@ -67,7 +68,7 @@ def ledger_is_not_repaired() -> Any:
 
 def lease_is_not_asked() -> Any:
     """Free what a live lease holds."""
-    return replaced(Broker, "_lease_floor", lambda *_: Offset(OFFSET_MAX))
+    return replaced(Upkeep, "_lease_floor", lambda *_: Offset(OFFSET_MAX))
 
 
 def unshipped_segments_are_freed() -> Any:
@@ -82,7 +83,7 @@ def unshipped_segments_are_freed() -> Any:
 
 def table_is_looked_at_before_the_lease() -> Any:
     """Take the lease of a cut after the table was looked at."""
-    original: Any = Broker._table_state
+    original: Any = ColdTier.table_state
     seen: dict[tuple[int, str], Any] = {}
 
     def state(self: Any, stream: Any) -> Any:
@@ -91,7 +92,7 @@ def table_is_looked_at_before_the_lease() -> Any:
         seen[key] = original(self, stream)
         return before or seen[key]
 
-    return replaced(Broker, "_table_state", state)
+    return replaced(ColdTier, "table_state", state)
 
 
 def successor_is_taken_for_a_copy() -> Any:
@@ -101,7 +102,7 @@ def successor_is_taken_for_a_copy() -> Any:
 
 def cold_end_learned_after_the_election() -> Any:
     """Elect by the cold end that was noted, and look at the table later."""
-    return replaced(Broker, "learn_cold_end", lambda *_: None)
+    return replaced(ColdTier, "learn_end", lambda *_: None)
 
 
 def epochs_of_a_log_without_the_records() -> Any:

@@ -24,7 +24,8 @@ from broker.model.ids import LeaseId, PartitionId, PartitionNumber
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.tiering import TierStatus
-from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition
+from simkit.brokers.memory_broker import MemoryBroker
+from simkit.brokers.memory_partition import MemoryPartition
 from tiering.read.lake import Lake
 from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
@@ -60,7 +61,7 @@ class LakeBroker(MemoryBroker):
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Take a lease whose id was never given before."""
         lease = super().take_lease(name, owner=f"{owner}-{uuid.uuid4().hex}", ttl_ms=ttl_ms)
-        partitions = range(self.stream(name).config.partitions)
+        partitions = range(self.get(name).config.partitions)
         self._holds[lease.lease_id] = {
             number: self._cold_end(name, number) for number in partitions
         }
@@ -70,22 +71,22 @@ class LakeBroker(MemoryBroker):
         """End a lease, and free what it alone held."""
         name, _ = self.leases.get(lease_id, ("", 0))
         super().drop_lease(lease_id)
-        if name in {stream.name for stream in self.streams()}:
+        if name in {stream.name for stream in self.all()}:
             self._free(name)
 
-    def tier_flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
+    def flush(self, name: str, *, timeout_ms: int) -> list[TierStatus]:
         """Move everything that is committed into the table."""
-        for number in range(self.stream(name).config.partitions):
-            end = self.partition(name, number).high_watermark
+        for number in range(self.get(name).config.partitions):
+            end = self.handle(name, number).high_watermark
             if end > self._cold_end(name, number):
                 self.ship(name, number, end)
-        return self.tier_status(name)
+        return self.status(name)
 
-    def tier_status(self, name: str) -> list[TierStatus]:
+    def status(self, name: str) -> list[TierStatus]:
         """Return how much of each partition is in the table."""
         return [
             replace(status, cold=OffsetRange(Offset(0), self._cold_end(name, status.partition)))
-            for status in super().tier_status(name)
+            for status in super().status(name)
         ]
 
     def table_start(self, name: str, partition: int) -> Offset | None:
@@ -93,23 +94,23 @@ class LakeBroker(MemoryBroker):
         return Offset(0) if self._cold_end(name, partition) else None
 
     def _cold_end(self, name: str, partition: int) -> Offset:
-        return self._cold_ends.get((self.stream(name).uuid, partition), Offset(0))
+        return self._cold_ends.get((self.get(name).uuid, partition), Offset(0))
 
     def _free(self, name: str) -> None:
         """Forget local records that are in the table, and that no living lease holds."""
         held = [self._holds[one.lease_id] for one in self.live_leases(name)]
-        for number in range(self.stream(name).config.partitions):
+        for number in range(self.get(name).config.partitions):
             floor = min([self._cold_end(name, number), *(hold[number] for hold in held)])
-            handle = self.partition(name, number)
+            handle = self.handle(name, number)
             handle.log_start = max(handle.log_start, floor)
 
     def table(self, name: str) -> DeltaStreamTable:
         """Return a stream's table."""
-        return self.lake.table(self.stream(name))
+        return self.lake.table(self.get(name))
 
     def ship(self, name: str, partition: int, end: Offset, *, files: int = 1) -> None:
         """Move ``[log_start, end)`` into the table, in one commit of that many files."""
-        handle = self.partition(name, partition)
+        handle = self.handle(name, partition)
         table = self.table(name)
         snapshot = table.create()
         start = snapshot.cold_end(partition)
@@ -128,20 +129,20 @@ class LakeBroker(MemoryBroker):
         )
         for entry in entries:
             Ledger(table.store).put(entry.at_version(version))
-        self._cold_ends[self.stream(name).uuid, partition] = end
+        self._cold_ends[self.get(name).uuid, partition] = end
         self._free(name)
 
-    def cut(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
+    def take(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
         """Take a cut: lease, table version, high watermarks."""
         lease: Lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
-        stream = self.stream(name)
+        stream = self.get(name)
         least = {
             number: int(self._cold_end(name, number)) for number in range(stream.config.partitions)
         }
         snapshot = self.table(name).find(cold_end_min=least)
         partitions = []
         for number in range(stream.config.partitions):
-            handle = self.partition(name, number)
+            handle = self.handle(name, number)
             cold = OffsetRange(Offset(0), Offset(0))
             partitions.append(
                 PartitionCut(
@@ -168,14 +169,14 @@ class LakeBroker(MemoryBroker):
             else commit_digest(self.table(name).store, snapshot.version),
         )
 
-    def read_cold(
+    def read(
         self, name: str, partition: int, start: Offset, end: Offset, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows from the table's newest version."""
         table = self.table(name)
         return read_rows(table.snapshot(), table.store, partition, OffsetRange(start, end), schema)
 
-    def cold_offset_at(
+    def offset_at(
         self, name: str, partition: int, start: Offset, end: Offset, timestamp_us: int
     ) -> Offset | None:
         """Ask the table's newest version, by its statistics."""
@@ -186,7 +187,7 @@ class LakeBroker(MemoryBroker):
     def _stored(
         self, table: DeltaStreamTable, name: str, handle: MemoryPartition, wanted: OffsetRange
     ) -> tuple[NewFile, LedgerEntry]:
-        stream = self.stream(name)
+        stream = self.get(name)
         number = handle.partition_id.number
         path = f"partition={number}/{wanted.start:020}-{uuid.uuid4().hex}.parquet"
         place = SegmentPlace(

@@ -71,7 +71,7 @@ class Rig:
                 connected=lambda: {B}, counters=dict, received_bytes=5, refused=Counter(tls=2)
             ),
         )
-        broker: Any = SimpleNamespace(drivers=lambda: [self.driver])
+        broker: Any = SimpleNamespace(replicas=SimpleNamespace(all=lambda: [self.driver]))
         self.samples = ClusterSamples(broker, node, me=A, clock=self.clock)
 
     @property

@@ -9,7 +9,7 @@ import threading
 from broker.model.ids import StreamUuid
 from broker.model.stream import Stream, StreamConfig
 from broker.process.node import LateListener
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.led import LedPartitions
 
 FIRST, SECOND = (StreamUuid(f"6f1d1c7e-93a4-4c62-8a52-0c2f4a1b7d1{one}") for one in range(2))
 
@@ -30,7 +30,7 @@ class _Slow:
 def _led(uuid: StreamUuid, news: str) -> LedPartitions:
     config = StreamConfig(subject="s")
     stream = Stream(name="s", uuid=uuid, config=config, created_us=1, table_name=news)
-    return LedPartitions(stream, {})
+    return LedPartitions(stream, frozenset())
 
 
 def test_what_waits_is_one_news_of_each_stream() -> None:

@@ -32,8 +32,8 @@ class _BadDisk:
 
 
 def _other_stream_works(live: Running) -> None:
-    live.broker.create_stream("other", StreamConfig(subject="o"))
-    partition = live.broker.partition("other", 0)
+    live.broker.streams.create("other", StreamConfig(subject="o"))
+    partition = live.broker.partitions.handle("other", 0)
     assert partition.health.failure is None
     assert partition.leads
 
@@ -138,10 +138,10 @@ def test_a_stream_without_room_for_its_log_is_opened_once_there_is(at: Killed) -
     disk = _BadDisk(full=True)
     with running(at.folder, wrap=disk) as live:
         with pytest.raises(DiskFullError):
-            live.broker.create_stream("new", StreamConfig(subject="n"))
+            live.broker.streams.create("new", StreamConfig(subject="n"))
         with pytest.raises(DiskFullError):
-            live.broker.partition("new", 0)
+            live.broker.partitions.handle("new", 0)
         assert live.rows() == at.values
         disk.files.full = False
         live.broker._open_what_waits()
-        assert live.broker.partition("new", 0).leads
+        assert live.broker.partitions.handle("new", 0).leads

@@ -182,7 +182,7 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever() -> None:
 def test_a_mark_that_no_majority_takes_does_not_end_a_start(tmp_path: Path) -> None:
     """Whoever follows the metadata asks again; a disk that failed ends it."""
     with disk_broker(tmp_path) as broker:
-        broker.create_stream("s", StreamConfig(subject="s"))
+        broker.streams.create("s", StreamConfig(subject="s"))
     errors: list[HeadwaterError] = [CommitTimeoutError("no majority")]
 
     def reconcile(self: Any, **settings: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_mark_that_no_majority_takes_does_not_end_a_start(tmp_path: Path) -> N
     with replaced(Broker, "reconcile", reconcile):
         with disk_broker(tmp_path) as broker:
             assert not errors
-            assert broker.partition("s", 0).leads
+            assert broker.partitions.handle("s", 0).leads
         errors.append(LogFailedError("the disk"))
         with pytest.raises(LogFailedError), disk_broker(tmp_path):
             pass

@@ -8,7 +8,7 @@ from broker.core.metadata.state import LeaseState, MetadataState
 from broker.errors import InvalidRequestError
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
-from broker.runtime.leases import (
+from broker.runtime.api.leases import (
     LEASE_TTL_MS_MAX,
     LEASE_TTL_MS_MIN,
     checked_ttl_ms,

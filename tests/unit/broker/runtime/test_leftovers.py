@@ -142,7 +142,7 @@ def test_a_replica_that_goes_leaves_its_neighbour_that_could_not_be_opened(
         return clusters[-1]
 
     with disk_broker(tmp_path, owner=OWNER) as broker:
-        uuid = broker.create_stream(STREAM, StreamConfig(subject="s", partitions=2)).uuid
+        uuid = broker.streams.create(STREAM, StreamConfig(subject="s", partitions=2)).uuid
     opened = PartitionLog.open
 
     def open_but_one(files: Any, folder: str, *args: Any, **settings: Any) -> PartitionLog:

@@ -116,7 +116,7 @@ def _middle_segment_gone(at: Killed) -> None:
 def _another_partitions_folder(at: Killed) -> None:
     """The log of a stream that is not this one."""
     with running(at.folder.parent / "other") as other:
-        other.broker.create_stream(STREAM, StreamConfig(subject="s", segment_bytes_max=4096))
+        other.broker.streams.create(STREAM, StreamConfig(subject="s", segment_bytes_max=4096))
         for number in range(60):
             other.put(b"other%d" % number)
         shutil.rmtree(at.log)
@@ -192,7 +192,7 @@ def test_a_cut_of_a_lost_end_is_refused_by_name(at: Killed, damage: Damage) -> N
     """A cut says where the records end: it is refused, or its end is the true one."""
     damage(at)
     with running(at.folder) as live, suppress(CorruptDataError):
-        cut = live.broker.cut(STREAM, owner="test", ttl_ms=60_000)
+        cut = live.broker.cuts.take(STREAM, owner="test", ttl_ms=60_000)
         assert (cut.partitions[0].start, cut.partitions[0].hot_end) == (0, 40)
 
 
@@ -203,7 +203,7 @@ def test_a_folder_without_a_record_is_not_new_either(tmp_path: Path, damage: Dam
     damage(at)
     with running(at.folder) as live:
         with pytest.raises(CorruptDataError):
-            live.broker.cut(STREAM, owner="test", ttl_ms=60_000)
+            live.broker.cuts.take(STREAM, owner="test", ttl_ms=60_000)
         with pytest.raises(CorruptDataError):
             live.partition.reads.wait_committed(Offset(0), 10)
         assert first_offset_after(live) is None
@@ -249,7 +249,7 @@ def test_a_replica_that_was_opened_is_not_new_without_its_promises(at: Killed) -
     (at.folder / "promises").unlink()
     with running(at.folder) as live:
         with pytest.raises(CorruptDataError):
-            live.broker.cut(STREAM, owner="test", ttl_ms=60_000)
+            live.broker.cuts.take(STREAM, owner="test", ttl_ms=60_000)
         assert first_offset_after(live) is None
 
 
@@ -259,7 +259,7 @@ def test_older_metadata_are_refused_by_name(tmp_path: Path, name: str, *, older:
     """An older copy, or none: the broker does not start, and frees nothing of what it forgot."""
     with running(tmp_path / "origin") as live:
         image(live.folder, tmp_path / "older")
-        live.broker.create_stream(STREAM, StreamConfig(subject="s"))
+        live.broker.streams.create(STREAM, StreamConfig(subject="s"))
         live.put(b"v")
         folder = image(live.folder, tmp_path / "killed")
     target, source = folder / name, tmp_path / "older" / name
@@ -289,20 +289,20 @@ def test_one_metadata_command_marks_all_partitions_of_a_stream(tmp_path: Path) -
     with running(tmp_path) as live:
         metadata = live.broker._metadata
         before = metadata.barrier(timeout_ms=1000)
-        live.broker.create_stream(STREAM, StreamConfig(subject="s", partitions=7))
+        live.broker.streams.create(STREAM, StreamConfig(subject="s", partitions=7))
         assert metadata.barrier(timeout_ms=1000) - before == 2
-        rows = metadata.state.partitions[live.broker.stream(STREAM).uuid]
+        rows = metadata.state.partitions[live.broker.streams.get(STREAM).uuid]
         assert [one.opened for one in rows] == [("b1",)] * 7
 
 
 def test_a_stream_deleted_while_the_broker_was_down_leaves_nothing(tmp_path: Path) -> None:
     """Its folder goes at the next start; the other stream's stays."""
     with running(tmp_path) as live:
-        live.broker.create_stream(STREAM, StreamConfig(subject="s"))
+        live.broker.streams.create(STREAM, StreamConfig(subject="s"))
         live.put(b"v")
-        gone = live.broker.create_stream("gone", StreamConfig(subject="t")).uuid
+        gone = live.broker.streams.create("gone", StreamConfig(subject="t")).uuid
         shutil.copytree(tmp_path / "streams" / gone, tmp_path.parent / "left")
-        live.broker.delete_stream("gone")
+        live.broker.streams.delete("gone")
     shutil.copytree(tmp_path.parent / "left", tmp_path / "streams" / gone)
     with running(tmp_path) as live:
         assert not (tmp_path / "streams" / gone).exists()
@@ -319,11 +319,11 @@ def test_older_metadata_beside_promises_of_their_age_are_refused_by_name(
 ) -> None:
     """Two faults of one restore: what was made since is no leftover of a deleted stream."""
     with running(tmp_path / "origin") as live:
-        live.broker.create_stream("before", StreamConfig(subject="t"))
+        live.broker.streams.create("before", StreamConfig(subject="t"))
         image(live.folder, tmp_path / "older")
-        live.broker.create_stream(STREAM, StreamConfig(subject="s"))
+        live.broker.streams.create(STREAM, StreamConfig(subject="s"))
         live.put(b"v")
-        uuid = live.broker.stream(STREAM).uuid
+        uuid = live.broker.streams.get(STREAM).uuid
         folder = image(live.folder, tmp_path / "killed")
     newest = image(folder / "raft", tmp_path / "newest")
     journal = folder / "raft" / "journal"

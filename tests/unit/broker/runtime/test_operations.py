@@ -139,12 +139,13 @@ class Broker:
         self.found: list[Any] = []
         self.not_open: dict[PartitionId, HeadwaterError] = {}
         self.asked: list[tuple[str, int]] = []
+        self.replicas = self.cold = self  # it plays its parts itself
 
-    def learn_cold_end(self, name: str, partition: int) -> None:
+    def learn_end(self, name: str, partition: int) -> None:
         """Note that the table was asked."""
         self.asked.append((name, partition))
 
-    def drivers(self) -> list[Any]:
+    def all(self) -> list[Any]:
         """Return them."""
         return self.found
 

@@ -14,6 +14,7 @@ from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
+from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.driver import PartitionDriver
 from simkit.brokers.brokers import disk_broker
@@ -54,7 +55,7 @@ def test_partitions_are_opened_while_others_look_at_all_of_them(tmp_path: Path) 
     def look(broker: Broker) -> None:
         try:
             while not done.is_set():
-                looked.append(len(broker.drivers()))
+                looked.append(len(broker.replicas.all()))
         except RuntimeError as error:
             errors.append(error)
 
@@ -64,7 +65,7 @@ def test_partitions_are_opened_while_others_look_at_all_of_them(tmp_path: Path) 
         with disk_broker(tmp_path) as broker:
             looker = threading.Thread(target=look, args=(broker,))
             looker.start()
-            broker.create_stream("wide", StreamConfig(subject="wide", partitions=100))
+            broker.streams.create("wide", StreamConfig(subject="wide", partitions=100))
             done.set()
             looker.join()
     finally:
@@ -80,11 +81,11 @@ def test_a_broker_whose_ticker_ends_says_so(
     bug = ValueError("a bug")
     heard: SimpleQueue[BaseException] = SimpleQueue()
 
-    def fails(self: Broker) -> list[PartitionDriver]:
+    def fails(self: HostedPartitions) -> list[PartitionDriver]:
         raise bug
 
     with disk_broker(tmp_path, on_crash=heard.put) as broker:
-        monkeypatch.setattr(type(broker), "drivers", fails)
+        monkeypatch.setattr(type(broker.replicas), "all", fails)
         assert heard.get(timeout=10) is bug
         monkeypatch.undo()
 
@@ -102,8 +103,8 @@ def test_whoever_comes_last_brings_the_newest(tmp_path: Path) -> None:
         metadata.slow = threading.Thread(target=broker.reconcile)
         metadata.slow.start()
         assert metadata.has_read.wait(10)
-        stream = broker.create_stream("new", StreamConfig(subject="new"))
+        stream = broker.streams.create("new", StreamConfig(subject="new"))
         metadata.other_is_done.set()
         metadata.slow.join()
-        assert broker.partition("new", 0).reads.high_watermark == 0, "it is still open here"
-        assert [one.name for one in broker.streams()] == [stream.name]
+        assert broker.partitions.handle("new", 0).reads.high_watermark == 0, "it is still open here"
+        assert [one.name for one in broker.streams.all()] == [stream.name]

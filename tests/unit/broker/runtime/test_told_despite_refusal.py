@@ -11,7 +11,7 @@ from broker.core.metadata.commands import CreateStream
 from broker.errors import DiskFullError
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import Stream, StreamConfig
-from broker.runtime.hosted_partitions import LedPartitions
+from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.log.partition_log import PartitionLog
 from simkit.brokers.brokers import disk_broker
@@ -27,7 +27,7 @@ class Listener:
 
     def led_changed(self, led: LedPartitions) -> None:
         """See ``LeadListener``."""
-        self.told.append((led.stream.name, set(led.drivers)))
+        self.told.append((led.stream.name, set(led.numbers)))
 
 
 def test_a_replica_without_room_hides_no_other_stream(

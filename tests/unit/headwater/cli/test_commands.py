@@ -45,7 +45,7 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
         "--replication-factor", "3", "--min-isr", "2",
         "--local-retention", "1GB", "--local-retention-age", "2d", "--unshipped", "64MiB",
     )  # fmt: skip
-    config = broker.stream("orders").config
+    config = broker.streams.get("orders").config
     assert config == StreamConfig(
         subject="o.in", partitions=3, puback=True, puback_overlap=True,
         puback_headers_only=True, key_header="K", queue_group="g",
@@ -88,9 +88,9 @@ def test_delete_asks_first(run: Run, broker: MemoryBroker) -> None:
     """No answer, or no, deletes nothing; --yes does not ask."""
     _make(run)
     assert run("stream", "delete", "orders", stdin="n\n").exit_code != 0
-    assert [stream.name for stream in broker.streams()] == ["orders"]
+    assert [stream.name for stream in broker.streams.all()] == ["orders"]
     assert run("stream", "delete", "orders", "--yes").exit_code == 0
-    assert broker.streams() == []
+    assert broker.streams.all() == []
 
 
 def test_publish_lines_and_subscribe(run: Run) -> None:
@@ -115,8 +115,8 @@ def test_publish_says_what_its_counts_mean(
     result = run(*args, stdin="a\nb\n")
     report = json.loads(result.stdout)
     assert (report["sent"], report["acked"], report["acks"]) == (2, acked, acks)
-    assert {policy.value for policy in broker.partition("orders", 0).policies} == {acks}
-    assert broker.partition("orders", 0).high_watermark == 2
+    assert {policy.value for policy in broker.partitions.handle("orders", 0).policies} == {acks}
+    assert broker.partitions.handle("orders", 0).high_watermark == 2
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_limit_certifies_nothing(run: Run) -> None:
 def test_an_error_of_the_broker_is_told(run: Run, broker: MemoryBroker) -> None:
     """Name, message, hint and exit code; no traceback."""
     _make(run)
-    broker.partition("orders", 0).fail_next(LogFailedError("fdatasync failed"))
+    broker.partitions.handle("orders", 0).fail_next(LogFailedError("fdatasync failed"))
     result = run("publish", "orders", "--via", "flight", stdin="x\n")
     assert result.exit_code == 3
     assert "LogFailedError: fdatasync failed" in result.stderr

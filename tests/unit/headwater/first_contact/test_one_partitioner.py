@@ -67,9 +67,10 @@ def test_records_without_a_key_go_round_by_batch(run: Run, broker: MemoryBroker)
     with Client() as client, client.partitioned_producer("s") as producer:
         ends = [dict(producer.send([b"1", b"2"]).result(10)) for _ in range(6)]
     assert [list(end) for end in ends] == [[0], [1], [2], [0], [1], [2]]
-    assert [broker.partition("s", number).high_watermark for number in range(3)] == [4, 4, 4]
+    parts = [broker.partitions.handle("s", number) for number in range(3)]
+    assert [one.high_watermark for one in parts] == [4, 4, 4]
     succeeds(run("publish", "s", "--via", "flight", stdin="a\nb\nc\n"))
-    assert [broker.partition("s", number).high_watermark for number in range(3)] == [7, 4, 4]
+    assert [one.high_watermark for one in parts] == [7, 4, 4]
 
 
 def test_a_producer_of_one_partition_does_not_take_partition_0_unasked(
@@ -99,7 +100,7 @@ def test_a_stream_without_the_setting_keeps_what_its_producers_did(
     run: Run, broker: MemoryBroker, address: str
 ) -> None:
     """Metadata of release 0.1 names no partitioner; its streams are each_client."""
-    made = broker.create_stream("old", StreamConfig(subject="old", partitions=COUNT))
+    made = broker.streams.create("old", StreamConfig(subject="old", partitions=COUNT))
     values = json.loads(made.to_json())
     del values["config"]["partitioner"]
     old = Stream.from_dict(values)
@@ -113,7 +114,7 @@ def test_a_stream_without_the_setting_keeps_what_its_producers_did(
             producer.send([b"x"]).result(10)
         with pytest.raises(InvalidRequestError, match="each_client"):
             client.partitioned_producer("old")
-    assert broker.partition("old", 0).high_watermark > 0
+    assert broker.partitions.handle("old", 0).high_watermark > 0
     again = run("stream", "create", "old", "--partitions", str(COUNT), "--partitioner", "crc32")
     assert again.exit_code == 0
     assert "keeps its partitioner, each_client" in again.stderr

@@ -91,7 +91,7 @@ def test_the_loopback_of_another_machine_is_not_ours(
     publish: Publish, broker: MemoryBroker, nats_url: str
 ) -> None:
     """A broker that is not on this machine and tells 127.0.0.1 means its own."""
-    stream = broker.stream("answered")
+    stream = broker.streams.get("answered")
     with Client() as client:
         near = Server(flight="grpc://127.0.0.1:7410", nats=None, source="--server")
         far = Server(flight="grpc://b1:7410,grpc://b2:7410", nats=None, source="--server")

@@ -90,7 +90,7 @@ def test_coroutines_produce_and_consume(address: str, broker: MemoryBroker) -> N
             return described.records_count, values
 
     assert asyncio.run(story()) == (len(KEYS), {key.encode() for key in KEYS})
-    assert broker.partition("a", 0).high_watermark > 0
+    assert broker.partitions.handle("a", 0).high_watermark > 0
 
 
 def test_read_without_spark_is_one_call(client: Client, address: str) -> None:

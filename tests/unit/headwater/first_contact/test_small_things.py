@@ -60,7 +60,7 @@ def test_its_table_stays_only_if_there_is_one(
     """A stream without tiering, one without a shipped record, one with."""
     _fill(run, *options)
     if shipped:
-        broker.partition("s", 0).make_cold(Offset(4))
+        broker.partitions.handle("s", 0).make_cold(Offset(4))
     assert words in run("stream", "delete", "s", "--yes").stdout
 
 
@@ -69,7 +69,7 @@ def test_a_recreated_stream_says_that_its_table_has_another_name(
 ) -> None:
     """Whoever opens the table by the stream's name would read the former one."""
     _fill(run)
-    _say_created(replace(broker.stream("s"), table_name="s-3f2a"), None)
+    _say_created(replace(broker.streams.get("s"), table_name="s-3f2a"), None)
     assert "Its table is default/s-3f2a" in capsys.readouterr().err
 
 

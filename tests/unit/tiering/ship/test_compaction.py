@@ -43,7 +43,7 @@ NOW_US = 1_800_000_000_000_000
 def broker(tmp_path: Path) -> Iterator[LakeBroker]:
     """A stream ``s`` with 60 records in six small files of partition 0, ten in one of 1."""
     made = LakeBroker(str(tmp_path / "lake"))
-    made.create_stream("s", StreamConfig(subject="s", partitions=2))
+    made.streams.create("s", StreamConfig(subject="s", partitions=2))
     publish(made, 0, 60)
     publish(made, 0, 10, partition=1)
     made.ship("s", 0, Offset(30), files=3)
@@ -57,7 +57,7 @@ def publish(broker: LakeBroker, start: int, count: int, partition: int = 0) -> N
     """Append numbered records, ten to a batch, and wait for them."""
     from broker.codec.record_batch import prepare
 
-    handle = broker.partition("s", partition)
+    handle = broker.partitions.handle("s", partition)
     for first in range(start, start + count, 10):
         batch = prepare(numbered(first, 10), now_us=broker.clock.now_us())
         handle.submit([batch], lambda _: None)

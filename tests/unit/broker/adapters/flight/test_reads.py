@@ -25,7 +25,8 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import StreamUuid
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.stream import StreamConfig
-from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition, numbered, records
+from simkit.brokers.memory_broker import MemoryBroker, numbered, records
+from simkit.brokers.memory_partition import MemoryPartition
 
 BATCH = 10  # records per stored batch
 COUNT = 100  # records in the stream
@@ -35,7 +36,7 @@ COUNT = 100  # records in the stream
 def broker() -> Iterator[MemoryBroker]:
     """Give a broker with one stream of 100 records in ten batches."""
     broker = MemoryBroker()
-    broker.create_stream("s", StreamConfig(subject="s"))
+    broker.streams.create("s", StreamConfig(subject="s"))
     for start in range(0, COUNT, BATCH):
         put(broker, numbered(start, BATCH))
     yield broker
@@ -46,7 +47,7 @@ def put(broker: MemoryBroker, batch: pa.RecordBatch) -> None:
     """Store a batch and wait until it is."""
     stored = threading.Event()
     prepared = prepare(batch, now_us=broker.clock.now_us())
-    broker.partition("s", 0).submit([prepared], lambda _: stored.set())
+    broker.partitions.handle("s", 0).submit([prepared], lambda _: stored.set())
     assert stored.wait(10)
 
 
@@ -71,7 +72,7 @@ def test_a_range_is_exact_wherever_it_lies(
 ) -> None:
     """Rows come from the table, from the log, or from both, and nobody can tell."""
     if log_start:
-        broker.partition("s", 0).make_cold(Offset(log_start))
+        broker.partitions.handle("s", 0).make_cold(Offset(log_start))
     found = read(broker, start=start, end=Offset(end))
     assert offsets(found) == list(range(start, end))
     cold = OffsetRange(Offset(start), Offset(min(end, log_start))) if start < log_start else None
@@ -81,7 +82,7 @@ def test_a_range_is_exact_wherever_it_lies(
 @pytest.mark.parametrize("columns", [("value",), ("value", "offset"), ("partition", "subject")])
 def test_cold_rows_have_the_columns_asked(broker: MemoryBroker, columns: tuple[str, ...]) -> None:
     """Offsets are checked also where the client did not ask for them, and not sent then."""
-    broker.partition("s", 0).make_cold(Offset(50))
+    broker.partitions.handle("s", 0).make_cold(Offset(50))
     found = read(broker, columns=columns)
     assert {tuple(rows.schema.names) for rows, _ in found} == {columns}
     assert sum(rows.num_rows for rows, _ in found) == COUNT
@@ -146,12 +147,12 @@ def test_a_start_by_time_is_the_first_record_that_reaches_it(
 ) -> None:
     """The exact record is found inside its batch, in either tier; later than all is the end."""
     broker = MemoryBroker()
-    broker.create_stream("s", StreamConfig(subject="s"))
+    broker.streams.create("s", StreamConfig(subject="s"))
     for first in (1_000, 2_000):
         stamps = [first + min(n, 4) for n in range(10)]
         put(broker, records([b"x"] * 10, timestamp=pa.array(stamps)))
     if log_start:
-        broker.partition("s", 0).make_cold(Offset(log_start))
+        broker.partitions.handle("s", 0).make_cold(Offset(log_start))
     wanted = resolve(broker, ReadRequest(stream="s", partition=0, start=AtTime(stamp_us)))
     assert wanted.start == expected
     broker.close()
@@ -165,11 +166,11 @@ def test_a_time_is_found_in_what_is_freed_during_the_look(
 ) -> None:
     """The cleaner frees segments before or after the look into the local log."""
     broker = MemoryBroker()
-    broker.create_stream("s", StreamConfig(subject="s"))
+    broker.streams.create("s", StreamConfig(subject="s"))
     for first in (1_000, 2_000, 3_000, 4_000):
         put(broker, records([b"x"] * 10, timestamp=pa.array(range(first, first + 10))))
     request = ReadRequest(stream="s", partition=0, start=AtTime(stamp_us))
-    partition = broker.partition("s", 0)
+    partition = broker.partitions.handle("s", 0)
     expected = resolve(broker, request).start
     if already_cold:
         partition.make_cold(Offset(already_cold))
@@ -220,7 +221,7 @@ def test_an_idle_follower_notices_that_it_should_stop(broker: MemoryBroker) -> N
 def test_a_follower_of_a_deleted_stream_hears_of_it(broker: MemoryBroker) -> None:
     """Nobody waits for records that cannot come."""
     rows = follow(broker, lambda: False, start="latest")
-    broker.delete_stream("s")
+    broker.streams.delete("s")
     with pytest.raises(UnknownStreamError):
         next(rows)
 
@@ -246,8 +247,8 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     """Whatever is missing, doubled or too much on the cold side, no row of it passes for whole."""
-    broker.partition("s", 0).make_cold(Offset(50))
-    real = MemoryBroker.read_cold
+    broker.partitions.handle("s", 0).make_cold(Offset(50))
+    real = MemoryBroker.read
 
     def damaged(self: MemoryBroker, *args: Any) -> Iterator[pa.RecordBatch]:
         batches = list(real(self, *args))
@@ -270,7 +271,7 @@ def test_a_table_that_does_not_hold_the_range_is_an_error(
         return rows.set_column(place, rows.schema.field(place), pa.array([offset]))
 
     first_schema = resolve(broker, ReadRequest(stream="s", partition=0)).schema
-    monkeypatch.setattr(MemoryBroker, "read_cold", damaged)
+    monkeypatch.setattr(MemoryBroker, "read", damaged)
     with pytest.raises(GapError):
         read(broker)
 
@@ -296,7 +297,7 @@ def test_a_position_above_the_end_is_a_truncation(
 
 def test_what_is_in_the_table_is_not_doubted(broker: MemoryBroker) -> None:
     """Records below the local log were committed, whatever epochs the log still knows."""
-    broker.partition("s", 0).make_cold(Offset(60))
+    broker.partitions.handle("s", 0).make_cold(Offset(60))
     found = read(broker, start=50, end=Offset(70), leader_epoch=LeaderEpoch(1))
     assert offsets(found) == list(range(50, 70))
 
@@ -305,7 +306,7 @@ def test_a_follower_looks_again_when_the_leadership_changes(broker: MemoryBroker
     """The next leader may have put another record where the last one was read."""
     rows = follow(broker, lambda: False, start=95)
     assert next(rows)[1].end_offset == 100
-    partition = broker.partition("s", 0)
+    partition = broker.partitions.handle("s", 0)
     partition.rewrite_last(LeaderEpoch(2))
     put(broker, numbered(100, 3))
     with pytest.raises(TruncatedError) as caught:
@@ -317,7 +318,7 @@ def test_what_was_read_before_a_change_of_leaders_is_read_again(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the read and the answer the log may have been cut: those rows are given to nobody."""
-    partition, real, reads = broker.partition("s", 0), MemoryPartition.read, []
+    partition, real, reads = broker.partitions.handle("s", 0), MemoryPartition.read, []
 
     def read_and_change(self: MemoryPartition, *args: Any, **options: Any) -> Any:
         found = real(self, *args, **options)
@@ -337,7 +338,7 @@ def test_only_a_leader_serves_what_is_not_committed(broker: MemoryBroker) -> Non
     """A replica that follows cannot know what its leader will truncate."""
     rows = follow(broker, lambda: False, start=95, uncommitted=True)
     assert next(rows)[1].end_offset == 100
-    broker.partition("s", 0).leads = False
+    broker.partitions.handle("s", 0).leads = False
     with pytest.raises(NotLeaderError):
         next(rows)
     with pytest.raises(NotLeaderError):

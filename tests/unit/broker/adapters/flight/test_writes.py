@@ -28,7 +28,8 @@ from broker.errors import (
 from broker.model.ids import ProducerId
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
-from simkit.brokers.memory_broker import MemoryBroker, MemoryPartition, numbered, records
+from simkit.brokers.memory_broker import MemoryBroker, numbered, records
+from simkit.brokers.memory_partition import MemoryPartition
 
 Chunk = tuple[pa.RecordBatch | None, bytes | None]
 WAIT_S = 10
@@ -67,8 +68,8 @@ class Harness:
         schema: pa.Schema = VALUES,
         policy: AckPolicy = AckPolicy.ALL,
     ) -> None:
-        broker.create_stream("s", stream)
-        self.partition: MemoryPartition = broker.partition("s", 0)
+        broker.streams.create("s", stream)
+        self.partition: MemoryPartition = broker.partitions.handle("s", 0)
         self.sink = Sink()
         self.put = PutStream(
             self.partition,

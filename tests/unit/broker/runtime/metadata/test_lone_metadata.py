@@ -148,7 +148,7 @@ def test_a_lost_folder_is_not_a_new_one(tmp_path: Path, kept: str) -> None:
     """Each of the places that know of it is enough; nothing is made in its place."""
     with disk_broker(tmp_path, owner=OWNER) as broker:
         if kept == "streams":
-            broker.create_stream(STREAM, StreamConfig(subject="s"))
+            broker.streams.create(STREAM, StreamConfig(subject="s"))
     _remove(tmp_path / "raft")
     for name in {"promises", "controllers.json"} - {kept}:
         (tmp_path / name).unlink()
@@ -219,7 +219,7 @@ def test_a_full_disk_takes_commands_for_a_while_and_makes_no_snapshot(
         return disks[0]
 
     with disk_broker(tmp_path, wrap=wrapped, owner=OWNER) as broker:
-        broker.create_stream(STREAM, StreamConfig(subject="s"))
+        broker.streams.create(STREAM, StreamConfig(subject="s"))
         disks[0].full = True
         for _ in range(1_500):
             broker._metadata.propose(DropLease(lease_id=LeaseId("none")))
@@ -266,12 +266,12 @@ def test_a_disk_that_fails_ends_the_metadata_and_no_reads(tmp_path: Path) -> Non
 
     with disk_broker(tmp_path, wrap=wrapped, watched=watched, owner=OWNER) as broker:
         live = Running(broker, tmp_path)
-        broker.create_stream(STREAM, StreamConfig(subject="s"))
+        broker.streams.create(STREAM, StreamConfig(subject="s"))
         live.put(b"v")
         disks[0].failing = "raft/"
         for _ in range(2):
             with pytest.raises(LogFailedError):
-                broker.take_lease(STREAM, owner="reader", ttl_ms=60_000)
+                broker.cuts.take_lease(STREAM, owner="reader", ttl_ms=60_000)
         assert live.rows() == [b"v"]
         failure = logs[0].failure
         assert isinstance(failure, LogFailedError), "readiness tells"

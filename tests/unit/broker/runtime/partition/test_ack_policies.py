@@ -114,7 +114,7 @@ class Links:
     def withdraw(self, reason: HeadwaterError) -> None:
         """Say nothing."""
 
-    def lead_changed(self) -> None:
+    def lead_changed(self, *, leads: bool) -> None:
         """Say nothing."""
 
 

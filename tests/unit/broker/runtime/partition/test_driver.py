@@ -69,8 +69,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def _open(node: Node, **settings: Any) -> PartitionDriver:
-    node.broker.create_stream("s", StreamConfig(subject="s", **settings))
-    return node.broker.partition("s", 0)
+    node.broker.streams.create("s", StreamConfig(subject="s", **settings))
+    return node.broker.partitions.handle("s", 0)
 
 
 def _batch(*values: bytes) -> pa.RecordBatch:
@@ -117,7 +117,7 @@ def test_acked_records_are_readable_and_survive_a_restart(node: Node) -> None:
     assert partition.reads.high_watermark == 3
     epoch = partition.reads.leader_epoch
     node.restart()
-    partition = node.broker.partition("s", 0)
+    partition = node.broker.partitions.handle("s", 0)
     assert _values(partition) == [b"a", b"b", b"c"]
     assert partition.reads.leader_epoch == epoch + 1, "a restart never continues an old epoch"
 
@@ -143,7 +143,7 @@ def test_a_producers_retry_is_answered_with_its_first_offset(node: Node) -> None
     assert (again.base_offset, again.duplicate) == (0, True)
     assert isinstance(_put(partition, b"z", producer=9, sequence=7), SequenceGapError)
     node.restart()
-    partition = node.broker.partition("s", 0)
+    partition = node.broker.partitions.handle("s", 0)
     again = _put(partition, b"c", producer=9, sequence=2)
     assert (again.base_offset, again.duplicate) == (2, True)
     assert _values(partition) == [b"a", b"b", b"c"]
@@ -155,7 +155,7 @@ def test_a_message_id_is_stored_once(node: Node) -> None:
     outcome = _put_ids(partition, ["x", None, "x", "y"])
     assert (list(outcome.offsets), outcome.duplicates) == ([0, 1, 0, 2], {2})
     node.restart()
-    partition = node.broker.partition("s", 0)
+    partition = node.broker.partitions.handle("s", 0)
     outcome = _put_ids(partition, ["y", "z", None])
     assert (list(outcome.offsets), outcome.duplicates) == ([2, 3, 4], {0})
     outcome = _put_ids(partition, ["z"])
@@ -201,7 +201,7 @@ def test_segments_seal_and_are_freed_below_the_cold_end_only(node: Node) -> None
     assert partition.frees.now(lambda: sealed[0].end_offset) == 1, "a lease holds the second"
     assert partition.reads.log_start == sealed[0].end_offset
     node.restart()
-    partition = node.broker.partition("s", 0)
+    partition = node.broker.partitions.handle("s", 0)
     assert partition.tier.cold_end == sealed[1].end_offset
 
 
@@ -220,60 +220,60 @@ def test_a_roll_is_noticed_although_the_cold_end_moved_meanwhile(node: Node) -> 
 def test_streams_are_created_once_and_named_when_unknown(node: Node) -> None:
     """Equal configuration is the same stream; errors name what exists."""
     config = StreamConfig(subject="s", partitions=2)
-    first = node.broker.create_stream("s", config)
-    assert node.broker.create_stream("s", config) == first
+    first = node.broker.streams.create("s", config)
+    assert node.broker.streams.create("s", config) == first
     with pytest.raises(StreamExistsError):
-        node.broker.create_stream("s", StreamConfig(subject="other"))
+        node.broker.streams.create("s", StreamConfig(subject="other"))
     with pytest.raises(UnknownStreamError, match="there are s"):
-        node.broker.partition("nope", 0)
+        node.broker.partitions.handle("nope", 0)
     with pytest.raises(UnknownPartitionError, match="0 to 1"):
-        node.broker.partition("s", 2)
+        node.broker.partitions.handle("s", 2)
 
 
 def test_a_deleted_stream_is_gone_and_its_name_gets_a_new_identity(node: Node) -> None:
     """The files go with the stream; the same name later is another stream."""
-    first = node.broker.create_stream("s", StreamConfig(subject="s"))
-    partition = node.broker.partition("s", 0)
+    first = node.broker.streams.create("s", StreamConfig(subject="s"))
+    partition = node.broker.partitions.handle("s", 0)
     _put(partition, b"a")
-    node.broker.delete_stream("s")
+    node.broker.streams.delete("s")
     assert not (node.root / "streams" / first.uuid).exists()
     with pytest.raises(ShuttingDownError):
         _put(partition, b"b")
-    second = node.broker.create_stream("s", StreamConfig(subject="s"))
+    second = node.broker.streams.create("s", StreamConfig(subject="s"))
     assert second.uuid != first.uuid
-    assert node.broker.partition("s", 0).reads.high_watermark == 0
+    assert node.broker.partitions.handle("s", 0).reads.high_watermark == 0
 
 
 def test_a_cut_without_a_lake_is_all_hot(node: Node) -> None:
     """Cut and lease work before there is a table; a lease's time is bounded."""
     partition = _open(node)
     _put(partition, b"a", b"b")
-    cut = node.broker.cut("s", owner="test", ttl_ms=60_000)
+    cut = node.broker.cuts.take("s", owner="test", ttl_ms=60_000)
     assert cut.table_version is None
     assert [(one.start, one.cold_end, one.hot_end) for one in cut.partitions] == [(0, 0, 2)]
     assert type(cut).load(cut.save()) == cut
-    assert node.broker.renew_lease(cut.lease.lease_id, ttl_ms=120_000).expires_us > 0
-    node.broker.drop_lease(cut.lease.lease_id)
+    assert node.broker.cuts.renew_lease(cut.lease.lease_id, ttl_ms=120_000).expires_us > 0
+    node.broker.cuts.drop_lease(cut.lease.lease_id)
     with pytest.raises(UnknownLeaseError):
-        node.broker.renew_lease(cut.lease.lease_id, ttl_ms=60_000)
+        node.broker.cuts.renew_lease(cut.lease.lease_id, ttl_ms=60_000)
     with pytest.raises(UnknownLeaseError):
-        node.broker.renew_lease(LeaseId("never"), ttl_ms=60_000)
+        node.broker.cuts.renew_lease(LeaseId("never"), ttl_ms=60_000)
     with pytest.raises(InvalidRequestError):
-        node.broker.take_lease("s", owner="test", ttl_ms=1)
+        node.broker.cuts.take_lease("s", owner="test", ttl_ms=1)
 
 
 def test_a_cut_of_another_history_is_refused(node: Node) -> None:
     """Its offsets may all be here: whose they are is asked for each partition, and of which."""
     partition = _open(node)
     _put(partition, b"a", b"b")
-    (part,) = node.broker.cut("s", owner="test", ttl_ms=60_000).partitions
-    uuid = node.broker.stream("s").uuid
+    (part,) = node.broker.cuts.take("s", owner="test", ttl_ms=60_000).partitions
+    uuid = node.broker.streams.get("s").uuid
     here = CutPosition(part.lineage_id, part.hot_end)
-    node.broker.check_cut("s", stream_uuid=uuid, positions=[here])
+    node.broker.cuts.check("s", stream_uuid=uuid, positions=[here])
     with pytest.raises(ForeignHistoryError):
-        node.broker.check_cut("s", stream_uuid=uuid, positions=[CutPosition("f" * 32, Offset(2))])
+        node.broker.cuts.check("s", stream_uuid=uuid, positions=[CutPosition("f" * 32, Offset(2))])
     with pytest.raises(InvalidCutError):
-        node.broker.check_cut("s", stream_uuid=uuid, positions=[here, here])
+        node.broker.cuts.check("s", stream_uuid=uuid, positions=[here, here])
     other = StreamUuid("00000000-0000-0000-0000-000000000001")
     with pytest.raises(StreamRecreatedError):
-        node.broker.check_cut("s", stream_uuid=other, positions=[here])
+        node.broker.cuts.check("s", stream_uuid=other, positions=[here])

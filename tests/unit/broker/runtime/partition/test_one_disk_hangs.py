@@ -67,8 +67,8 @@ class Scene:
 
     def stream(self, name: str, **settings: Any) -> PartitionDriver:
         """Create a stream of one partition."""
-        self.broker.create_stream(name, StreamConfig(subject=name, **settings))
-        return self.broker.partition(name, 0)
+        self.broker.streams.create(name, StreamConfig(subject=name, **settings))
+        return self.broker.partitions.handle(name, 0)
 
     def hang(self, driver: PartitionDriver) -> SimpleQueue[Any]:
         """Publish into a partition whose disk hangs from now on; return where the answer comes."""
@@ -161,7 +161,7 @@ def test_new_streams_open_and_old_ones_go(scene: Scene) -> None:
     slow, other = scene.stream("slow"), scene.stream("other")
     pending = scene.hang(slow)
     assert offset(send(scene.stream("new"), b"a")) == 0
-    uuid = scene.broker.delete_stream("other").uuid
+    uuid = scene.broker.streams.delete("other").uuid
     with pytest.raises(ShuttingDownError):
         send(other, b"b")
     until(lambda: not scene.has(f"streams/{uuid}"))
@@ -173,9 +173,9 @@ def test_a_slow_stream_is_deleted_when_it_lets_go(scene: Scene) -> None:
     """Its files stay until its fsync has come back; nobody waits for that, and then they go."""
     slow = scene.stream("slow")
     scene.hang(slow)
-    uuid = scene.broker.delete_stream("slow").uuid
+    uuid = scene.broker.streams.delete("slow").uuid
     assert scene.has(f"streams/{uuid}/0")
-    assert scene.broker.drivers() == []
+    assert scene.broker.replicas.all() == []
     again = scene.stream("slow")
     assert offset(send(again, b"another stream of this name")) == 0
     scene.gate.open()

@@ -49,7 +49,7 @@ class QuietLinks:
     def withdraw(self, reason: HeadwaterError) -> None:
         """Nobody hears it."""
 
-    def lead_changed(self) -> None:
+    def lead_changed(self, *, leads: bool) -> None:
         """Nobody listens."""
 
 

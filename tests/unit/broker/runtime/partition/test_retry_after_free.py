@@ -55,8 +55,8 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
     clock = HandClock()
     config = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=60_000)
     with disk_broker(tmp_path, clock=clock) as broker:
-        broker.create_stream("s", config)
-        partition = broker.partition("s", 0)
+        broker.streams.create("s", config)
+        partition = broker.partitions.handle("s", 0)
         assert publish(partition, "first") == (0, False)
         partition.tier.seal_active()
         assert publish(partition, "second") == (1, False)
@@ -64,7 +64,7 @@ def test_a_retry_is_recognised_after_its_record_was_shipped_and_the_broker_resta
         assert partition.frees.now(no_lease) == 0
 
     with disk_broker(tmp_path, clock=clock) as broker:
-        partition = broker.partition("s", 0)
+        partition = broker.partitions.handle("s", 0)
         assert publish(partition, "first") == (0, True)
         clock.us += 60_000_001
         assert partition.frees.now(no_lease) == 1

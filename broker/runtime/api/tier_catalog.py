@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from broker.model.ids import PartitionId
 from broker.model.lineage import Lineage
 from broker.model.offsets import Offset
 from broker.model.stream import Stream
 from broker.ports.tiering import TierSource
+from broker.runtime.api.streams import Streams
+from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _CONFIRM_MS: Final = 3_000
@@ -42,43 +44,37 @@ class TierListeners:
         return any(told)
 
 
-class TieredBroker(Protocol):
-    """What the catalog asks of its broker."""
-
-    def streams(self) -> list[Stream]:
-        """Return all streams."""
-
-    def sources(self, stream: Stream) -> list[TierSource]:
-        """Return the partitions of a stream that this broker leads, by number."""
-
-    def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
-        """Return a partition that is here."""
-
-    @property
-    def tier_listeners(self) -> TierListeners:
-        """Who hears of segments and leaderships."""
-
-
 class BrokerCatalog:
-    """Implements ``TierCatalog`` over a broker and its metadata."""
+    """Implements ``TierCatalog`` over a broker's streams, replicas and metadata."""
 
-    def __init__(self, broker: TieredBroker, metadata: WaitingMetadata) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        replicas: HostedPartitions,
+        metadata: WaitingMetadata,
+        listeners: TierListeners,
+    ) -> None:
         """Bind to them."""
-        self._broker = broker
+        self._streams = streams
+        self._replicas = replicas
         self._metadata = metadata
+        self._listeners = listeners
 
     def streams(self) -> list[Stream]:
         """Return the streams whose tiering is on."""
-        return [stream for stream in self._broker.streams() if stream.config.tiering]
+        return [stream for stream in self._streams.all() if stream.config.tiering]
 
     def sources(self, stream: Stream) -> list[TierSource]:
-        """Return the partitions that this broker leads, by number."""
-        return self._broker.sources(stream)
+        """Return the partitions of a stream that this broker leads, by number."""
+        drivers = self._replicas.of_stream(stream.uuid)
+        return [drivers[number].tier for number in sorted(drivers) if drivers[number].leads]
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
         """Return a partition of a stream whose tiering is on, if it is here."""
-        found = self._broker.source(partition)
-        return found if found is not None and found[0].config.tiering else None
+        driver = self._replicas.find(partition)
+        if driver is None or not driver.stream.config.tiering:
+            return None
+        return driver.stream, driver.tier
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
         """Return whose history a partition is, and how far it is recorded to be cold."""
@@ -89,8 +85,8 @@ class BrokerCatalog:
 
     def on_sealed(self, callback: Callable[[PartitionId], None]) -> None:
         """Register a callback."""
-        self._broker.tier_listeners.on_sealed(callback)
+        self._listeners.on_sealed(callback)
 
     def on_leading(self, callback: Callable[[PartitionId, Lineage], bool]) -> None:
         """Register a callback."""
-        self._broker.tier_listeners.on_leading(callback)
+        self._listeners.on_leading(callback)

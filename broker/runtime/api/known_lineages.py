@@ -33,7 +33,7 @@ class KnownLineages:
         *,
         believe_forgotten: bool,
     ) -> None:
-        """See ``BrokerApi.check_cut``."""
+        """See ``CutsApi.check``."""
         if stream.uuid != stream_uuid:
             raise StreamRecreatedError(
                 f"stream {stream.name!r} is now {stream.uuid}, the cut is of {stream_uuid}",

@@ -1,0 +1,1 @@
+"""What network services, operators and tiering ask of a broker."""

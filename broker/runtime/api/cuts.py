@@ -1,0 +1,147 @@
+"""Cuts of streams, and the leases that keep what a cut needs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from broker.core.cuts import partition_cut
+from broker.core.metadata.commands import DropLease, RenewLease, TakeLease
+from broker.model.cut import Cut, Lease, PartitionCut
+from broker.model.cut_positions import CutPosition
+from broker.model.ids import LeaseId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports.system import Clock
+from broker.ports.tiering import HeldLease, TableState
+from broker.runtime.api.cold_tier import ColdEnds, ColdTier
+from broker.runtime.api.known_lineages import KnownLineages
+from broker.runtime.api.leases import checked_ttl_ms, leases_on
+from broker.runtime.api.partitions import Partitions
+from broker.runtime.api.streams import Streams
+from broker.runtime.metadata.metadata_log import WaitingMetadata
+
+
+class Cuts:
+    """Implements ``CutsApi``. Any thread."""
+
+    def __init__(
+        self,
+        cluster: str,
+        metadata: WaitingMetadata,
+        clock: Clock,
+        *,
+        streams: Streams,
+        partitions: Partitions,
+        cold: ColdTier,
+        ends: ColdEnds,
+        lineages: KnownLineages,
+    ) -> None:
+        """Join what a cut is made of; ``cluster`` is named in it."""
+        self._cluster = cluster
+        self._metadata = metadata
+        self._clock = clock
+        self._streams = streams
+        self._partitions = partitions
+        self._cold = cold
+        self._ends = ends
+        self._lineages = lineages
+
+    # ------------------------------------------------------------------ leases
+
+    def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
+        """See ``CutsApi.take_lease``."""
+        now_us = self._clock.now_us()
+        lease = Lease(
+            lease_id=LeaseId(uuid.uuid4().hex), expires_us=now_us + checked_ttl_ms(ttl_ms) * 1000
+        )
+        command = TakeLease(
+            lease_id=lease.lease_id,
+            stream_uuid=self._streams.get(name).uuid,
+            owner=owner[:200],
+            expires_us=lease.expires_us,
+            now_us=now_us,
+        )
+        self._metadata.propose(command)
+        return lease
+
+    def renew_lease(self, lease_id: LeaseId, *, ttl_ms: int) -> Lease:
+        """See ``CutsApi.renew_lease``."""
+        now_us = self._clock.now_us()
+        expires_us = now_us + checked_ttl_ms(ttl_ms) * 1000
+        command = RenewLease(lease_id=lease_id, expires_us=expires_us, now_us=now_us)
+        reply = self._metadata.propose(command)
+        return Lease(lease_id=lease_id, expires_us=reply["expires_us"])
+
+    def drop_lease(self, lease_id: LeaseId) -> None:
+        """See ``CutsApi.drop_lease``."""
+        self._metadata.propose(DropLease(lease_id=lease_id))
+
+    def live_leases(self, name: str) -> list[HeldLease]:
+        """See ``CutsApi.live_leases``."""
+        stream = self._streams.get(name)
+        return leases_on(self._metadata.state, stream.uuid, self._clock.now_us())
+
+    # ------------------------------------------------------------------ cuts
+
+    def take(self, name: str, *, owner: str, ttl_ms: int) -> Cut:
+        """See ``CutsApi.take``.
+
+        Raises:
+            TableRolledBackError: the table lost a commit that this broker had seen.
+            GapError: records between the tiers are on neither side.
+            TableMismatchError: the table is ahead of the log that feeds it.
+        """
+        stream = self._streams.get(name)
+        lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
+        try:
+            # Before the table is looked at: what is recorded after may not be in it yet.
+            recorded = [
+                self._ends.of(PartitionId(stream.uuid, PartitionNumber(number)))
+                for number in range(stream.config.partitions)
+            ]
+            table = self._cold.table_state(stream)
+            partitions = tuple(
+                self._partition_cut(stream, number, table, recorded=least)
+                for number, least in enumerate(recorded)
+            )
+        except BaseException:
+            self.drop_lease(lease.lease_id)
+            raise
+        return Cut(
+            cluster=self._cluster,
+            stream=stream.name,
+            stream_uuid=stream.uuid,
+            subject=stream.config.subject,
+            table_uri=table.table_uri,
+            table_version=table.version,
+            partitions=partitions,
+            taken_us=self._clock.now_us(),
+            lease=lease,
+            table_digest=table.digest,
+        )
+
+    def check(
+        self,
+        name: str,
+        *,
+        stream_uuid: StreamUuid,
+        positions: Sequence[CutPosition],
+        believe_forgotten: bool = False,
+    ) -> None:
+        """See ``CutsApi.check``."""
+        stream = self._streams.get(name)
+        self._lineages.require(stream, stream_uuid, positions, believe_forgotten=believe_forgotten)
+
+    def _partition_cut(
+        self, stream: Stream, number: int, table: TableState, *, recorded: Offset
+    ) -> PartitionCut:
+        position = self._partitions.standing_of(stream, number)
+        return partition_cut(
+            stream,
+            number,
+            table,
+            position,
+            recorded=recorded,
+            lineage_id=self._lineages.id_of(stream, number, position.leader_epoch),
+        )

@@ -1,0 +1,82 @@
+"""Where partitions are, the replicas that are here, and what is committed, wherever it is led."""
+
+from __future__ import annotations
+
+from broker.core.replication.view import view_of
+from broker.model.cut_positions import CutPosition
+from broker.model.ids import PartitionId, PartitionNumber
+from broker.model.stream import Stream
+from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
+from broker.runtime.api.known_lineages import KnownLineages
+from broker.runtime.api.streams import Streams
+from broker.runtime.cluster.directory import brokers_in, places_in
+from broker.runtime.cluster.membership import Membership
+from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.replica_shell import not_leader
+
+
+class Partitions:
+    """Implements ``PartitionsApi``. Any thread."""
+
+    def __init__(
+        self,
+        metadata: WaitingMetadata,
+        membership: Membership,
+        streams: Streams,
+        replicas: HostedPartitions,
+        lineages: KnownLineages,
+    ) -> None:
+        """Look here first; what others lead, ``membership`` asks them."""
+        self._metadata = metadata
+        self._membership = membership
+        self._streams = streams
+        self._replicas = replicas
+        self._lineages = lineages
+
+    def handle(self, name: str, partition: int) -> PartitionDriver:
+        """See ``PartitionsApi.handle``: the replica that is here, whoever leads."""
+        stream = self._streams.with_partition(name, partition)
+        partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+        driver = self._replicas.find(partition_id)
+        if driver is None:
+            refusal = self._replicas.refusal(partition_id)
+            if refusal is not None:
+                raise refusal
+            raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
+        return driver
+
+    def brokers(self) -> list[BrokerPlace]:
+        """See ``PartitionsApi.brokers``."""
+        return brokers_in(self._metadata.state)
+
+    def places(self, name: str) -> list[PartitionPlace]:
+        """See ``PartitionsApi.places``."""
+        return places_in(self._metadata.state, self._streams.get(name).uuid)
+
+    def standing(self, name: str, partition: int) -> PartitionStanding:
+        """See ``PartitionsApi.standing``."""
+        return self.standing_of(self._streams.with_partition(name, partition), partition)
+
+    def history_position(self, name: str, partition: int) -> CutPosition:
+        """See ``PartitionsApi.history_position``."""
+        stream = self._streams.with_partition(name, partition)
+        at = self.standing_of(stream, partition)
+        lineage_id = self._lineages.id_of(stream, partition, at.leader_epoch)
+        return CutPosition(lineage_id, at.high_watermark)
+
+    def standing_of(self, stream: Stream, number: int) -> PartitionStanding:
+        """Return what is committed, as its leader knows it; raises as ``standing``."""
+        partition_id = PartitionId(stream.uuid, PartitionNumber(number))
+        driver = self._replicas.find(partition_id)
+        if driver is not None and driver.leads:
+            if (unknown := driver.health.lost_end or driver.lost_leadership) is not None:
+                raise unknown
+            reads, failed = driver.reads, driver.health.failure is not None
+            newest = reads.high_watermark if failed else driver.replication.newest_committed
+            if newest is not None:
+                return PartitionStanding(reads.log_start, newest, reads.leader_epoch)
+        told = self._membership.newest(partition_id, f"{stream.name}/{number}")
+        assert told.high_watermark is not None, "a leader that does not know is not an answer"
+        return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)

@@ -1,0 +1,97 @@
+"""What the replicas of this broker propose to the metadata, without waiting."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from broker.core.metadata.commands import (
+    ChangeIsr,
+    Command,
+    ConfirmLeader,
+    WithdrawReplica,
+)
+from broker.core.replication.effects import ProposeIsr
+from broker.errors import CommitTimeoutError, HeadwaterError
+from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.offsets import Offset
+from broker.runtime.metadata.metadata_log import ProposingMetadata
+
+_PROPOSE_MS: Final = 5_000
+
+
+class MemberProposals:
+    """Any thread. :meth:`registered` comes before the first proposal."""
+
+    def __init__(self, me: BrokerId, metadata: ProposingMetadata) -> None:
+        """Propose to ``metadata`` as ``me``."""
+        self._me = me
+        self._metadata = metadata
+        self._broker_epoch = BrokerEpoch(0)
+
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """Propose as the process of this broker epoch from now on."""
+        self._broker_epoch = broker_epoch
+
+    def isr(
+        self, partition_id: PartitionId, wanted: ProposeIsr, answered: Callable[[bool], None]
+    ) -> None:
+        """Propose an ISR; an outcome that is not known is no answer."""
+
+        def heard(error: HeadwaterError | None) -> None:
+            if not isinstance(error, CommitTimeoutError):
+                answered(error is None)
+
+        self._propose(
+            ChangeIsr(
+                stream_uuid=partition_id.stream_uuid,
+                partition=partition_id.number,
+                broker=self._me,
+                broker_epoch=self._broker_epoch,
+                leader_epoch=wanted.leader_epoch,
+                partition_epoch=wanted.partition_epoch,
+                isr=wanted.isr,
+                forgotten=wanted.forgotten,
+            ),
+            heard,
+        )
+
+    def leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
+        """Tell that a candidate is ready; its leadership gets an id of its own."""
+        self._propose(
+            ConfirmLeader(
+                stream_uuid=partition_id.stream_uuid,
+                partition=partition_id.number,
+                broker=self._me,
+                broker_epoch=self._broker_epoch,
+                leader_epoch=leader_epoch,
+                lineage_id=uuid.uuid4().hex,
+                log_end=log_end,
+            )
+        )
+
+    def withdrawal(
+        self,
+        partition_id: PartitionId,
+        answered: Callable[[HeadwaterError | None], None] = lambda _: None,
+    ) -> None:
+        """Take a replica out of the ISR, unless it is the last that may hold what is committed."""
+        one = self._metadata.state.partition(partition_id)
+        if one is None or {*one.isr, *one.eligible} <= {self._me}:
+            return
+        self._propose(
+            WithdrawReplica(
+                stream_uuid=partition_id.stream_uuid,
+                partition=partition_id.number,
+                broker=self._me,
+                broker_epoch=self._broker_epoch,
+            ),
+            answered,
+        )
+
+    def _propose(
+        self, command: Command, answered: Callable[[HeadwaterError | None], None] = lambda _: None
+    ) -> None:
+        self._metadata.propose_soon(command, answered, timeout_ms=_PROPOSE_MS)

@@ -1,0 +1,115 @@
+"""Opens one replica: its log, and the driver over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from broker.core.metadata.state import PartitionState
+from broker.core.replication.follower import FollowerTiming
+from broker.core.replication.isr import LagLimits
+from broker.model.epochs import BrokerEpoch
+from broker.model.ids import BrokerId, PartitionId
+from broker.model.stream import Stream
+from broker.ports.system import Clock
+from broker.runtime.partition.commit_scheduler import TurnScheduler
+from broker.runtime.partition.context import (
+    OpenedLog,
+    PartitionNotices,
+    PartitionPorts,
+    StreamPartition,
+)
+from broker.runtime.partition.counters import OnCommit
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.leadership_gate import Claims
+from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
+from broker.runtime.partition.tier_view import RecordColdEnd
+from broker.runtime.replica_folders import ReplicaFolders
+from broker.storage.log.partition_log import LogConfig
+
+_log = structlog.get_logger(__name__)
+
+MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSetting:
+    """What every replica on this broker shares."""
+
+    me: BrokerId
+    clock: Clock
+    scheduler: TurnScheduler
+    make_links: MakeLinks
+    record_cold_end: RecordColdEnd
+    on_sealed: Callable[[PartitionId], None]
+    on_commit: OnCommit
+    claims: Claims | None = None  # of leaderships of tiered streams
+    limits: LagLimits | None = None
+    timing: FollowerTiming | None = None
+
+
+class ReplicaOpener:
+    """One thread at a time: whoever reconciles."""
+
+    def __init__(self, setting: ReplicaSetting, folders: ReplicaFolders) -> None:
+        """Open logs in ``folders``; :meth:`registered` comes before the first."""
+        self._setting = setting
+        self._folders = folders
+        self._broker_epoch = BrokerEpoch(0)
+
+    def registered(self, broker_epoch: BrokerEpoch) -> None:
+        """Open replicas as the process of this broker epoch from now on."""
+        self._broker_epoch = broker_epoch
+
+    def open(self, partition: StreamPartition, row: PartitionState) -> PartitionDriver:
+        """Open the log of a partition, of which the metadata says ``row``.
+
+        Raises:
+            HeadwaterError: a new log has no room.
+        """
+        stream, partition_id, setting = partition.stream, partition.partition_id, self._setting
+        config = LogConfig(
+            segment_bytes_max=stream.config.segment_bytes_max,
+            segment_age_ms_max=stream.config.segment_age_ms_max,
+            index_interval_bytes=stream.config.index_interval_bytes,
+        )
+        log = self._folders.open_log(partition_id, config, held=setting.me in row.opened)
+        driver = PartitionDriver(
+            partition,
+            OpenedLog(
+                log=log,
+                begin_log=self._folders.beginner(partition_id, config),
+                cold_end=row.cold_end,
+            ),
+            ReplicaIdentity(
+                me=setting.me,
+                broker_epoch=self._broker_epoch,
+                limits=setting.limits,
+                timing=setting.timing,
+            ),
+            PartitionPorts(
+                clock=setting.clock,
+                scheduler=setting.scheduler,
+                links=setting.make_links(stream, partition_id),
+            ),
+            PartitionNotices(
+                record_cold_end=setting.record_cold_end,
+                on_sealed=setting.on_sealed,
+                on_commit=setting.on_commit,
+                claims=setting.claims if stream.config.tiering else None,
+            ),
+        )
+        if row.replicas == (setting.me,):
+            driver.health.refuse_if_replaced()
+        _log.info(
+            "partition_recovered",
+            stream=stream.name,
+            partition=partition.number,
+            log_start=log.log_start,
+            log_end=log.log_end,
+            leader_epoch=row.leader_epoch,
+            recovery=str(log.recovery),
+        )
+        return driver

@@ -1,0 +1,51 @@
+"""The regular work of the replicas that are here: timers, maintenance, and freeing of segments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import structlog
+
+from broker.errors import HeadwaterError
+from broker.model.ids import PartitionId
+from broker.model.offsets import Offset
+from broker.ports.system import Clock
+from broker.runtime.api.leases import lease_floor
+from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.partition.driver import PartitionDriver
+
+_log = structlog.get_logger(__name__)
+
+_MAINTENANCE_MS: Final = 250
+
+
+class Upkeep:
+    """One thread ticks; no tick waits for a partition."""
+
+    def __init__(
+        self, replicas: HostedPartitions, metadata: WaitingMetadata, clock: Clock, *, tick_ms: int
+    ) -> None:
+        """Expect a tick every ``tick_ms``; the leases that hold segments are in ``metadata``."""
+        self._replicas = replicas
+        self._metadata = metadata
+        self._clock = clock
+        self._every = max(1, _MAINTENANCE_MS // tick_ms)  # of so many ticks one maintains
+
+    def tick(self, count: int) -> None:
+        """Queue what is due in every replica; ``count`` ticks came before this one."""
+        for driver in self._replicas.all():
+            driver.replication.tick()
+            if (count + 1) % self._every == 0:
+                self._maintain(driver)
+
+    def _maintain(self, driver: PartitionDriver) -> None:
+        try:
+            driver.maintenance.tick()
+            driver.frees.soon(partial(self._lease_floor, driver.partition_id))
+        except HeadwaterError as error:
+            _log.warning("tick_failed", partition=str(driver.partition_id), error=str(error))
+
+    def _lease_floor(self, partition: PartitionId) -> Offset:
+        return lease_floor(self._metadata.state, partition, self._clock.now_us())

@@ -1,0 +1,301 @@
+"""A partition in memory: PartitionHandle as broker/ports states it, no files.
+
+Commits happen on one thread per partition, in the order of submission, like the real one; tests
+may hold them back (:meth:`MemoryPartition.hold`), make them fail, or move the oldest records to
+the cold tier (:meth:`MemoryPartition.make_cold`). Everything is lost at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from broker.codec.nats.conditions import wrong_last_sequence
+from broker.codec.record_batch import (
+    PreparedBatch,
+    decode_header,
+    encode_header,
+    prepare,
+)
+from broker.core.dedup import MessageIdWindow, ProducerTable, find_repeats
+from broker.errors import (
+    HeadwaterError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    ShuttingDownError,
+)
+from broker.model.epochs import LeaderEpoch
+from broker.model.ids import (
+    NO_PRODUCER,
+    PartitionId,
+    PartitionNumber,
+    ProducerId,
+)
+from broker.model.offsets import Offset
+from broker.model.records import AckPolicy, AppendResult
+from broker.model.stream import Stream
+from broker.ports.partition import RecordsOutcome, StoredBatch
+from broker.ports.system import Clock
+
+_EPOCH = LeaderEpoch(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """One call of submit or submit_records, waiting for its commit."""
+
+    commit: Callable[[], Callable[[], None]]  # appends; returns what tells the caller
+    fail: Callable[[HeadwaterError], None]
+    batches_count: int
+
+
+class MemoryPartition:
+    """A PartitionHandle over a list of encoded batches."""
+
+    def __init__(self, stream: Stream, number: int, clock: Clock, queue_batches_max: int) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._queue_batches_max = queue_batches_max
+        self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
+        self.subject = stream.config.partition_subject(number)
+        self.leader_epoch = _EPOCH
+        self.leads = True
+        self.lost_leadership: HeadwaterError | None = None
+        self.log_start = Offset(0)
+        self.submits_count = 0
+        self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
+        self._batches: list[StoredBatch] = []
+        self._end = Offset(0)
+        self._producers = ProducerTable()
+        self._window = MessageIdWindow(
+            window_us=stream.config.dedup_window_ms * 1000, ids_max=stream.config.dedup_ids_max
+        )
+        self._changed = threading.Condition()
+        self._queue: list[_Pending] = []
+        self._held = False
+        self._closed = False
+        self._failures: list[HeadwaterError] = []
+        self._thread = threading.Thread(target=self._commit_all, name="memory-commit", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------ what tests do to it
+
+    def hold(self) -> None:
+        """Let nothing be committed until :meth:`release`."""
+        with self._changed:
+            self._held = True
+
+    def release(self) -> None:
+        """Commit again."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def fail_next(self, error: HeadwaterError) -> None:
+        """Answer the next queued call with ``error``; nothing of it is stored."""
+        with self._changed:
+            self._failures.append(error)
+
+    def make_cold(self, below: Offset) -> None:
+        """Take ``[log_start, below)`` from the local log; it is served by ``read_cold`` only."""
+        assert any(batch.header.end_offset == below for batch in self._batches), "batch border only"
+        self.log_start = below
+
+    def rewrite_last(self, epoch: LeaderEpoch) -> None:
+        """Put another leader's batch where the last one was, as after an unclean election."""
+        with self._changed:
+            last = self._batches[-1]
+            self._batches[-1] = replace(last, header=replace(last.header, leader_epoch=epoch))
+            self.leader_epoch = epoch
+
+    def close(self) -> None:
+        """Fail what waits and end the commit thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=10)
+
+    @property
+    def reads(self) -> MemoryPartition:
+        """See ``PartitionHandle.reads``."""
+        return self
+
+    @property
+    def writes(self) -> MemoryPartition:
+        """See ``PartitionHandle.writes``."""
+        return self
+
+    # ------------------------------------------------------------------ PartitionReader
+
+    @property
+    def high_watermark(self) -> Offset:
+        """First offset not committed."""
+        return self._end
+
+    @property
+    def log_end(self) -> Offset:
+        """The same: one node has no uncommitted records to show."""
+        return self._end
+
+    def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
+        """Return whole batches that overlap ``[start, end)``."""
+        if start < self.log_start or end > self._end:
+            raise OffsetOutOfRangeError(
+                f"[{start}, {end}) is outside [{self.log_start}, {self._end})",
+                offset=start if start < self.log_start else end,
+                start=self.log_start,
+                end=self._end,
+            )
+        return self._overlapping(start, end, bytes_max)
+
+    def _overlapping(self, start: Offset, end: Offset, bytes_max: int) -> list[StoredBatch]:
+        found: list[StoredBatch] = []
+        size = 0
+        for batch in self._batches:
+            if batch.header.end_offset <= start:
+                continue
+            if batch.header.base_offset >= end or (found and size + batch.header.size > bytes_max):
+                break
+            found.append(batch)
+            size += batch.header.size
+        return found
+
+    def offset_at(self, timestamp_us: int) -> Offset:
+        """Return the first local offset whose batch reaches the time, else the log end."""
+        for batch in self._batches:
+            local = batch.header.base_offset >= self.log_start
+            if local and batch.header.max_timestamp_us >= timestamp_us:
+                return batch.header.base_offset
+        return self._end
+
+    def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
+        """Block until the high watermark exceeds ``above`` or time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._end > above or self._closed, timeout_ms / 1000)
+            return self._end
+
+    # ------------------------------------------------------------------ PartitionWriter
+
+    def submit(
+        self,
+        batches: Sequence[PreparedBatch],
+        done: Callable[[Sequence[AppendResult | HeadwaterError]], None],
+        *,
+        may_block: bool = False,
+        policy: AckPolicy = AckPolicy.ALL,
+    ) -> None:
+        """Queue batches for the commit thread, also for a caller that would wait."""
+        self.policies.append(policy)
+
+        def commit() -> Callable[[], None]:
+            outcomes = [self._append_once(batch) for batch in batches]
+            return lambda: done(outcomes)
+
+        def fail(error: HeadwaterError) -> None:
+            done([error] * len(batches))
+
+        self._enqueue(_Pending(commit, fail, len(batches)))
+
+    def submit_records(
+        self,
+        batch: pa.RecordBatch,
+        message_ids: Sequence[str | None] | None,
+        done: Callable[[RecordsOutcome | HeadwaterError], None],
+        *,
+        policy: AckPolicy = AckPolicy.ALL,
+        expected_end: Offset | None = None,
+    ) -> None:
+        """Queue rows for the commit thread, repeated message ids left out."""
+        self.policies.append(policy)
+        ids: Sequence[str | None] = message_ids or [None] * batch.num_rows
+
+        def commit() -> Callable[[], None]:
+            outcome: RecordsOutcome | HeadwaterError
+            if expected_end not in (None, self._end):
+                outcome = wrong_last_sequence(self._end)
+            else:
+                outcome = self._append_records(batch, ids)
+            return lambda: done(outcome)
+
+        self._enqueue(_Pending(commit, done, 1))
+
+    def _enqueue(self, pending: _Pending) -> None:
+        with self._changed:
+            if self._closed:
+                raise ShuttingDownError("the broker is closing")
+            waiting = sum(other.batches_count for other in self._queue)
+            if waiting + pending.batches_count > self._queue_batches_max:
+                raise OverloadedError("the commit queue is full", limit=self._queue_batches_max)
+            self.submits_count += 1
+            self._queue.append(pending)
+            self._changed.notify_all()
+
+    def _commit_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._queue and not self._held))
+                queue, self._queue = self._queue, []
+                if self._closed:
+                    break
+                tells = [self._commit_one(pending) for pending in queue]
+                self._changed.notify_all()
+            for tell in tells:
+                tell()
+        for pending in queue:
+            pending.fail(ShuttingDownError("the broker is closing"))
+
+    def _commit_one(self, pending: _Pending) -> Callable[[], None]:
+        if self._failures:
+            error = self._failures.pop(0)
+            return lambda: pending.fail(error)
+        return pending.commit()
+
+    def _append_once(self, batch: PreparedBatch) -> AppendResult | HeadwaterError:
+        if batch.producer_id == NO_PRODUCER:
+            return AppendResult(self._append(batch), batch.records_count, _EPOCH)
+        producer = ProducerId(batch.producer_id)
+        try:
+            known = self._producers.find(producer, batch.base_sequence, batch.records_count)
+        except HeadwaterError as error:
+            return error
+        if known is not None:
+            return AppendResult(known, batch.records_count, _EPOCH, duplicate=True)
+        offset = self._append(batch)
+        self._producers.add(producer, batch.base_sequence, batch.records_count, offset)
+        return AppendResult(offset, batch.records_count, _EPOCH)
+
+    def _append(self, batch: PreparedBatch) -> Offset:
+        base = self._end
+        header = encode_header(
+            batch, base_offset=base, leader_epoch=self.leader_epoch, synced_end=base
+        )
+        self._batches.append(StoredBatch(decode_header(header), bytes(batch.body)))
+        self._end = Offset(base + batch.records_count)
+        return base
+
+    def _append_records(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> RecordsOutcome:
+        now_us = self._clock.now_us()
+        repeats = find_repeats(self._window, ids, now_us)
+        fresh = [
+            row for row in range(batch.num_rows) if row not in {**repeats.stored, **repeats.inside}
+        ]
+        offsets: dict[int, Offset] = dict(repeats.stored)
+        if fresh:
+            rows = batch.take(pa.array(fresh)) if repeats else batch
+            base = self._append(prepare(rows, now_us=now_us, codec=self._stream.config.compression))
+            offsets.update({row: Offset(base + place) for place, row in enumerate(fresh)})
+        for row, first in repeats.inside.items():
+            offsets[row] = offsets[first]
+        for row in fresh:
+            message_id = ids[row]
+            if message_id is not None:
+                self._window.add(message_id, offsets[row], now_us)
+        self._window.expire(now_us)
+        return RecordsOutcome(
+            [offsets[row] for row in range(batch.num_rows)],
+            frozenset({**repeats.stored, **repeats.inside}),
+            self.leader_epoch,
+        )
