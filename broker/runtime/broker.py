@@ -31,11 +31,11 @@ from broker.runtime.api.tier_catalog import BrokerCatalog, TierListeners
 from broker.runtime.background import Background
 from broker.runtime.broker_start import BrokerStart
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
-from broker.runtime.cluster.opened_marks import OpenedMarks
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.led import LeadListener, LedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commit_scheduler import TurnScheduler
 from broker.runtime.partition.counters import OnCommit, ignore_commit
 from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims

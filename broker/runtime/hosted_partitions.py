@@ -21,8 +21,8 @@ from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
 from broker.model.stream import Stream
-from broker.runtime.cluster.opened_marks import OpenedMarks
 from broker.runtime.led import LedPartitions
+from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.context import StreamPartition
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.queue import OwnerCall

@@ -23,7 +23,7 @@ _TABLE: Final = _CORE + "replication/test_replica_and_table.py::test_"
 _PARTITIONS: Final = _CORE + "metadata/test_partitions.py::test_"
 _RESTARTS: Final = _CORE + "metadata/test_restarts.py::test_"
 _ELECTION: Final = _CORE + "test_election.py::test_"
-_LEADER: Final = _CORE + "test_leader.py::test_"
+_LEADER: Final = _CORE + "replication/test_leader.py::test_"
 _WALKS: Final = _REPLICA + "alignment_walks_back_to_the_newest_common_epoch"
 _COMPARED: Final = _RESTARTS + "a_leader_that_restarted_is_compared_before_it_leads_again"
 

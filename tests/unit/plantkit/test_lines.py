@@ -242,7 +242,7 @@ def test_an_entry_needs_its_fields_and_a_name_of_its_own(tree: Path) -> None:
 
 def test_drawn_changes_are_python_and_mean_something_else(tree: Path) -> None:
     """The same seed draws the same changes; the tests are those that the lists name."""
-    text = (ROOT / "broker" / "core" / "leader.py").read_text()
+    text = (ROOT / "broker" / "core" / "replication" / "leader.py").read_text()
     found = changes(text)
     assert len(found) > 100
     same = ast.dump(ast.parse(text))

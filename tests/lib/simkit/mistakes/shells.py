@@ -20,11 +20,11 @@ from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.controller import ControllerPump, _Passed
 from broker.runtime.cluster.errands import AskingNewest, GivingUp
 from broker.runtime.cluster.member import ClusterMember
-from broker.runtime.cluster.opened_marks import OpenedMarks
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.ingest.sessions import _read, note_clean_stop
 from broker.runtime.metadata import newest_told
 from broker.runtime.metadata.follower import MetadataFollower
+from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.groups import CommitGroup
 from broker.runtime.partition.local_log import LocalLog

@@ -350,7 +350,7 @@ def damaged_text() -> pa.RecordBatch:
     ("damaged", "whole"),
     [
         (damaged_binary(), records([b"x"])),
-        (damaged_text(), pa.RecordBatch.from_pydict({"subject": ["x"]})),
+        (damaged_text(), pa.RecordBatch.from_pydict({"subject": ["s"]})),
     ],
 )
 def test_damaged_buffers_are_never_stored(

@@ -24,7 +24,7 @@ from simkit.brokers.driver_rig import DriverRig
 from simkit.disk.disk import SimDisk
 
 P, Q = 7, 8
-EACH_LINE: Final = ("runtime/", "core/dedup", "core/acks", "driver_rig")
+EACH_LINE: Final = ("runtime/", "core/dedup", "core/replication/acks", "driver_rig")
 SLICES: Final = 8  # the first is quick enough for every day
 BEFORE: Final = ("with ", "work = Work()", "try:")
 
