@@ -38,6 +38,8 @@ def ends_in_one_line(*clean_ups: Callable[[], object]) -> Iterator[None]:
     os.set_blocking(heard, False)
     os.set_blocking(told, False)
     former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    # The handler itself does nothing: the work must not see a KeyboardInterrupt beside the end.
+    handler = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     waiting = threading.Thread(target=_wait, args=(over, heard, clean_ups), daemon=True)
     waiting.start()
     try:
@@ -45,6 +47,7 @@ def ends_in_one_line(*clean_ups: Callable[[], object]) -> Iterator[None]:
     finally:
         over.set()
         waiting.join()
+        signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(former)
         os.close(heard)
         os.close(told)
