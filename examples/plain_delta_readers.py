@@ -14,8 +14,9 @@ Prints::
     in the log only: 5
 """
 
+import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 import headwater
 
@@ -38,11 +39,13 @@ def main() -> None:
         cut = client.cut(STREAM)
 
     table = DeltaTable(cut.table_uri)  # a folder here; s3://… with storage_options
-    rows = table.to_pyarrow_table(columns=["offset", "value"]).sort_by("offset")
+    found = QueryBuilder().register("archive", table)
+    rows = pa.table(found.execute('SELECT "offset", value FROM archive ORDER BY "offset"'))
     print(f"delta-rs: {rows.num_rows} records, the last is {rows['value'][-1].as_py()}")
 
     # Predicates reach the files: statistics are on offset and timestamp.
-    newest = table.to_pyarrow_dataset().to_table(filter=ds.field("offset") >= 900)
+    files = ds.dataset(table.file_uris(), partitioning="hive")
+    newest = files.to_table(filter=ds.field("offset") >= 900)
     counts = newest.group_by("partition").aggregate([([], "count_all")])
     counts = counts.rename_columns(["partition", "count"])
     print(f"pyarrow: {counts.to_pylist()}")
