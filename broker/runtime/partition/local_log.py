@@ -90,10 +90,23 @@ class LocalLog:
         """
         bases = self.retries.free_of_ids(plan, self._clock.now_us(), leads=leads)
         if bases:
+            noted = self._note_producers(plan[len(bases) - 1].end_offset)
             self.log.free(bases)
+            if not noted:
+                self.save_producers()  # on a full disk there is room now
             self._counters.freed_segments += len(bases)
             self.watch_segments()
         return len(bases)
+
+    def _note_producers(self, end: Offset) -> bool:
+        """Return whether a producers' state on the disk covers the records below ``end``.
+
+        It is written where there is none: the disk may have been full when the segment was sealed.
+        """
+        if not len(self.retries.producers):
+            return True
+        stored = self.log.read_producer_state()
+        return (stored is not None and stored[1] >= end) or self.save_producers()
 
     def has_rolled(self) -> bool:
         """Tell whether segments were sealed since the last call."""
@@ -102,9 +115,12 @@ class LocalLog:
             self.watch_segments()
         return rolled
 
-    def save_producers(self) -> None:
-        """Write the producers' state beside the log: a start then reads only the log's end."""
-        self.log.write_producer_state(self.retries.producers.to_state())
+    def save_producers(self) -> bool:
+        """Write the producers' state beside the log: a start then reads only the log's end.
+
+        Returns False when the disk is full.
+        """
+        return self.log.write_producer_state(self.retries.producers.to_state())
 
     def begin_leading(self) -> None:
         """Read the message ids from the log, because publishes are taken from now on."""

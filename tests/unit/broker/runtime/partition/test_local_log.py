@@ -21,14 +21,14 @@ from broker.runtime.partition.local_log import LocalLog
 from broker.storage.log.partition_log import LogConfig, PartitionLog
 from simkit.brokers.memory_broker import FakeClock
 
-PRODUCER = ProducerId(7)
+PRODUCER, GONE = ProducerId(7), ProducerId(8)
 PARTITION = PartitionId(StreamUuid("00000000-0000-4000-8000-000000000001"), PartitionNumber(0))
 CONFIG = StreamConfig(subject="s", local_retention_bytes=0, dedup_window_ms=0)
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[LocalLog]:
-    """Give a log with a sealed segment of five records, freed, and three records after it."""
+def unsaved(tmp_path: Path) -> Iterator[LocalLog]:
+    """Give a log with a sealed segment of five records in the table, and three after it."""
     files = DiskFiles(tmp_path)
     log = PartitionLog.open(files, "log", PARTITION, LogConfig())
     local = LocalLog(
@@ -44,22 +44,33 @@ def local(tmp_path: Path) -> Iterator[LocalLog]:
     write(local, 0, 5)
     log.seal_active(1)
     write(local, 5, 8)
-    local.save_producers()  # the segment was sealed within a turn, which wrote on
-    write(local, 8, 9)
-    local.save_producers()
     local.learn_cold_end(Offset(5))
-    plan = local.plan_frees(lambda: Offset(OFFSET_MAX))
-    assert local.free(plan, leads=False) == 1
     yield local
     log.close()
     files.close()
 
 
-def write(local: LocalLog, first: int, end: int) -> None:
+@pytest.fixture
+def local(unsaved: LocalLog) -> LocalLog:
+    """Give that log with its first segment freed, and one more record."""
+    unsaved.save_producers()  # the segment was sealed within a turn, which wrote on
+    write(unsaved, 8, 9)
+    unsaved.save_producers()
+    free(unsaved)
+    return unsaved
+
+
+def free(local: LocalLog, segments_count: int = 1) -> None:
+    """Free what is sealed and in the table."""
+    plan = local.plan_frees(lambda: Offset(OFFSET_MAX))
+    assert local.free(plan, leads=False) == segments_count
+
+
+def write(local: LocalLog, first: int, end: int, producer: ProducerId = PRODUCER) -> None:
     """Append records of one producer, durably."""
     for sequence in range(first, end):
         record = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
-        batch = prepare(record, now_us=1, producer_id=PRODUCER, base_sequence=sequence)
+        batch = prepare(record, now_us=1, producer_id=producer, base_sequence=sequence)
         local.log.append([batch], leader_epoch=LeaderEpoch(1), now_us=1)
     local.log.sync()
     local.shrunk()
@@ -90,3 +101,27 @@ def test_a_cut_waits_for_room_for_the_producers_of_freed_records(
         with pytest.raises(DiskFullError):
             local.truncate(Offset(5))
     assert (local.log.log_end, local.retries.producers.expected(PRODUCER)) == (9, 9)
+
+
+@pytest.mark.parametrize("full_until", ["sealed", "freed"])
+def test_producers_of_freed_records_are_known_though_the_disk_was_full_when_they_were_sealed(
+    unsaved: LocalLog, monkeypatch: pytest.MonkeyPatch, full_until: str
+) -> None:
+    """No state was written at the seal: it is written when the segment goes, or once it is gone."""
+    write(unsaved, 0, 2, GONE)
+    unsaved.log.seal_active(2)
+    write(unsaved, 8, 9)
+    unsaved.learn_cold_end(Offset(10))
+    write_state = PartitionLog.write_producer_state
+    with monkeypatch.context() as patch:
+        if full_until == "freed":
+            patch.setattr(
+                PartitionLog,
+                "write_producer_state",
+                lambda log, state: log.log_start > 0 and write_state(log, state),
+            )
+        free(unsaved, segments_count=2)
+
+    assert unsaved.log.log_start == 10
+    found = dedup_recovery.rebuild_producers(unsaved.log)  # as a restart does
+    assert (found.expected(GONE), found.expected(PRODUCER)) == (2, 9)
