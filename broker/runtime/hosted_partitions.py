@@ -191,7 +191,7 @@ class HostedPartitions:
         self._wait([*begun, *given_up], patience_s)
         changed = [
             one
-            for uuid in {*streams, *gone}
+            for uuid in dict.fromkeys([*streams, *gone])
             if (one := self._newly_led(uuid, gone.get(uuid, ()))) is not None
         ]
         self._remove(gone)
