@@ -28,6 +28,7 @@ from broker.model.ids import BrokerId
 from broker.model.raft import NodeId
 from broker.model.raft_messages import Message, TimeoutNow
 from broker.model.replica_messages import FetchAnswer, FetchRequest
+from headwater.local import cluster_certificates
 from headwater.local.cluster_certificates import files_of, make_certificates
 from simkit.brokers.replica_rigs import (
     CLUSTER,
@@ -41,6 +42,7 @@ from simkit.brokers.replica_rigs import (
     fetch,
     stored,
 )
+from simkit.replacing import replaced
 
 pytestmark = pytest.mark.integration
 
@@ -239,7 +241,10 @@ def test_nobody_but_brokers_of_the_cluster_is_heard(rig: PeerRig, tmp_path: Path
     other.mkdir()
     for name in ("ca.crt", "ca.key"):
         (other / name).write_bytes((rig.folder / name).read_bytes())
-    contexts["another cluster"] = _context(rig, _stranger(other, "prod", B))
+    # `headwater cluster certs` refuses this; another tool may let one authority serve two clusters.
+    name = cluster_certificates._authority_name(CLUSTER)
+    with replaced(cluster_certificates, "_authority_name", lambda _cluster: name):
+        contexts["another cluster"] = _context(rig, _stranger(other, "prod", B))
     frame = _frame(LaneKind.CONTROL, encode_control(_beat(666)))
     for what, context in contexts.items():
         assert _hung_up_on(rig.ports[A], context, frame * 50), what

@@ -37,7 +37,7 @@ STATEMENTS = [
     "select min(offset), max(offset), sum(offset), avg(offset) from orders",
     "select * from orders",
     "select * from orders order by partition, offset limit 7",
-    "select o.*, r.subject as other from orders o join returns r on o.offset = r.offset",
+    "select o.*, r.reply_subject as other from orders o join returns r on o.offset = r.offset",
     (
         "select offset, partition + 1, offset * 2 - 3, -offset, offset / 4, offset % 3 r, "
         "offset div 3 from orders"
@@ -45,9 +45,9 @@ STATEMENTS = [
     "select cast(key as string) k, count(*) n from orders group by k order by n desc, k",
     "select cast(key as string), max(offset) from orders group by 1 order by 1",
     "select cast(key as string) k from orders group by key having count(*) > 2 order by k desc",
-    "select subject, count(*) c from orders where subject like 's.%' group by subject",
-    "select distinct subject from orders order by subject",
-    "select distinct partition, subject from orders",
+    "select reply_subject, count(*) c from orders where reply_subject like 's.%' group by reply_subject",  # noqa: E501
+    "select distinct reply_subject from orders order by reply_subject",
+    "select distinct partition, reply_subject from orders",
     f"select {_CARRIER} c, sum({_NUMBER}) s, min({_NUMBER}) lo from orders group by 1 order by 1",
     f"select {_CARRIER} c from orders where {_NUMBER} between 3 and 9 order by c",
     (
@@ -69,14 +69,14 @@ STATEMENTS = [
         "count(*) n from orders group by c order by c"
     ),
     (
-        "select coalesce(subject, 'none') s, if(partition = 0, 1, 2) p, nullif(offset, 3) o "
+        "select coalesce(reply_subject, 'none') s, if(partition = 0, 1, 2) p, nullif(offset, 3) o "
         "from orders order by partition, offset"
     ),
     (
-        "select upper(subject) u, length(value) b, substring(subject, 2, 3) t, "
-        "subject || '/' || cast(offset as string) j from orders where offset <> 8"
+        "select upper(reply_subject) u, length(value) b, substring(reply_subject, 2, 3) t, "
+        "reply_subject || '/' || cast(offset as string) j from orders where offset <> 8"
     ),
-    "select length(subject) l, length(key) k from orders",
+    "select length(reply_subject) l, length(key) k from orders",
     "select max_by(offset, timestamp) from orders where partition = 0",
     (
         "with big as (select * from orders where offset > 4), few as (select key, count(*) n "
@@ -87,26 +87,26 @@ STATEMENTS = [
         "and a.partition = b.partition where a.partition = 0 order by a.offset"
     ),
     (
-        "select r.offset, o.subject from returns r left join orders o on o.offset = r.offset + 12 "
-        "and o.partition = 0 order by r.offset, o.subject"
+        "select r.offset, o.reply_subject from returns r left join orders o on o.offset = r.offset + 12 "  # noqa: E501
+        "and o.partition = 0 order by r.offset, o.reply_subject"
     ),
     "select count(*) from orders cross join returns",
-    "select subject from orders where offset in (1, 2, 30) union select subject from returns",
-    "select subject from orders union all select subject from returns order by subject limit 9",
+    "select reply_subject from orders where offset in (1, 2, 30) union select reply_subject from returns",  # noqa: E501
+    "select reply_subject from orders union all select reply_subject from returns order by reply_subject limit 9",  # noqa: E501
     "select key from orders intersect select key from returns",
-    "select subject from orders except select subject from returns",
+    "select reply_subject from orders except select reply_subject from returns",
     "select count(*) from orders where offset in (select offset from returns)",
     "select count(*) from orders where offset > (select avg(offset) from returns)",
     "select count(*) from orders where exists (select 1 as one from returns where offset > 90)",
     "select partition, sum(offset) total from orders group by partition order by 2, 1",
     "select n, count(*) c from (select key, count(*) n from orders group by key) t group by n",
     (
-        "select not (offset > 3 or partition = 1) a, offset <> 2, key = key, subject <=> null_one "
-        "x from (select offset, partition, key, subject, reply_subject null_one from orders) t"
+        "select not (offset > 3 or partition = 1) a, offset <> 2, key = key, reply_subject <=> null_one "  # noqa: E501
+        "x from (select offset, partition, key, reply_subject, correlation_id null_one from orders) t"  # noqa: E501
     ),
     "select greatest_one, 'it is', 3, true from (select max(offset) greatest_one from orders) t",
     (
-        "select abs(offset - 5) d, lower(upper(subject)) from orders where correlation_id is null "
+        "select abs(offset - 5) d, lower(upper(reply_subject)) from orders where correlation_id is null "  # noqa: E501
         "and offset <> 8"
     ),
 ]
@@ -140,7 +140,7 @@ def _records(count: int, salt: int) -> pa.RecordBatch:
             "timestamp": pa.array([_START_US + 10**6 * n + salt for n in numbers], pa.int64()),
             "key": pa.array([b"k%d" % (n % 4) if n % 5 else None for n in numbers], pa.binary()),
             "value": pa.array(bodies, pa.binary()),
-            "subject": pa.array([None if n == 7 else f"s.{n % 3}é" if n == 8 else f"s.{n % 3}"
+            "reply_subject": pa.array([None if n == 7 else f"s.{n % 3}é" if n == 8 else f"s.{n % 3}"
                                  for n in numbers]),
             "headers": pa.array(
                 [[("h", b"\xff%d" % n)] if n % 2 else None for n in numbers],

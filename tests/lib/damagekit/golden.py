@@ -197,7 +197,7 @@ class _Builder:
             "key": dice.choice([None, b"", b"k%d" % dice.randrange(9), b"k%d" % dice.randrange(9)]),
             "value": dice.choice([None, dice.randbytes(dice.randint(0, 400)), dice.randbytes(60)]),
             "headers": dice.choice([None, [("h", dice.randbytes(3)), ("h", None)]]),
-            "subject": own if dice.randrange(100) < 50 else None,
+            "subject": own,
             "reply_subject": dice.choice([None, f"reply.{dice.randrange(100)}"]),
             "correlation_id": dice.choice([None, f"c{dice.randrange(1000)}"]),
         }
