@@ -20,7 +20,6 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:rc(\d+))?")
-_BROKERS_OWN: Final = "broker/process/daemon.py"  # says its version to others; has to be the same
 
 
 def version() -> str:
@@ -32,7 +31,6 @@ def version() -> str:
 def problems(
     stated: str,
     *,
-    told_by_broker: str,
     changelog: str,
     tags: Sequence[str],
     changed_files: Sequence[str],
@@ -43,8 +41,6 @@ def problems(
     key = _order(stated)
     if key is None:
         return [f"version {stated} is not MAJOR.MINOR.PATCH, nor that with rcN behind it"]
-    if told_by_broker != stated:
-        found.append(f"{_BROKERS_OWN} says {told_by_broker}, pyproject.toml says {stated}")
     released = {tag: order for tag in tags if (order := _order(tag.removeprefix("v")))}
     if f"v{stated}" in released:
         found.append(f"the tag v{stated} is there already: raise the version")
@@ -99,18 +95,10 @@ def _git(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _told_by_broker() -> str:
-    found = re.search(
-        r'^VERSION: Final = "([^"]+)"', (ROOT / _BROKERS_OWN).read_text("utf-8"), re.MULTILINE
-    )
-    return found[1] if found else version()
-
-
 def main() -> int:
     """Say what is wrong, or build; return the exit code."""
     found = problems(
         version(),
-        told_by_broker=_told_by_broker(),
         changelog=(ROOT / "CHANGELOG.md").read_text("utf-8"),
         tags=_git("tag", "--list", "v*"),
         changed_files=[line[3:] for line in _git("status", "--porcelain")],

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, get_type_hints
 
 from broker.errors import EnvelopeError
-from broker.model.ids import BrokerId
 
 PartitionStatus = Literal["online", "election", "candidate_found", "offline"]
 STATUS_NAMES: Final[Mapping[str, str]] = {
@@ -271,8 +270,3 @@ def _built(hint: Any, value: Any) -> Any:
     if type(value) is not wanted:
         raise TypeError(f"{wanted.__name__} was expected, not {value!r}")
     return value
-
-
-def broker_ids(names: tuple[str, ...]) -> tuple[BrokerId, ...]:
-    """Return broker names as broker ids."""
-    return tuple(BrokerId(one) for one in names)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +61,6 @@ from tiering.tiering import Tiering
 
 _log = structlog.get_logger(__name__)
 
-VERSION: Final = "0.1.0"
 EXIT_OK: Final = 0
 EXIT_CONFIG: Final = 64  # what was asked for cannot work
 EXIT_CRASH: Final = 70  # a bug, or a disk that cannot be trusted any more
@@ -175,7 +175,9 @@ class _Daemon:
         tiering = await asyncio.to_thread(self._make_tiering, broker, clock)
         self._undo.append(broker.stop)
         self._samples = samples = BrokerSamples(broker, tiering)
-        self._metrics = BrokerMetrics(samples, broker_id=config.node.id, version=VERSION)
+        self._metrics = BrokerMetrics(
+            samples, broker_id=config.node.id, version=installed_version()
+        )
         samples.cluster = node.attach(broker, clock)
         self._undo.append(node.stop)
         await asyncio.to_thread(_start_broker, broker, tiering, claim_ms=node.claim_wait_ms)
@@ -420,6 +422,14 @@ def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> 
         _require_no_table(broker)
     else:
         tiering.await_claims(claim_ms)
+
+
+def installed_version() -> str:
+    """Return the version of the installed package; empty if the source was never installed."""
+    try:
+        return metadata.version("headwater")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _require_no_table(broker: Broker) -> None:

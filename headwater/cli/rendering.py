@@ -18,7 +18,6 @@ from headwater.cli.parsing import format_time_us
 
 _TEXT_KEY_WIDTH: Final = 16
 TEXT_COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value")
-RAW_COLUMNS: Final = ("value",)
 
 
 def text_lines(rows: pa.RecordBatch) -> Iterator[str]:

@@ -103,14 +103,6 @@ def plan(
     return plans
 
 
-def ranges_to_read(latest: TableSnapshot, history: TableSnapshot) -> dict[int, OffsetRange]:
-    """Return, by partition, the range of the history that an advance reads.
-
-    Raises as :func:`plan`.
-    """
-    return {one.partition: one.to_read for one in plan(latest, history, {}) if one.to_read}
-
-
 def buckets_for(bytes_count: int) -> int:
     """Return the number of buckets for a partition of this size: a power of two."""
     wanted = -(-bytes_count // BUCKET_BYTES)

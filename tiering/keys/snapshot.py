@@ -180,11 +180,6 @@ def made_of(history: TableSnapshot, commit: str | None = None) -> str:
     return json.dumps(told if commit is None else {**told, "commit": commit}, sort_keys=True)
 
 
-def ranges_of(snapshot: TableSnapshot) -> Mapping[int, OffsetRange]:
-    """Return, by partition, the offsets that a key snapshot covers."""
-    return snapshot.ranges
-
-
 def _folders(table_name: str, uuid: str | None) -> list[str]:
     first = f"{table_name}{SUFFIX}"
     return [first] if uuid is None else [first, recreated_table_name(first, uuid)]

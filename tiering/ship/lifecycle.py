@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
 from broker.errors import GapError, TableMismatchError
 from broker.model.offsets import Offset, OffsetRange
@@ -377,14 +377,3 @@ def plan_shipment(
         size += segment.size_bytes
         expected = segment.end_offset
     return chosen
-
-
-def conflict_outcome(found: Offset, lost: OffsetRange) -> Literal["drop", "cut", "redo"]:
-    """Return a word for people: what happens to an object whose commit lost the compare-and-set.
-
-    "drop": another process has committed the whole range. "cut": it has committed a part, and the
-    rest is written anew. "redo": the commit only has to be tried again.
-    """
-    if found >= lost.end:
-        return "drop"
-    return "cut" if found > lost.start else "redo"

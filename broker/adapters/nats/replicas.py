@@ -171,10 +171,6 @@ class NatsReplicaTransport:
             }
             self._tell_changed()
 
-    def set_brokers(self, brokers: Collection[BrokerId]) -> None:
-        """Set the brokers whose messages are taken."""
-        self._brokers = frozenset(brokers)
-
     def close(self) -> None:
         """Close the connection; block until no more message is delivered."""
         with self._lock:

@@ -47,7 +47,6 @@ _PRODUCERS_MAGIC: Final = b"HWPS"
 _PRODUCERS: Final = struct.Struct("<4sBBHqQI")
 PRODUCERS_HEADER_SIZE: Final = 28
 assert _PRODUCERS.size == PRODUCERS_HEADER_SIZE
-PRODUCERS_BYTES_MAX: Final = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

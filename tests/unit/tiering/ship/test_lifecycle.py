@@ -130,15 +130,6 @@ def test_a_lost_commit_begins_at_the_table_again() -> None:
     assert effect == tier.PackSegments(OffsetRange(Offset(3), Offset(5)), 1)
 
 
-def test_the_outcome_of_a_conflict_has_a_name() -> None:
-    """All, a part, or nothing of the object was committed by somebody else."""
-    lost = OffsetRange(Offset(10), Offset(20))
-    assert tier.conflict_outcome(Offset(25), lost) == "drop"
-    assert tier.conflict_outcome(Offset(20), lost) == "drop"
-    assert tier.conflict_outcome(Offset(15), lost) == "cut"
-    assert tier.conflict_outcome(Offset(10), lost) == "redo"
-
-
 def test_an_unexpected_event_is_a_bug() -> None:
     """The machine does not guess."""
     with pytest.raises(AssertionError):
