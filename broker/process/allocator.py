@@ -1,8 +1,8 @@
-"""How the C library's allocator keeps memory: what was freed stays with the process, for a while.
+"""Makes the C library's allocator keep some freed memory, instead of returning it to the kernel.
 
-A batch of some MiB is otherwise mapped, filled and given back for every step it goes through, and
-each fresh page is faulted in and cleared first: a third of what copying it costs a replica, and
-more in a virtual machine, whose host takes freed pages away.
+Otherwise each step that handles a batch of some MiB maps, fills and unmaps memory, and the kernel
+clears every new page first. That takes a third of the time of a replica's copy, and more in a
+virtual machine whose host takes freed pages back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEPT_BYTES_MAX: Final = 64 * 1024 * 1024  # free memory at the end of an arena
 
 
 def keep_freed_memory() -> bool:
-    """Set it for this process; tell whether the C library knows how. Call it before threads."""
+    """Set this for the process; tell whether the C library can. Call before starting threads."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,8 +1,8 @@
-"""Keeping pandas out of a broker's process, where it is installed for others (Spark, notebooks).
+"""Keeps pyarrow from importing pandas into a broker, if pandas is installed for other programs.
 
-pyarrow imports pandas when it first turns a Python list into an array: 0.7 s and 55 MB, in a broker
-in the middle of ingest. It decides once whether pandas is there; here it is made to decide early,
-that it is not. pandas itself stays importable. For entry points only, never for a library.
+pyarrow imports pandas when it first converts a Python list to an array: 0.7 s and 55 MB, in the
+middle of ingest. pyarrow looks for pandas once. This module makes it look early, while pandas is
+hidden. pandas itself can still be imported later. For entry points only, never for a library.
 """
 
 from __future__ import annotations

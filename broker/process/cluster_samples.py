@@ -35,7 +35,7 @@ class ClusterSamples:
     """Reads plain numbers; counts elections as the metadata shows them."""
 
     def __init__(self, broker: Broker, node: SampledNode, *, me: BrokerId, clock: Clock) -> None:
-        """Look at a broker of a cluster; elections are counted from now on."""
+        """Read from a broker of a cluster; elections are counted from now on."""
         self._broker = broker
         self._node = node
         self._me = me
@@ -56,7 +56,7 @@ class ClusterSamples:
         self._seen = state
 
     def replica_samples(self) -> list[ReplicaSample]:
-        """Return one sample per replica that is here."""
+        """Return one sample per replica on this broker."""
         state, now_ms = self._node.metadata.state, self._clock.monotonic_ms()
         found = []
         for driver in self._broker.replicas.all():
@@ -78,7 +78,7 @@ class ClusterSamples:
         return found
 
     def _age_ms(self, driver: PartitionDriver, now_ms: int) -> int:
-        """Return how long, as scrapes saw it, records have waited for the high watermark."""
+        """Return for how long, between scrapes, records have waited for the high watermark."""
         mark = driver.reads.high_watermark
         before = self._waiting.get(driver.partition_id)
         if not driver.leads or mark >= driver.reads.log_end:
@@ -89,7 +89,7 @@ class ClusterSamples:
         return now_ms - before[1]
 
     def follower_samples(self) -> list[FollowerSample]:
-        """Return one sample per follower that was heard by a leader here."""
+        """Return one sample per follower that a leader on this broker has heard."""
         now_ms = self._clock.monotonic_ms()
         return [
             FollowerSample(

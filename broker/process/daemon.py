@@ -1,9 +1,9 @@
-"""The composition root: the only place that knows every concrete class.
+"""The composition root: the only module that knows every concrete class.
 
-Starting order is the order of trust: lock the directory, know whose it is, replay the metadata,
-recover the logs, then tier, then listen. Stopping is the reverse, so that whatever was accepted is
-answered, synced and closed before the process ends. A bug is no reason to stop politely: the
-process ends where it stands, and writes nothing of what its memory holds.
+Order of a start: lock the data directory, check which broker owns it, replay the metadata, recover
+the logs, start tiering, listen. A stop is the reverse, so that every accepted record is answered,
+synced and closed before the process ends. After a bug the process ends at once and writes nothing
+more, because its memory may be wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from tiering.tiering import Tiering
 _log = structlog.get_logger(__name__)
 
 EXIT_OK: Final = 0
-EXIT_CONFIG: Final = 64  # what was asked for cannot work
+EXIT_CONFIG: Final = 64  # the configuration or the environment is wrong
 EXIT_CRASH: Final = 70  # a bug, or a disk that cannot be trusted any more
 _SWITCH_INTERVAL_S: Final = 0.0005  # a commit must not wait 5 ms for a busy parser's GIL
 
@@ -85,8 +85,8 @@ def run(
 ) -> int:
     """Run a broker until SIGINT, SIGTERM or ``stop``; return the exit code. Blocks.
 
-    ``on_ready`` hears the addresses once everything serves. Signals are only watched when called
-    on the main thread.
+    ``on_ready`` is called with the addresses when the broker serves. Signals are handled only if
+    this runs on the main thread.
     """
     if not __debug__:
         raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
@@ -136,7 +136,7 @@ class _Daemon:
             await self._stopping.wait()
         except ShuttingDownError:
             if not self._stopping.is_set():
-                raise  # else: it was stopped while it waited for the other controllers
+                raise  # else the broker was stopped while it waited for the other controllers
         finally:
             self._not_ready = "shutting down"
             _log.info("broker_stopping")
@@ -217,7 +217,7 @@ class _Daemon:
             self._on_ready(addresses)
 
     def _open_data_dir(self) -> tuple[DiskFiles, str, Promises]:
-        """Lock the folder, see whose it is, and what was promised from it."""
+        """Lock the data directory, check which broker owns it, and open its promises."""
         node = self._config.node
         files = DiskFiles(Path(node.data_dir))
         self._undo.append(files.close)
@@ -273,7 +273,7 @@ class _Daemon:
         return tiering
 
     def _start_health(self) -> HealthServer:
-        """Answer probes from the first moment: a controller may have to wait for the others."""
+        """Answer health probes from the start: a controller may wait long for the others."""
         health = HealthServer(
             host=self._config.http.host,
             port=self._config.http.port,
@@ -287,7 +287,7 @@ class _Daemon:
         return health
 
     def _reason(self) -> str | None:
-        """Return why no work should be sent here now."""
+        """Return why the broker is not ready; None if it is."""
         if self._not_ready is not None or self._samples is None or self._node is None:
             return self._not_ready
         return self._samples.failure() or self._node.complaint
@@ -321,7 +321,7 @@ class _Daemon:
         await asyncio.to_thread(broker.open_listeners)
 
     def _tier_event(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Log what tiering says of itself; any thread."""
+        """Log an event of tiering; any thread."""
         _log.info(event, **facts)
         if event == "segments_shipped" and self._metrics is not None:
             self._metrics.observe_shipment(seconds=facts["elapsed_ms"] / 1000)
@@ -349,11 +349,11 @@ class _Daemon:
         self._stopping.set()
 
     def _refused(self, error: HeadwaterError) -> None:
-        """Hear, on any thread, that the cluster will never take this broker in."""
+        """Note, on any thread, that the cluster refuses this broker for good."""
         end_process(EXIT_CONFIG, lambda: _say_failed(error))
 
     def _crashed(self, crash: BaseException) -> None:
-        """Hear of a bug on any thread: the process ends here, without a polite stop."""
+        """End the process at once because of a bug; any thread."""
         end_process(EXIT_CRASH, lambda: _log.error("broker_crashed", exc_info=crash))
 
 
@@ -368,7 +368,7 @@ class _IngestBridge:
         self._loop = loop
 
     def led_changed(self, led: LedPartitions) -> None:
-        """Subscribe to what is led now; blocks until the subscriptions are active."""
+        """Subscribe to the partitions that this broker leads; blocks until that is done."""
         here = [self._replicas.find(one) for one in led.partition_ids()]
         logs: dict[int, PartitionWriter] = {
             one.partition_id.number: one.writes for one in here if one is not None
@@ -376,11 +376,11 @@ class _IngestBridge:
         coroutine = self._ingest.serve(led.stream, logs)
         try:
             asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-        except UnavailableError as error:  # it subscribes by itself once NATS is back
+        except UnavailableError as error:  # ingest subscribes by itself when NATS is back
             _log.warning("subscription_delayed", stream=led.stream.name, reason=error.message)
 
     def stop(self) -> None:
-        """Stop ingesting; what was read from the socket is stored and answered first. Blocks."""
+        """Stop ingest; messages that were read are stored and answered first. Blocks."""
         asyncio.run_coroutine_threadsafe(self._ingest.stop(drain=True), self._loop).result()
 
 
@@ -411,9 +411,9 @@ def _lake_complaint(uri: str, *errors: HeadwaterError | None) -> str | None:
 
 
 def _start_broker(broker: Broker, tiering: Tiering | None, *, claim_ms: int) -> None:
-    """Start it; without a lake, only if neither this disk nor the cluster knows of tables.
+    """Start the broker; without a lake, only if neither the disk nor the metadata has a table.
 
-    What it leads is claimed in the lake before anybody can write, or ``claim_ms`` are over.
+    Returns when the leaderships of this broker are claimed in the lake, or after ``claim_ms``.
     """
     if tiering is None:
         _require_no_table(broker)

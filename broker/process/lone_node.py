@@ -1,4 +1,4 @@
-"""What a node is to the daemon, and the node of a broker alone: its metadata, and nobody else."""
+"""The protocol of a node, and the node of a broker alone: only its own metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from broker.storage.promises.promises import Promises
 
 
 class Node(Protocol):
-    """A broker's metadata, and its place among others. Calls block for as long as it takes."""
+    """A broker's metadata and its connections to other brokers. Calls may block."""
 
     metadata: RaftMetadataLog
 
@@ -33,31 +33,31 @@ class Node(Protocol):
 
     @property
     def claim_wait_ms(self) -> int:
-        """How long a start waits for claims in the lake of what is led from the beginning."""
+        """How long a start waits until its leaderships are claimed in the lake, in milliseconds."""
 
     @property
     def complaint(self) -> str | None:
-        """Why no work should be sent here, though the logs are in order."""
+        """Why the broker is not ready although its logs are in order; None if it is ready."""
 
     def attach(self, broker: Broker, clock: Clock) -> ClusterSamples | None:
-        """Work for this broker; return the cluster's numbers, if there is a cluster."""
+        """Connect this broker; return the samples of its cluster, or None if it is alone."""
 
     def start(self) -> None:
-        """Go on by itself; the broker has started."""
+        """Begin to work; called when the broker has started."""
 
     def listener(
         self, listener: LeadListener, on_crash: Callable[[BaseException], None]
     ) -> tuple[LeadListener, Callable[[], None]]:
-        """Return who tells ``listener`` what is led, and what ends it."""
+        """Return a listener that passes events on to ``listener``, and a function that ends it."""
 
     def hand_over(self) -> None:
-        """Give leaderships away before a stop, as far as others can take them."""
+        """Hand leaderships to other brokers before a stop, if they can take them."""
 
     def stop(self) -> None:
-        """End what :meth:`start` began."""
+        """End the work that :meth:`start` began."""
 
     def close(self) -> None:
-        """End everything else."""
+        """Close everything else."""
 
 
 class LoneNode:
@@ -92,17 +92,17 @@ class LoneNode:
 
     @property
     def claim_wait_ms(self) -> int:
-        """See ``Node.claim_wait_ms``: it leads everything as soon as it is open."""
+        """See ``Node.claim_wait_ms``: this broker leads every partition from its start."""
         return self._claim_wait_ms
 
     @property
     def complaint(self) -> str | None:
-        """See ``Node.complaint``: without metadata it only reads."""
+        """See ``Node.complaint``: with failed metadata the broker only serves reads."""
         failure = self.metadata.failure
         return None if failure is None else f"metadata: {failure.message}"
 
     def attach(self, broker: Broker, clock: Clock) -> None:
-        """See ``Node.attach``: nobody else has a part in it."""
+        """See ``Node.attach``: there are no other brokers."""
 
     def start(self) -> None:
         """See ``Node.start``: the metadata changes by this broker's own proposals."""
@@ -112,11 +112,11 @@ class LoneNode:
         listener: LeadListener,
         on_crash: Callable[[BaseException], None],  # noqa: ARG002 - no thread that could crash
     ) -> tuple[LeadListener, Callable[[], None]]:
-        """See ``Node.listener``: who creates a stream here has it subscribed when it returns."""
+        """See ``Node.listener``: a stream is subscribed before its creation returns."""
         return listener, _nothing
 
     def hand_over(self) -> None:
-        """See ``Node.hand_over``: nobody could take them."""
+        """See ``Node.hand_over``: there is no other broker."""
 
     def stop(self) -> None:
         """See ``Node.stop``."""
@@ -127,4 +127,4 @@ class LoneNode:
 
 
 def _nothing() -> None:
-    """Nothing was begun."""
+    """Do nothing."""

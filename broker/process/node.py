@@ -1,4 +1,4 @@
-"""The composition of what only a broker of a cluster needs: link, Raft, membership."""
+"""Builds the parts that only a broker of a cluster has: link, Raft, membership."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TICK_MS: Final = 50
 
 
 class ClusterNode:
-    """Builds and ends what a broker of a cluster has besides a broker alone."""
+    """Implements ``Node`` for a broker of a cluster."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class ClusterNode:
     ) -> None:
         """Listen, open the metadata journal, start Raft. Blocks until the other voters answered.
 
-        ``on_refused`` hears, on any thread, that the others will never take this broker in.
+        ``on_refused`` is called, on any thread, if the cluster refuses this broker for good.
 
         Raises:
             InvalidConfigError: certificates, addresses, or the folder of a broker alone, which is
                 the only controller at first.
-            ControllersLostError: more members lost their disks than the group survives.
+            ControllersLostError: a majority of the controllers has lost its disks.
             MetadataCorruptError: the metadata journal is damaged.
             ShuttingDownError: ``stopping`` was set before Raft had started.
         """
@@ -148,7 +148,7 @@ class ClusterNode:
         """Be let into the group, then start."""
         cluster, me = config.node.cluster, NodeId(config.node.id)
         configured, noted = config.cluster.voters(), noted_controllers(files)
-        voters = noted or configured  # of a new group: who votes by now is in the log
+        voters = noted or configured  # for a new group only: later voters are in the log
         others = sorted(set(config.cluster.members()) - set(voters))
         raft = RaftConfig(
             members=tuple(map(NodeId, voters)),
@@ -174,7 +174,7 @@ class ClusterNode:
             journal.close()
             raise _only_controller(me, configured)
         note_controllers(files, voters)
-        name = cast(RaftName, config.cluster.raft)  # it was looked at when it was read
+        name = cast(RaftName, config.cluster.raft)  # checked when the configuration was read
         transport = PeerRaftTransport(self.link, raft=name, on_other=self._on_refused)
         metadata = RaftMetadataLog(
             files,
@@ -210,12 +210,12 @@ class ClusterNode:
 
     @property
     def claim_wait_ms(self) -> int:
-        """See ``Node.claim_wait_ms``: it leads nothing yet."""
+        """See ``Node.claim_wait_ms``: this broker leads nothing yet."""
         return 0
 
     @property
     def complaint(self) -> str | None:
-        """See ``Node.complaint``: what ends its metadata ends the process."""
+        """See ``Node.complaint``: a failure of the metadata ends the process."""
         return None
 
     def attach(self, broker: Broker, clock: Clock) -> ClusterSamples:
@@ -230,7 +230,7 @@ class ClusterNode:
     def listener(
         self, listener: LeadListener, on_crash: Callable[[BaseException], None]
     ) -> tuple[LeadListener, Callable[[], None]]:
-        """See ``Node.listener``: what follows the metadata must not wait for NATS."""
+        """See ``Node.listener``: the thread that applies metadata must not wait for NATS."""
         late = LateListener(listener, on_crash)
         return late, late.stop
 
@@ -250,7 +250,7 @@ class ClusterNode:
 
 
 def _only_controller(me: NodeId, configured: Sequence[str]) -> InvalidConfigError:
-    """Return what says that a broker that was alone begins the cluster alone, too."""
+    """Return the error for a broker that was alone and is configured with other controllers."""
     return InvalidConfigError(
         f'{me} is the only controller of its cluster so far: write cluster.controllers = "{me}" at '
         "every broker; `headwater cluster controllers add` lets others vote once they follow",
@@ -262,7 +262,7 @@ def _only_controller(me: NodeId, configured: Sequence[str]) -> InvalidConfigErro
 def _compare_controllers(
     configured: Sequence[str], voters: Callable[[], Sequence[str]]
 ) -> Callable[[int, MetadataState], None]:
-    """Return what says, on each change, that the file names others than vote: the log counts."""
+    """Return a function that logs if the configuration names other controllers than the log."""
     said = set(configured)
 
     def look(_index: int, _state: MetadataState) -> None:
@@ -283,9 +283,10 @@ def _compare_controllers(
 
 
 class LateListener:
-    """Tells a listener on a thread of its own: what follows the metadata must not wait for NATS.
+    """Calls a listener on a thread of its own: the metadata's thread must not wait for NATS.
 
-    Of a stream whose news wait, only the newest is told: each says all that is led of it.
+    Of each stream only the newest waiting event is passed on: an event names every partition of the
+    stream that this broker leads.
     """
 
     def __init__(self, listener: LeadListener, on_crash: Callable[[BaseException], None]) -> None:
@@ -299,14 +300,14 @@ class LateListener:
         self._thread.start()
 
     def led_changed(self, led: LedPartitions) -> None:
-        """Tell the listener, soon."""
+        """Pass the event to the listener's thread."""
         with self._changed:
             self._waiting.pop(led.stream.uuid, None)
             self._waiting[led.stream.uuid] = led
             self._changed.notify()
 
     def stop(self) -> None:
-        """End; blocks until everything is told."""
+        """End the thread; blocks until every event is passed on."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -329,7 +330,7 @@ class LateListener:
 
 
 def _take_over(files: Files, config: BrokerConfig, promises: Promises | None) -> None:
-    """Take the folder of release 0.1's single broker over: it knows all that there is to know."""
+    """Take over the data folder of a single broker of release 0.1; it has the whole metadata."""
     me = config.node.id
     if files.exists(FOLDER) and config.cluster.voters() != (me,):
         raise InvalidConfigError(
@@ -342,7 +343,7 @@ def _take_over(files: Files, config: BrokerConfig, promises: Promises | None) ->
 
 
 def consensus_of(config: BrokerConfig) -> NewConsensus:
-    """Return the implementation; the library is not even imported unless it was asked for."""
+    """Return the chosen implementation of Raft; pysyncobj is imported only if it is chosen."""
     if config.cluster.raft == "own":
         return RaftCore
     from broker.adapters.raft_pysyncobj.core import PysyncobjCore  # noqa: PLC0415
@@ -351,14 +352,14 @@ def consensus_of(config: BrokerConfig) -> NewConsensus:
 
 
 def lag_limits(session_ms: int) -> LagLimits:
-    """Return how long a follower may lag: a leader that reaches it one way only waits so long."""
+    """Return how long a follower may lag before the leader removes it from the ISR."""
     return LagLimits(time_ms_max=session_ms * 8 // 3)
 
 
 def follower_timing(session_ms: int, *, parks: bool) -> FollowerTiming:
-    """Return a follower's patience: it notices a mute leader before its session is over.
+    """Return a follower's timeouts: it notices a silent leader before its session is over.
 
-    Where fetches are not parked at the leader, notices of new data stand in for that.
+    If the transport does not hold fetches at the leader, the leader sends notices of new data.
     """
     third = session_ms // 3
     return FollowerTiming(

@@ -1,4 +1,4 @@
-"""What a metrics scrape and a readiness probe see of a broker; reads plain numbers only."""
+"""The numbers of a broker for a metrics scrape, and its readiness. Takes no lock for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BrokerSamples:
     """Implements ``MetricsSource`` over the broker's own counters."""
 
     def __init__(self, broker: Broker, tiering: TierCounters | None) -> None:
-        """Look at ``broker``; ingest and cluster are added when they are there."""
+        """Read from ``broker``; ingest and cluster are set when they have started."""
         self._broker = broker
         self._tiering = tiering
         self.ingest: NatsIngest | None = None
@@ -67,7 +67,7 @@ class BrokerSamples:
     def failure(self) -> str | None:
         """Return why the broker is not ready: the first partition whose log takes no writes.
 
-        Also what its start found that nobody knows of.
+        Or the folders that the start has found and the metadata does not know.
         """
         for driver in self._broker.replicas.all():
             if driver.refusal is not None:

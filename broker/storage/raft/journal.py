@@ -1,16 +1,17 @@
 """The disk of a Raft node: journal, snapshot and meta, over the Files port.
 
-Files of the folder: ``meta`` (two slots), ``journal`` (append-only, replaced whole when a snapshot
-has made its beginning unneeded), ``snapshot``, ``member`` (written before the node first takes
-part in a group: the term and the floor that it may take part with). A new file is written as
-``*.new``, synced, renamed, and the folder is synced; nothing is changed in place except the two
-slots, one after the other.
+Files of the folder: ``meta`` (two slots), ``journal`` (append-only; rewritten when a snapshot
+covers its beginning), ``snapshot``, and ``member`` (written before the node first joins a group:
+the term and the floor with which it joins). A new file is written as ``*.new``, synced and renamed,
+and the folder is synced. Only the two slots are changed in place, one after the other.
 
-- `save` returns once everything is durable. A failed sync is final: the object takes no more.
-- A full disk refuses a save whole: nothing of it counts, and the same save may be tried again.
-- Damage other than a torn tail stops the node at open. Metadata is never treated as empty.
-- What the page cache shows after a restart may not be on the disk: it is written again, and synced,
-  before anybody is told of it.
+- `save` returns when everything is durable. After a failed sync the object refuses all saves.
+- On a full disk a save fails as a whole: none of it takes effect, and it may be tried again.
+- Any damage but a torn tail stops the node at open. Damaged metadata is never treated as empty.
+- After a restart the page cache may hold bytes that are not on the disk. So the end of the journal
+  is written and synced again before another member hears of it.
+
+The file is not split: it keeps the order of these writes in one place.
 """
 
 from __future__ import annotations
@@ -58,17 +59,17 @@ from broker.storage.raft.journal_scan import Found, read_journal
 from broker.storage.raft.meta import MetaFile, first_meta
 from broker.storage.whole_file import write_whole
 
-_JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # what an opener is willing to read
+_JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024  # a larger journal is not opened
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-COUNTER: Final = "raft"  # in the promises: the term, and the last record's number
+COUNTER: Final = "raft"  # name in the promises file: the term and the last record's number
 _NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
 
-# Sees what the files hold before any of them is changed, and raises to leave them as they are.
+# Called with the content of the files before any is changed; it may raise to prevent a change.
 Examine = Callable[[Snapshot | None, Found], None]
 
 
 class RaftJournal:
-    """One node's files. One thread at a time."""
+    """The files of one node. One thread at a time."""
 
     def __init__(
         self,
@@ -83,16 +84,16 @@ class RaftJournal:
         promises: Promises | None = None,
         examine: Examine | None = None,
     ) -> None:
-        """Open, or make, the folder's files; `stored` is then what they hold. Blocks.
+        """Open or create the files of the folder; `stored` is their content. Blocks.
 
-        ``ahead_bytes`` are kept allocated behind the journal's end, as far as the disk has them:
-        a disk that is full then still takes the commands that give room back.
-        ``remake``: the member file is there and says how to take part; the others are made anew.
-        ``promises``: a second place, where every save is noted; see :attr:`has_forgotten`.
+        ``ahead_bytes`` are kept allocated after the journal's end, if the disk has room. So a full
+        disk still takes the commands that free space.
+        ``remake``: the member file says how to join the group; the other files are created anew.
+        ``promises``: the file where every save is noted as well; see :attr:`has_forgotten`.
 
         Raises:
             MetadataCorruptError: damage, files of another node, or a file that is missing.
-            DiskFullError, LogFailedError: the disk does not take what opening has to write.
+            DiskFullError, LogFailedError: a write of this method failed.
         """
         self._files = files
         self._folder = folder
@@ -105,7 +106,7 @@ class RaftJournal:
         self._examine = examine
         self._failure: LogFailedError | None = None
         self.was_torn = False
-        self.has_forgotten = False  # the second place knows of more than these files
+        self.has_forgotten = False  # the promises file has a later term or record
         try:
             self._meta = self._open_all()
         except OSError as cause:
@@ -119,7 +120,7 @@ class RaftJournal:
         for name in files.list(folder):
             if name.endswith(".new"):
                 files.remove(f"{folder}/{name}")
-        files.sync_folder(folder)  # what a killed process renamed may not be durable yet
+        files.sync_folder(folder)  # makes renames of a killed process durable
         present = set(files.list(folder))
         if "meta" not in present:
             self._make_files(present)
@@ -156,9 +157,9 @@ class RaftJournal:
         return meta
 
     def _note(self) -> None:
-        """Note in the second place how far this one is, before anybody is told.
+        """Note term and last record in the promises file, before another member hears of them.
 
-        A full disk may refuse the first note: then the second place knows less, and nothing wrong.
+        A full disk may refuse the first note. Then the noted values are too low, which is safe.
         """
         if self._promises is not None:
             term = max(self._meta.slot.hard.term, self.stored.hard.term)
@@ -175,7 +176,7 @@ class RaftJournal:
         return membership
 
     def _make_files(self, present: set[str]) -> None:
-        """Make a new node's files: the meta file last, so that with it the others must exist."""
+        """Create the files of a new node; the meta file last: it proves that the others exist."""
         if not self._remake and self._read_membership() is not None:
             path = f"{self._folder}/meta"
             raise MetadataCorruptError(
@@ -208,7 +209,7 @@ class RaftJournal:
         return Snapshot(identity, body)
 
     def _open_journal(self, synced: int, snapshot: Snapshot | None) -> Found:
-        """Read the journal, cut a torn tail, write again what may only be in the page cache."""
+        """Read the journal, cut a torn tail, and write again bytes that may not be on the disk."""
         path = f"{self._folder}/journal"
         data = self._read_whole("journal", _JOURNAL_BYTES_MAX)
         found = read_journal(path, data, owner=self._owner, synced=synced)
@@ -252,9 +253,9 @@ class RaftJournal:
         disk: int = 0,
         promises: Promises | None = None,
     ) -> RaftJournal:
-        """Make the files anew of a node that :func:`has_lost_all`, to take part as is said. Blocks.
+        """Create the files of a node that :func:`has_lost_all`, to join its group again. Blocks.
 
-        The member file comes first: with the others there, nothing would tell that they are new.
+        The member file is written first, because it alone shows that the other files are new.
 
         Raises:
             MetadataCorruptError: the member file is damaged, or another node's.
@@ -278,27 +279,27 @@ class RaftJournal:
 
     @property
     def is_fresh(self) -> bool:
-        """Tell whether this disk never took part in a group, or was wiped since."""
+        """Tell whether this disk is in no group: it is new, or was wiped."""
         return self._membership is None and self.stored == _NOTHING
 
     @staticmethod
     def is_noted(promises: Promises | None) -> bool:
-        """Tell whether the second place knows that something was saved here."""
+        """Tell whether the promises file shows that this node has saved something."""
         noted = None if promises is None else promises.noted(COUNTER)
         return noted is not None and noted > (0, 0)
 
     @property
     def has_member_file(self) -> bool:
-        """Tell whether it is noted that this node has taken part."""
+        """Tell whether the member file shows that this node has joined a group."""
         return self._membership is not None
 
     def take_part(self, term: int, floor: Floor, disk: int = 0) -> None:
-        """Note durably how a node with an empty disk takes part; in force at once.
+        """Persist how a node with an empty disk joins its group; it applies at once.
 
-        ``disk`` is the number that the disk gets, 0: none.
+        ``disk`` is the number that the disk gets; 0 for none.
 
         Raises:
-            DiskFullError, LogFailedError: it may or may not be noted.
+            DiskFullError, LogFailedError: the note may or may not be on the disk.
         """
         self._write_membership(MemberNote(term, floor, disk or self.stored.disk))
         hard = self.stored.hard
@@ -308,15 +309,15 @@ class RaftJournal:
         self.stored = replace(self.stored, floor=floor, disk=disk or self.stored.disk)
 
     def drop_floor(self) -> None:
-        """Note that the floor is reached. Raises as :meth:`take_part` does."""
+        """Persist that the floor is reached. Raises as :meth:`take_part` does."""
         if self._membership is not None:
             self._write_membership(replace(self._membership, floor=Floor()))
 
     def go_on(self, hard: HardState, bar: Floor) -> None:
-        """Note durably what others told of this node's past; in force at once.
+        """Persist the term, vote and bar that follow from the others' answers; they apply at once.
 
         Raises:
-            DiskFullError, LogFailedError: it may or may not be noted.
+            DiskFullError, LogFailedError: the note may or may not be on the disk.
         """
         self.save(hard=hard if hard != self.stored.hard else None)
         self.has_forgotten = False
@@ -335,7 +336,7 @@ class RaftJournal:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the journal that count; a snapshot makes them fewer."""
+        """Bytes of the journal in use; a snapshot reduces them."""
         return self._at
 
     def save(
@@ -348,14 +349,14 @@ class RaftJournal:
         entries: Sequence[Entry] = (),
         disk: int | None = None,
     ) -> None:
-        """Make all of it durable: term and vote, then the snapshot, then the log. Blocks.
+        """Make everything durable: term and vote, then the snapshot, then the log. Blocks.
 
-        ``image`` replaces the log; else entries from ``truncate`` on go and ``entries`` follow.
-        ``disk`` is the number that this disk gets, before all else.
+        ``image`` replaces the log. Without it, entries from ``truncate`` on are removed, and
+        ``entries`` are added. ``disk`` is a new number of this disk, written before all else.
 
         Raises:
-            DiskFullError: nothing counts; the same save may be tried again when there is room.
-            LogFailedError: the disk failed; this object is of no more use.
+            DiskFullError: none of it took effect; it may be tried again when there is room.
+            LogFailedError: the disk failed; this object refuses all further saves.
         """
         if self._failure is not None:
             raise self._failure
@@ -376,7 +377,7 @@ class RaftJournal:
             raise self._translated(cause) from cause
 
     def checkpoint(self, commit: int) -> None:
-        """Note how far everything is durable; now and then, when there is nothing else to do."""
+        """Write the durable end of the journal to the meta file; called now and then when idle."""
         if self._failure is not None:
             raise self._failure
         hard = self._meta.slot.hard
@@ -391,7 +392,7 @@ class RaftJournal:
                 raise self._translated(cause) from cause
 
     def reserve(self, size: int) -> None:
-        """See to it that ``size`` more bytes of records fit. Raises DiskFullError."""
+        """Allocate room for ``size`` more bytes of records. Raises DiskFullError."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -439,7 +440,7 @@ class RaftJournal:
             self._allocated = wanted
 
     def _cut_back(self) -> None:
-        """Leave nothing behind the end that could be taken for a record."""
+        """Cut the file at its end, so that no later byte can be read as a record."""
         try:
             self._file.truncate(self._at)
         except OSError as cause:
@@ -481,19 +482,19 @@ class RaftJournal:
 
 
 def owner_of(cluster: str, node: NodeId) -> bytes:
-    """Return the mark of whose files these are."""
+    """Return the mark of the node and cluster that own the files."""
     name = f"{cluster}\0{node}".encode()
     return hashlib.blake2b(name, digest_size=OWNER_SIZE).digest()
 
 
 def has_lost_all(files: Files, folder: str) -> bool:
-    """Tell whether a node's folder says that it has taken part, and holds nothing else of that."""
+    """Tell whether a folder shows that its node has joined a group, but lost its other files."""
     names = set(files.list(folder))
     if "member" not in names or names & {"meta", "snapshot"}:
         return False
     if "journal" not in names:
         return True
-    file = files.open(f"{folder}/journal")  # a kill while the files were made anew leaves it so
+    file = files.open(f"{folder}/journal")  # left by a kill while the files were created
     try:
         return file.size() == JOURNAL_HEADER_SIZE
     finally:
@@ -501,10 +502,11 @@ def has_lost_all(files: Files, folder: str) -> bool:
 
 
 def _reconciled(image: LogImage, snapshot: Snapshot | None, path: str) -> LogImage:
-    """Bring log and snapshot together as a crash between their two renames left them.
+    """Return a log that fits the snapshot, after a crash between the renames of the two files.
 
-    A log that agrees with the snapshot, or begins at it, is kept whole. One that ends before it, or
-    has another entry there, was being replaced: what the snapshot holds is committed.
+    A log that agrees with the snapshot, or begins at it, is kept. A log that ends before the
+    snapshot, or has a different entry at its index, was about to be replaced, and is dropped: all
+    entries of a snapshot are committed.
     """
     if snapshot is None:
         if image.base_index:

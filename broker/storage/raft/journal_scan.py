@@ -1,9 +1,9 @@
-"""Reading a Raft journal back: what is there, and whether what is not was torn or has rotted.
+"""Reads a Raft journal, and decides whether a damaged record is a torn tail or rot.
 
 A power cut leaves sectors of the last, unsynced write unwritten: they read as zeros. The journal
-ends before the first record that such a sector damaged; nobody was told of it. A record that was
-synced once and is damaged now has rotted, and a node that forgot it would break its word: that is
-an error, and the node does not start. Which of the two it is follows from, in this order:
+ends before the first record with such a sector; no other member has heard of that record. A record
+that was synced once and is damaged now is rot. A node without it could break its promises to the
+group, so rot is an error, and the node does not start. A damaged record is rot if, in this order:
 
 1. the meta slots say that this record was durable;
 2. a later record says so;
@@ -38,9 +38,9 @@ class Found:
 
     image: LogImage
     last_number: int
-    end: int  # position behind the last whole record
-    torn: bool  # something that was never synced stood behind it
-    unsure: int  # position from which on nothing proves that it is durable
+    end: int  # position after the last whole record
+    torn: bool  # bytes that were never synced follow
+    unsure: int  # position from which no later fact proves that the bytes are durable
 
 
 def read_journal(path: str, data: bytes, *, owner: bytes, synced: int) -> Found:
@@ -105,7 +105,7 @@ class _Reader:
         self._at += head.size
 
     def _end(self, head: RecordHead | None) -> None:
-        """Stop here; find out whether that is the end, a torn write or rot."""
+        """Stop reading; decide whether this is the end, a torn write or rot."""
         if self._number < self._synced:
             raise self._rot("it was durable once")
         if not any(self._data[self._at :]):
@@ -119,7 +119,7 @@ class _Reader:
         self._torn = True
 
     def _later_synced(self) -> int:
-        """Return the newest proof of what was durable in what follows the damage."""
+        """Return the newest durable position that a record after the damage proves."""
         proof = 0
         position = self._at + ALIGNMENT
         while position + RECORD_HEAD_SIZE <= len(self._data):

@@ -1,4 +1,4 @@
-"""What is noted of a disk's part in the group, read before anything else of the folder is."""
+"""Reads the member file of a disk; it is read before every other file of the folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from broker.ports.system import Files
 
 
 def noted_disk(files: Files, folder: str) -> int:
-    """Return the number of the disk, 0: it has none. Raises MetadataCorruptError: damaged."""
+    """Return the number of the disk; 0 if it has none. Raises MetadataCorruptError."""
     path = f"{folder}/member"
     if not files.exists(path):
         return 0

@@ -1,8 +1,9 @@
-"""What a Raft node may never forget, in two slots that both say the same.
+"""Term, vote and commit index of a Raft node, in two slots with equal content.
 
-A change is written to one slot, synced, then to the other, synced, and only then answered. So a
-write that a power cut tore leaves the other slot as it was before, which nobody has been told to be
-old; and rot in one slot leaves the other with all that was ever answered. Both damaged: refuse.
+A change is written to one slot and synced, then to the other and synced, before the node answers.
+So if a power cut tears a write, the other slot has the state before the change, and no member has
+heard of the change. If one slot rots, the other has everything that was ever answered. If both are
+damaged, the node does not start.
 """
 
 from __future__ import annotations
