@@ -131,7 +131,7 @@ def test_columns_and_a_schema_are_projections(spark: SparkSession, served: Serve
     publish(served, "s", numbered(0, 3))
 
     by_option = tail(spark, served, "s", columns="value, offset")
-    reader = spark.read.format("headwater").schema("offset bigint, partition int")
+    reader = spark.read.format("headwater").schema("`offset` bigint, `partition` int")
     by_schema = reader.options(server=served.server, stream="s").load()
 
     assert by_option.columns == ["value", "offset"]
