@@ -11,7 +11,13 @@ from broker.core.metadata.state import MetadataState, PartitionState
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.ports.system import Clock
-from broker.process.metrics import ClusterSample, FollowerSample, PeerSample, ReplicaSample
+from broker.process.metrics import (
+    ClusterSample,
+    ControllerSample,
+    FollowerSample,
+    PeerSample,
+    ReplicaSample,
+)
 from broker.runtime.broker import Broker
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.member import ClusterMember
@@ -111,6 +117,7 @@ class ClusterSamples:
         statuses = Counter(one.status for one in rows)
         fenced = sum(one.fenced for one in state.brokers.values())
         raft = node.metadata.known
+        controllers = node.metadata.voters
         lease_ms = max(0, node.member.lease_until_ms - self._clock.monotonic_ms())
         return [
             ClusterSample(
@@ -122,6 +129,9 @@ class ClusterSamples:
                 under_replicated_partitions=sum(map(_is_under_replicated, rows)),
                 led_partitions=sum(one.leader == self._me for one in rows),
                 in_office=node.controller.in_office,
+                controllers=len(controllers),
+                controllers_alive=sum(_is_alive(state, one) for one in controllers),
+                votes=raft.is_voter,
                 elections_total=self._elections_total,
                 lease_remaining_seconds=lease_ms / _MS,
                 raft_term=raft.term,
@@ -131,6 +141,15 @@ class ClusterSamples:
                 received_bytes_total=node.link.received_bytes,
                 refused_connections_total=sum(node.link.refused.values()),
             )
+        ]
+
+    def controller_samples(self) -> list[ControllerSample]:
+        """Return one sample per broker that votes on the metadata."""
+        metadata = self._node.metadata
+        state, leader = metadata.state, metadata.leader
+        return [
+            ControllerSample(controller=one, alive=_is_alive(state, one), in_office=one == leader)
+            for one in metadata.voters
         ]
 
     def peer_samples(self) -> list[PeerSample]:
@@ -148,6 +167,11 @@ class ClusterSamples:
             )
             for peer, one in sorted(self._node.link.counters().items())
         ]
+
+
+def _is_alive(state: MetadataState, broker: str) -> bool:
+    one = state.brokers.get(BrokerId(broker))
+    return one is not None and not one.fenced
 
 
 def _is_under_replicated(one: PartitionState) -> bool:

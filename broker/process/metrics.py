@@ -135,6 +135,9 @@ class ClusterSample:
     under_replicated_partitions: int
     led_partitions: int  # by this broker
     in_office: bool  # this broker is the controller that acts
+    controllers: int  # as the metadata log of this broker has them
+    controllers_alive: int
+    votes: bool  # this broker is a controller, with the disk that it has
     elections_total: int
     lease_remaining_seconds: float
     raft_term: int
@@ -143,6 +146,15 @@ class ClusterSample:
     raft_applied_index: int
     received_bytes_total: int  # from other brokers
     refused_connections_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSample:
+    """One of the brokers that vote on the metadata, as this broker sees it."""
+
+    controller: str
+    alive: bool  # registered, and its session holds
+    in_office: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +190,9 @@ class MetricsSource(Protocol):
 
     def cluster_samples(self) -> Sequence[ClusterSample]:
         """Return one sample, or none where this broker is alone."""
+
+    def controller_samples(self) -> Sequence[ControllerSample]:
+        """Return one sample per controller; none where this broker is alone."""
 
     def peer_samples(self) -> Sequence[PeerSample]:
         """Return one sample per other broker."""
@@ -226,6 +241,10 @@ _HELP: Final = {
     "under_replicated_partitions": "Partitions with a replica that is not in sync.",
     "led_partitions": "Partitions that this broker leads.",
     "in_office": "1 on the controller that decides elections now.",
+    "controllers": "Brokers that vote on the metadata.",
+    "controllers_alive": "Controllers whose session holds; a majority of them has to live.",
+    "votes": "1 on a broker that votes on the metadata, with the disk that it has.",
+    "alive": "1 while the session of this controller holds.",
     "elections_total": "Changes of a partition's leader that this broker has seen.",
     "lease_remaining_seconds": "Time until this broker's session ends; 0: it leads no partition.",
     "raft_term": "Term of the metadata log.",
@@ -297,6 +316,10 @@ class _SnapshotCollector:
         of_follower = (*_PARTITION, "follower")
         yield from _families("follower", FollowerSample, source.follower_samples(), of_follower)
         yield from _families("cluster", ClusterSample, source.cluster_samples(), ())
+        of_controller = ("controller",)
+        yield from _families(
+            "controller", ControllerSample, source.controller_samples(), of_controller
+        )
         yield from _families("peer", PeerSample, source.peer_samples(), ("peer",))
 
     def describe(self) -> list[Metric]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from broker.process.cluster_samples import ClusterSamples
 from broker.process.metrics import (
     ClusterSample,
+    ControllerSample,
     FollowerSample,
     IngestSample,
     PartitionSample,
@@ -145,6 +146,10 @@ class BrokerSamples:
     def cluster_samples(self) -> list[ClusterSample]:
         """Return one sample, or none where this broker is alone."""
         return [] if self.cluster is None else self.cluster.cluster_samples()
+
+    def controller_samples(self) -> list[ControllerSample]:
+        """Return one sample per controller; none where this broker is alone."""
+        return [] if self.cluster is None else self.cluster.controller_samples()
 
     def peer_samples(self) -> list[PeerSample]:
         """Return one sample per other broker."""

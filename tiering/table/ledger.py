@@ -191,8 +191,9 @@ class Ledger:
         """
         starts = [start for start in self.starts(partition) if start < within.end]
         first = max((at for at, start in enumerate(starts) if start <= within.start), default=0)
-        found = [self.get(partition, start) for start in starts[first:]]
         noted = starts[-1] if starts else Offset(-1)
+        listed = (self.get(partition, start) for start in starts[first:])
+        found = [entry for entry in listed if entry.end > within.start]
         found += [
             entry
             for entry in unnoted

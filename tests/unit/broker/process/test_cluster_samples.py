@@ -35,7 +35,9 @@ class Metadata:
         brokers = {one: BrokerState(epoch=BrokerEpoch(1), fenced=one == C) for one in (A, B, C)}
         self.state = MetadataState(brokers=brokers, partitions={UUID: (LED,)})
         self.applied_index = 8
-        self.known = SimpleNamespace(term=3, role=Role.LEADER, commit=9)
+        self.known = SimpleNamespace(term=3, role=Role.LEADER, commit=9, is_voter=True)
+        self.voters: tuple[str, ...] = (A, B, C)
+        self.leader = A
         self._heard: list[Callable[[int, MetadataState], None]] = []
 
     def subscribe(self, subscriber: Callable[[int, MetadataState], None]) -> None:
@@ -114,6 +116,19 @@ def test_the_cluster_is_counted(rig: Rig) -> None:
     rig.metadata.become(replace(OPEN, status="offline"))
     (sample,) = rig.samples.cluster_samples()
     assert (sample.offline_partitions, sample.leaderless_partitions) == (1, 1)
+
+
+def test_the_controllers_are_counted_and_named(rig: Rig) -> None:
+    """As the metadata log has them: who is fenced or was never seen does not live."""
+    (sample,) = rig.samples.cluster_samples()
+    assert (sample.controllers, sample.controllers_alive, sample.votes) == (3, 2, True)
+    found = {one.controller: one for one in rig.samples.controller_samples()}
+    assert {name: one.alive for name, one in found.items()} == {A: True, B: True, C: False}
+    assert [name for name, one in found.items() if one.in_office] == [A]
+    rig.metadata.voters = (B, "new")
+    rig.metadata.known.is_voter = False
+    (sample,) = rig.samples.cluster_samples()
+    assert (sample.controllers, sample.controllers_alive, sample.votes) == (2, 1, False)
 
 
 def test_waiting_records_grow_old(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.process.metrics import (
     BrokerMetrics,
     ClusterSample,
+    ControllerSample,
     FollowerSample,
     IngestSample,
     PartitionSample,
@@ -79,11 +80,16 @@ class Source:
             ClusterSample(
                 brokers_alive=2, brokers_fenced=1, partitions=9, offline_partitions=1,
                 leaderless_partitions=2, under_replicated_partitions=3, led_partitions=4,
-                in_office=True, elections_total=5, lease_remaining_seconds=0.75, raft_term=6,
+                in_office=True, controllers=3, controllers_alive=2, votes=True, elections_total=5,
+                lease_remaining_seconds=0.75, raft_term=6,
                 raft_role="leader", raft_commit_index=70, raft_applied_index=69,
                 received_bytes_total=800, refused_connections_total=0,
             )
         ]  # fmt: skip
+
+    def controller_samples(self) -> list[ControllerSample]:
+        """Return one controller that is dead."""
+        return [ControllerSample(controller="c", alive=False, in_office=False)]
 
     def peer_samples(self) -> list[PeerSample]:
         """Return one connection."""
@@ -135,10 +141,11 @@ def test_every_field_of_every_sample_is_a_metric() -> None:
         ("replica", ReplicaSample),
         ("follower", FollowerSample),
         ("cluster", ClusterSample),
+        ("controller", ControllerSample),
         ("peer", PeerSample),
     ):
         for field in dataclasses.fields(kind):
-            if field.name not in ("stream", "partition", "follower", "peer"):
+            if field.name not in ("stream", "partition", "follower", "controller", "peer"):
                 assert re.search(rf"^headwater_{group}_{field.name}[{{ ]", text, re.MULTILINE)
 
 
@@ -156,6 +163,8 @@ def test_a_cluster_has_labels_of_its_own() -> None:
     at = (("follower", "c"), ("partition", "0"), ("stream", "orders"))
     assert found["headwater_follower_lag_records", at] == 12
     assert found["headwater_peer_connected", (("peer", "c"),)] == 1
+    assert found["headwater_controller_alive", (("controller", "c"),)] == 0
+    assert found["headwater_cluster_controllers_alive", ()] == 2
     assert found["headwater_cluster_raft_role", (("raft_role", "leader"),)] == 1
     assert found["headwater_cluster_under_replicated_partitions", ()] == 3
 
