@@ -24,16 +24,16 @@ from typing import Any, Final
 import psutil
 
 from bench import machine
-from bench.cluster_rows import CLUSTER_ROWS
-from bench.kafka import Kafka
-from bench.peer_tools import find_tools
+from bench.peers.kafka import Kafka
+from bench.peers.nats_tools import find_tools
 from bench.processes import BenchError
 from bench.recorder import Recorder, load_figures
-from bench.rows import ROWS
+from bench.report.cluster_rows import CLUSTER_ROWS
+from bench.report.rows import ROWS
+from bench.report.table import BEGIN, render, render_beside, render_headlines, replace_between
 from bench.servers import settings
 from bench.session import Session
 from bench.stats import Summary
-from bench.table import BEGIN, render, render_beside, render_headlines, replace_between
 from broker.errors import HeadwaterError
 
 _ROOT: Final = Path(__file__).resolve().parents[1]

@@ -140,7 +140,7 @@ class HeadwaterCluster:
 
     def probe(self, stream: str) -> list[str]:
         """See Replicated: the product's client with all addresses."""
-        return [sys.executable, "-m", "bench.flight_probe", self.url, stream]
+        return [sys.executable, "-m", "bench.workers.flight_probe", self.url, stream]
 
     def status_at(self, node: str) -> Any:
         """Return the cluster's status from one broker; None if that broker does not answer."""

@@ -164,11 +164,11 @@ def _failed(command: Sequence[str], printed: str) -> BenchError:
 
 
 class Load:
-    """A load generator (bench/load.py) that is ready and waits for :meth:`go`."""
+    """A load generator (bench/workers/load.py) that is ready and waits for :meth:`go`."""
 
     def __init__(self, kind: str, **arguments: Any) -> None:
         """Start the process and wait until it has prepared its data and its connection."""
-        command = [sys.executable, "-m", "bench.load", kind, json.dumps(arguments)]
+        command = [sys.executable, "-m", "bench.workers.load", kind, json.dumps(arguments)]
         self._command = command
         self._process = subprocess.Popen(
             with_shim(command),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.kafka import Kafka
-from bench.peer_tools import PeerTools
+from bench.peers.kafka import Kafka
+from bench.peers.nats_tools import PeerTools
 from bench.recorder import Recorder
 
 RECORDS_MIN = 2_000  # with fewer records only the start would be measured

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.clusters import Replicated, headwater_cluster, wait_until
-from bench.jetstream_cluster import jetstream_cluster
-from bench.kafka_cluster import kafka_cluster
+from bench.peers.jetstream_cluster import jetstream_cluster
+from bench.peers.kafka_cluster import kafka_cluster
 from bench.probe import Probe
 from bench.session import Session
 from bench.stats import percentile

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from bench import payloads
 from bench.clusters import COUNT, MIN_ISR, HeadwaterCluster, headwater_cluster
-from bench.jetstream_cluster import jetstream_cluster
-from bench.kafka_cluster import kafka_cluster
+from bench.peers.jetstream_cluster import jetstream_cluster
+from bench.peers.kafka_cluster import kafka_cluster
 from bench.processes import Load
 from bench.session import Session
 from bench.stats import percentile

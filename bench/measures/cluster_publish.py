@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 from bench.clusters import COUNT, HeadwaterCluster, headwater_cluster, wait_until
-from bench.jetstream_cluster import JetStreamCluster, jetstream_cluster
-from bench.kafka_cluster import kafka_cluster
 from bench.measures.publish import ROWS, SIZES, WINDOW
+from bench.peers.jetstream_cluster import JetStreamCluster, jetstream_cluster
+from bench.peers.kafka_cluster import kafka_cluster
 from bench.processes import Load, run_loads, span_s
 from bench.session import Session
 

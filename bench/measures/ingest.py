@@ -1,10 +1,10 @@
 """Plain NATS messages made durable: messages stored per second; publishers are not the limit.
 
-Raw socket writers (bench/raw_nats.py) send prepared frames to the NATS server without waiting for
-answers. Our rate counts until the high watermark has reached the number of sent messages. JetStream
-gets the same writers. It drops messages that overrun its ingest queue, so its rate counts the
-stored messages, and the result has the number of lost ones. ``puback`` is the acknowledged publish,
-by the same client against both sides.
+Raw socket writers (bench/peers/raw_nats.py) send prepared frames to the NATS server without waiting
+for answers. Our rate counts until the high watermark has reached the number of sent messages.
+JetStream gets the same writers. It drops messages that overrun its ingest queue, so its rate counts
+the stored messages, and the result has the number of lost ones. ``puback`` is the acknowledged
+publish, by the same client against both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from bench.measures.publish import SIZES
-from bench.peer_tools import WINDOW
+from bench.peers.nats_tools import WINDOW
 from bench.processes import BenchError, Load
 from bench.servers import BrokerServer, JetStreamServer, headwater, jetstream
 from bench.session import Session

@@ -24,7 +24,7 @@ def run(session: Session) -> None:
     for files in _FILES:
         folder = session.work / f"planning-{files}"
         wanted = {"files": files, "folder": str(folder), "repeat": session.repeat}
-        found = run_json([sys.executable, "-m", "bench.planning_worker", json.dumps(wanted)])
+        found = run_json([sys.executable, "-m", "bench.workers.planning", json.dumps(wanted)])
         case = f"planning/{files}"
         add(f"{case}/cold", sum(found["cold"].values()), "s", **found["cold"])
         for steps in found["warm"]:

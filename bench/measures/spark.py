@@ -50,7 +50,7 @@ def run(session: Session) -> None:
             "native_uri": cut.table_uri,
             "full": {f"full_{percent}": f"full-{percent}" for percent in _TAILS},
         }
-        command = [sys.executable, "-m", "bench.spark_worker", json.dumps(wanted)]
+        command = [sys.executable, "-m", "bench.workers.spark", json.dumps(wanted)]
         found = run_json(command)
     _record(session, found["seconds"], tail=tail, full=full)
 

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.kafka import KafkaServer
 from bench.measures.publish import ROWS, WINDOW
+from bench.peers.kafka import KafkaServer
+from bench.peers.spark_kafka import SparkKafka
 from bench.processes import BenchError, Load, run_loads
 from bench.servers import headwater
 from bench.session import Session
-from bench.spark_kafka import SparkKafka
 
 _RECORDS: Final = 4_000_000
 _SIZE: Final = 100
@@ -93,7 +93,7 @@ def _work(
     wanted: dict[str, Any], kafka: KafkaServer | None, log: Path
 ) -> tuple[dict[str, Any], int]:
     """Run the worker; publish to Kafka when it asks for that; return its results and status."""
-    command = [sys.executable, "-m", "bench.spark_log_worker", json.dumps(wanted)]
+    command = [sys.executable, "-m", "bench.workers.spark_log", json.dumps(wanted)]
     found: dict[str, Any] = {}
     with (
         log.open("wb") as errors,

@@ -71,7 +71,7 @@ def _moto(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def _ship(session: Session, wanted: dict[str, str], *, env: dict[str, str], log: Path) -> None:
-    command = [sys.executable, "-m", "bench.tier_worker", json.dumps(wanted)]
+    command = [sys.executable, "-m", "bench.workers.tiering", json.dumps(wanted)]
     seen = log.stat().st_size
     found = run_json(command, env=env)
     store, size, _ = wanted["stream"].split("-")

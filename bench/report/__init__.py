@@ -1,0 +1,1 @@
+"""The tables made from figures: their rows and bars as data, and the rendering."""
