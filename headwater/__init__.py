@@ -1,7 +1,20 @@
-"""The public API of Headwater: the client, the read helpers and the ``headwater`` command.
+"""The public API of Headwater: the client, and reads of a stream's whole history with Spark.
 
-Names are loaded when they are first used, so that ``import headwater`` costs nothing and works
-where pyarrow or Spark are not installed.
+    spark = headwater.session()                      # here, on a cluster, or by Spark Connect
+    flights = headwater.read(spark, "flights")       # Delta table and live tail, one DataFrame
+    headwater.certificate(flights)                   # the checked counts of these rows
+    text = headwater.cut_of(flights).save()          # the same rows again tomorrow: as_of=text
+    headwater.read(spark, "flights", as_of="2026-01-31T08:00:00Z")       # or {0: 1200}, or text
+    headwater.read(spark, "flights", latest=True)    # newest record of each key
+    headwater.sql(spark, "SELECT count(*) FROM flights")                 # every stream is a table
+    headwater.read_many(spark, ["flights", "fares"]) # several streams at one instant
+    print(headwater.explain(flights))                # which files, which offsets, which lease
+    headwater.release(flights)                       # end the lease: retention may delete its files
+
+A name is loaded when it is first used, so ``import headwater`` costs nothing, and it works where
+pyarrow or Spark are not installed. What reads with Spark is defined in ``spark_jobs`` and needs the
+extra ``spark``. No submodule here may have the name of an exported function: once imported, it
+would hide the function.
 """
 
 from __future__ import annotations
@@ -19,20 +32,13 @@ if TYPE_CHECKING:
         PartitionedProducer,
         Producer,
     )
-    from headwater.reading import (
-        certificate,
-        cut,
-        cut_of,
-        explain,
-        read,
-        read_many,
-        register,
-        release,
-        release_all,
-        session,
-        sql,
-    )
     from headwater.reads.whole import read_table
+    from spark_jobs.read.cut import cut
+    from spark_jobs.read.explain import explain
+    from spark_jobs.read.held_reads import certificate, cut_of, release, release_all
+    from spark_jobs.read.sql import register, sql
+    from spark_jobs.read.unified import read, read_many
+    from spark_jobs.session import session
 
 __version__ = "0.1.0"  # as in pyproject.toml; a test compares them
 
@@ -66,18 +72,18 @@ _HOMES = {
     "Fetched": "headwater.client",
     "PartitionedProducer": "headwater.client",
     "Producer": "headwater.client",
-    "certificate": "headwater.reading",
-    "cut": "headwater.reading",
-    "cut_of": "headwater.reading",
-    "explain": "headwater.reading",
-    "read": "headwater.reading",
-    "read_many": "headwater.reading",
+    "certificate": "spark_jobs.read.held_reads",
+    "cut": "spark_jobs.read.cut",
+    "cut_of": "spark_jobs.read.held_reads",
+    "explain": "spark_jobs.read.explain",
+    "read": "spark_jobs.read.unified",
+    "read_many": "spark_jobs.read.unified",
     "read_table": "headwater.reads.whole",
-    "register": "headwater.reading",
-    "release": "headwater.reading",
-    "release_all": "headwater.reading",
-    "session": "headwater.reading",
-    "sql": "headwater.reading",
+    "register": "spark_jobs.read.sql",
+    "release": "spark_jobs.read.held_reads",
+    "release_all": "spark_jobs.read.held_reads",
+    "session": "spark_jobs.session",
+    "sql": "spark_jobs.read.sql",
 }
 
 

@@ -43,6 +43,38 @@ _CREDENTIALS: Final = (
 _PROFILE_PROVIDER: Final = _CREDENTIALS[1]
 
 
+def session(
+    app_name: str = "headwater",
+    master: str | None = None,
+    *,
+    remote: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a Spark session that reads streams: classic, or of Spark Connect.
+
+    Without ``master`` and ``remote`` the environment decides: if SPARK_REMOTE names a Connect
+    server, that server; under spark-submit, its master and settings; otherwise Spark starts in this
+    process.
+
+    Args:
+        app_name: the name in Spark's UI and logs.
+        master: ``local[4]`` or a cluster's address; see :func:`build_session`.
+        remote: a server of Spark Connect, ``sc://host:port``; see spark_jobs/connect_server.py.
+        conf: Spark settings that override the defaults; Connect accepts runtime settings only.
+
+    Raises:
+        InvalidConfigError: Java is missing or too old, or the session would have no Delta.
+        UnavailableError: the jars are not cached yet and cannot be fetched.
+    """
+    if remote is None and master is None:
+        remote = os.environ.get("SPARK_REMOTE")
+    if remote is not None:
+        return connect_session(remote, app_name, conf=conf)
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it
+        master = "local[*]"
+    return build_session(app_name, master, conf=conf)
+
+
 def build_session(
     app_name: str = "headwater",
     master: str | None = "local[*]",
@@ -115,10 +147,10 @@ def connect_session(
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415  (importing this module stays free)
 
-    session = _checked(SparkSession.builder.remote(remote).appName(app_name).getOrCreate())
+    found = _checked(SparkSession.builder.remote(remote).appName(app_name).getOrCreate())
     for name, value in {"spark.sql.session.timeZone": "UTC", **(conf or {})}.items():
-        session.conf.set(name, value)
-    return session
+        found.conf.set(name, value)
+    return found
 
 
 def settings(

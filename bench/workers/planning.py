@@ -22,7 +22,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import headwater.reading as hw
+import headwater as hw
 from broker.codec.checksum import crc32c
 from broker.codec.schema import ROW_SCHEMA
 from broker.model.cut import Cut, Lease, PartitionCut

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import headwater.reading as hw
+import headwater as hw
 from headwater.client import Client
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-import headwater.reading as hw
+import headwater as hw
 from bench.cpu import cpu_s
 from bench.payloads import batch_of
 from headwater.client import Client

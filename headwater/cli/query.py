@@ -119,7 +119,7 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
 
 def _answer_by_spark(statement: str, client: Client, form: str, master: str) -> None:
     import headwater
-    from spark_jobs.read.sql import query as run
+    from spark_jobs.read.sql import sql as run
 
     client.streams()  # fails at once without a server; the start of Spark takes seconds
     with (
@@ -130,7 +130,7 @@ def _answer_by_spark(statement: str, client: Client, form: str, master: str) -> 
         conf = {"spark.sql.warehouse.dir": scratch}  # else Spark makes one in the current folder
         spark = headwater.session("headwater-query", master, conf=conf)
         try:
-            result = _translated(lambda: run(spark, statement, client))
+            result = _translated(lambda: run(spark, statement, server=client))
             rows = _translated(lambda: result.toLocalIterator(prefetchPartitions=True))
             _write(form, list(result.columns), _rows(rows))
         finally:

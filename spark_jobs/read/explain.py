@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from broker.model.cut import Cut, PartitionCut
 from headwater.reads.lease_keeper import KEEPER
@@ -16,14 +16,17 @@ from spark_jobs.read.held_reads import READS, HeldRead
 from tiering.read.lake import Lake
 from tiering.table.table import DataFile
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 _FILES_SHOWN: Final = 20  # files listed per partition by default
 
 
-def explain(rows: Any, *, files_max: int | None = _FILES_SHOWN) -> str:
+def explain(rows: DataFrame, *, files_max: int | None = _FILES_SHOWN) -> str:
     """Return the files and the offsets that a read covers, one fact per line.
 
     Args:
-        rows: a DataFrame that ``spark_jobs.read.unified`` returned, or a statement's result.
+        rows: a DataFrame that ``headwater.read`` returned, or a statement's result.
         files_max: how many files of each partition are listed; None for all.
 
     Raises:

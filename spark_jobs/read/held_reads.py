@@ -12,13 +12,16 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidRequestError
 from broker.model.certificate import Certificate
 from broker.model.cut import Cut
 from headwater.reads.lease_keeper import KEEPER
 from tiering.keys.snapshot import LatestTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +49,24 @@ class HeldReads:
         self._reads: dict[int, HeldRead] = {}
         self._queries: dict[int, HeldQuery] = {}
 
-    def remember(self, rows: Any, held: HeldRead) -> None:
+    def remember(self, rows: DataFrame, held: HeldRead) -> None:
         """Note the read of a DataFrame."""
         with self._lock:
             self._reads[id(rows)] = held
         weakref.finalize(rows, self._forget, id(rows)).atexit = False
 
-    def remember_query(self, result: Any, held: HeldQuery) -> None:
+    def remember_query(self, result: DataFrame, held: HeldQuery) -> None:
         """Note the reads of a result; when the result goes, their leases are no longer renewed."""
         with self._lock:
             self._queries[id(result)] = held
         weakref.finalize(result, self._forget_query, id(result)).atexit = False
 
-    def query_of(self, result: Any) -> HeldQuery | None:
+    def query_of(self, result: DataFrame) -> HeldQuery | None:
         """Return the reads of a statement's result; None for any other DataFrame."""
         with self._lock:
             return self._queries.get(id(result))
 
-    def of(self, rows: Any) -> HeldRead:
+    def of(self, rows: DataFrame) -> HeldRead:
         """Return the read of a DataFrame; raises InvalidRequestError if no read returned it."""
         with self._lock:
             held = self._reads.get(id(rows))
@@ -91,7 +94,7 @@ class HeldReads:
 READS: Final = HeldReads()
 
 
-def certificate(rows: Any) -> Certificate:
+def certificate(rows: DataFrame) -> Certificate:
     """Return the certificate of a DataFrame from a unified read.
 
     Raises:
@@ -103,23 +106,24 @@ def certificate(rows: Any) -> Certificate:
     return held.certificate
 
 
-def cut_of(rows: Any) -> Cut:
+def cut_of(rows: DataFrame) -> Cut:
     """Return the cut of a DataFrame from a unified read; ``.save()`` gives it as a line of text."""
     return READS.of(rows).cut
 
 
-def release(what: Any) -> bool:
+def release(what: DataFrame | Cut) -> bool:
     """End the lease of a DataFrame or a cut, or all leases of a SQL result.
 
     Returns whether a lease was held. A later action reads the records that still exist, or fails
     with a typed error; no action returns fewer rows.
     """
+    if isinstance(what, Cut):
+        return KEEPER.release(what.lease.lease_id)
     query = READS.query_of(what)
     if query is not None:
         held = [KEEPER.release(read.cut.lease.lease_id) for read in query.reads.values()]
         return any(held)
-    cut = what if isinstance(what, Cut) else cut_of(what)
-    return KEEPER.release(cut.lease.lease_id)
+    return KEEPER.release(cut_of(what).lease.lease_id)
 
 
 def abandon(cut: Cut) -> None:

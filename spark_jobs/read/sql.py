@@ -1,12 +1,12 @@
 """SQL over streams: every stream that a statement names is a view of its full history.
 
-There are two ways. :func:`query` runs one statement and needs no preparation. Spark's own analyzer
+There are two ways. :func:`sql` runs one statement and needs no preparation. Spark's own analyzer
 reports the names that it cannot resolve. The statement's text is not searched, so a name in a
 string, an alias or a common table expression is never mistaken for a stream. All streams of a
 statement are read as of one instant. Their views exist only while the statement is analyzed; the
 result does not need them, and the next statement reads the streams anew. :func:`register` creates
 a temporary view per stream in the session, for ``spark.sql`` and for tools that do not know
-Headwater. Such a view does not change until :func:`register` or :func:`query` moves it up.
+Headwater. Such a view does not change until :func:`register` or :func:`sql` moves it up.
 
 Both work in a classic session and in a session of Spark Connect.
 """
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import UnknownStreamError
+from spark_jobs.clients import client_of
 from spark_jobs.read import unified
 from spark_jobs.read.held_reads import READS, HeldQuery, abandon, release
 from spark_jobs.sessions import is_connect
@@ -59,8 +60,12 @@ class _Registered:
 _REGISTERED: Final = _Registered()
 
 
-def query(
-    spark: SparkSession, statement: str, client: Client, *, certificate: unified.Proof = "counts"
+def sql(
+    spark: SparkSession,
+    statement: str,
+    *,
+    server: str | Client | None = None,
+    certificate: unified.Proof = "counts",
 ) -> DataFrame:
     """Return the result of one SQL statement; streams are read as of now. Blocks.
 
@@ -72,7 +77,7 @@ def query(
     Args:
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
         statement: one statement of Spark SQL; names with a dash go in backticks.
-        client: a client of the broker.
+        server: as for :func:`spark_jobs.read.unified.read`.
         certificate: as for :func:`spark_jobs.read.unified.read`.
 
     Raises:
@@ -82,9 +87,10 @@ def query(
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415  (importing this stays free)
 
+    client = client_of(server)
     registered = _REGISTERED.names(spark)
     if registered:
-        register(spark, client, streams=registered, certificate=certificate)
+        register(spark, registered, server=client, certificate=certificate)
     reads: dict[str, DataFrame] = {}
     try:
         while True:
@@ -103,7 +109,7 @@ def query(
             names = [*reads, name]
             _release_all(reads)
             reads = {}
-            reads = unified.read_many(spark, names, certificate=certificate, client=client)
+            reads = unified.read_many(spark, names, certificate=certificate, server=client)
     except BaseException:
         _release_all(reads)
         raise
@@ -111,9 +117,9 @@ def query(
 
 def register(
     spark: SparkSession,
-    client: Client,
-    *,
     streams: Sequence[str] | None = None,
+    *,
+    server: str | Client | None = None,
     certificate: unified.Proof = "counts",
 ) -> dict[str, DataFrame]:
     """Make a temporary view of each stream, all as of one instant; return them by name. Blocks.
@@ -123,15 +129,16 @@ def register(
 
     Args:
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
-        client: a client of the broker.
         streams: the streams' names; by default every stream of the broker.
+        server: as for :func:`spark_jobs.read.unified.read`.
         certificate: as for :func:`spark_jobs.read.unified.read`.
 
     Raises:
         HeadwaterError: see :func:`spark_jobs.read.unified.read_many`; the views are as they were.
     """
+    client = client_of(server)
     names = [stream.name for stream in client.streams()] if streams is None else list(streams)
-    views = unified.read_many(spark, names, certificate=certificate, client=client) if names else {}
+    views = unified.read_many(spark, names, certificate=certificate, server=client) if names else {}
     for name, rows in views.items():
         rows.createOrReplaceTempView(f"`{name}`")
     for name, rows in _REGISTERED.swap(spark, views).items():

@@ -25,6 +25,7 @@ from broker.model.cut import Cut, Lease
 from headwater.reads.as_of import AsOf, AtOffsets, narrowed, parse_as_of
 from headwater.reads.instant import at_one_instant
 from headwater.reads.lease_keeper import KEEPER, LEASE_TTL_MS_DEFAULT
+from spark_jobs.clients import client_of
 from spark_jobs.read.held_reads import READS, HeldRead
 from spark_jobs.read.latest import latest_rows, usable_snapshot
 from spark_jobs.read.scans import refuse_lossy, rows_of
@@ -72,13 +73,13 @@ def read(
     latest: bool = False,
     certificate: Proof = "counts",
     columns: Sequence[str] | None = None,
-    client: Client,
+    server: str | Client | None = None,
     lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
 ) -> DataFrame:
     """Return every committed record of a stream, once, as one DataFrame. Blocks.
 
     The DataFrame is pinned: each action on it reads the same rows. The lease that keeps them is
-    renewed until :func:`release`, the end of the session, or the end of the process.
+    renewed until ``headwater.release``, the end of the session, or the end of the process.
 
     Args:
         spark: a session of :func:`spark_jobs.session.build_session`, or one of Spark Connect.
@@ -92,7 +93,8 @@ def read(
             the cut are returned.
         columns: the columns and their order; all by default. With fewer columns here the broker
             sends less; ``select`` on the result does not have this effect.
-        client: a client of the broker.
+        server: a client of the broker, or its address ``grpc://host:port``; by default
+            HEADWATER_SERVER.
         lease_ttl_ms: how long the lease still holds after this process ends.
 
     Raises:
@@ -103,6 +105,7 @@ def read(
         UnavailableError: the broker or the object store did not answer.
     """
     options = _options(latest, certificate, columns, lease_ttl_ms)
+    client = client_of(server)
     refuse_lossy(spark)
     moment = _moment(stream, as_of)
     if isinstance(moment, Cut):
@@ -128,7 +131,7 @@ def read_many(
     latest: bool = False,
     certificate: Proof = "counts",
     columns: Sequence[str] | None = None,
-    client: Client,
+    server: str | Client | None = None,
     lease_ttl_ms: int = LEASE_TTL_MS_DEFAULT,
 ) -> dict[str, DataFrame]:
     """Return several streams as of one instant, as DataFrames by name. Blocks.
@@ -153,7 +156,7 @@ def read_many(
         latest: see :func:`read`.
         certificate: see :func:`read`.
         columns: see :func:`read`.
-        client: see :func:`read`.
+        server: see :func:`read`.
         lease_ttl_ms: see :func:`read`.
 
     Raises:
@@ -164,6 +167,7 @@ def read_many(
     if not streams or len(set(streams)) != len(streams) or isinstance(streams, str):
         raise InvalidRequestError(f"give a list of one or more names, each once, not {streams!r}")
     options = _options(latest, certificate, columns, lease_ttl_ms)
+    client = client_of(server)
     refuse_lossy(spark)
     moments = _moments(streams, as_of)
     cuts: dict[str, Cut] = {}

@@ -22,6 +22,7 @@ from tools import command_page
 KEPT: Final = {
     "CHANGELOG.md: there is no headwater.embedded": "the note on the move names the old module",
     "CHANGELOG.md: there is no headwater.history": "the note on the move names the old module",
+    "CHANGELOG.md: there is no headwater.reading": "the note says what took its place",
     "broker/wire/README.md: there is no headwater.v1": "the name that a package of ours would get",
     "docs/decisions/0022-rooms-of-about-ten-files.md: there is no ports.py": "it says what became",
 }
@@ -29,7 +30,7 @@ KEPT: Final = {
 PROGRAMS: Final = [
     path
     for path in project_files()
-    if re.fullmatch(r"examples/\w+\.py|docs/notebook\.py|headwater/reading\.py", path)
+    if re.fullmatch(r"examples/\w+\.py|docs/notebook\.py|headwater/__init__\.py", path)
 ]
 
 
@@ -90,7 +91,7 @@ def test_the_facts_are_not_empty() -> None:
     assert "min_isr" in facts.keys["cluster"]
     assert "HEADWATER_FLIGHT_PORT" in facts.environment
     assert "GapError" in facts.errors
-    assert "headwater.reading.read" in facts.names
+    assert "spark_jobs.read.unified.read" in facts.names
 
 
 FACTS: Final = Facts(

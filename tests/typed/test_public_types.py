@@ -9,6 +9,8 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final, ForwardRef, get_args, get_type_hints
@@ -128,3 +130,27 @@ def test_a_misspelt_name_is_an_error_at_run_time_too() -> None:
     """Checkers do not see the module's ``__getattr__``; it is as strict as they are."""
     with pytest.raises(AttributeError, match="no attribute 'rread'"):
         _ = getattr(headwater, "rread")  # noqa: B009
+
+
+def test_a_function_is_exported_from_where_it_is_defined() -> None:
+    """Nothing forwards: a signature, a docstring and an error's traceback are of one function."""
+    functions = [name for name in headwater.__all__ if name not in CLASSES]
+    assert {name: getattr(headwater, name).__module__ for name in functions} == {
+        name: headwater._HOMES[name] for name in functions
+    }
+
+
+def test_every_exported_name_is_listed_before_it_is_loaded() -> None:
+    """``dir(headwater)`` helps a notebook that has used nothing yet; loading stays lazy."""
+    code = (
+        "import sys, headwater; print({*headwater.__all__} <= {*dir(headwater)}, "
+        "sorted({'pyspark', 'pyarrow', 'spark_jobs'} & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == "True []"
+
+
+def test_no_submodule_hides_an_exported_name() -> None:
+    """An imported submodule becomes an attribute of its package, before ``__getattr__`` is asked."""
+    submodules = {path.stem for path in (ROOT / "headwater").iterdir()}
+    assert submodules & {*headwater.__all__} == set()

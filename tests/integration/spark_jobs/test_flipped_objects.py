@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 
 from broker.errors import ObjectCorruptError, ObjectMissingError
 from broker.model.offsets import Offset
+from headwater import cut, read
 from headwater.client import Client
-from headwater.reading import cut, read
 from simkit.tier.lake_broker import Served
 from simkit.tier.parquet_parts import Part, parts_of
 from spark_jobs.failures import translated, typed

@@ -16,7 +16,7 @@ from headwater.local_sql.local import answer
 from headwater.local_sql.parsing import parse_statement
 from simkit.tier.lake_broker import serving
 from spark_jobs.read.held_reads import release
-from spark_jobs.read.sql import query
+from spark_jobs.read.sql import sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +174,7 @@ def _local(statement: str, client: Client) -> Any:
 
 
 def _by_spark(spark: SparkSession, statement: str, client: Client) -> Any:
-    result = query(spark, statement, client)
+    result = sql(spark, statement, server=client)
     try:
         return _comparable(
             statement, list(result.columns), [tuple(row) for row in result.collect()]

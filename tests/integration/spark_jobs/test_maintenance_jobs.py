@@ -13,8 +13,8 @@ import pytest
 
 from broker.errors import InvalidRequestError
 from broker.model.offsets import Offset
+from headwater import certificate, read
 from headwater.client import Client
-from headwater.reading import certificate, read
 from headwater.reads.verification import verify_cut
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served, serving

@@ -8,8 +8,8 @@ import pytest
 
 from broker.errors import ObjectMissingError
 from broker.model.offsets import Offset
+from headwater import certificate, read, release
 from headwater.client import Client
-from headwater.reading import certificate, read, release
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import serving
 from tiering.store.location import StoreConfig

@@ -16,7 +16,7 @@ from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served
 from spark_jobs.read.held_reads import release
-from spark_jobs.read.sql import query, register
+from spark_jobs.read.sql import register, sql
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,14 +40,14 @@ def client(served: Served) -> Client:
 def test_streams_are_views_of_one_moment(spark: SparkSession, client: Client) -> None:
     """Streams in joins, subqueries and expressions resolve; one lease per stream is held."""
     KEEPER.release_all()
-    rows = query(
+    rows = sql(
         spark,
         """
         WITH newest AS (SELECT max(offset) AS last FROM Orders)
         SELECT count(*), (SELECT count(*) FROM `old-ones`), max(last), 'FROM nowhere'
         FROM orders JOIN newest
         """,
-        client,
+        server=client,
     )
 
     assert [tuple(row) for row in rows.collect()] == [(30, 5, 29, "FROM nowhere")]
@@ -56,11 +56,11 @@ def test_streams_are_views_of_one_moment(spark: SparkSession, client: Client) ->
 
 def test_each_statement_sees_its_own_moment(spark: SparkSession, client: Client) -> None:
     """A later statement sees later records, an earlier result stays what it was."""
-    before = query(spark, "SELECT count(*) AS n FROM orders", client)
+    before = sql(spark, "SELECT count(*) AS n FROM orders", server=client)
     with client.producer("orders") as producer:
         producer.send(numbered(30, 3))
 
-    after = query(spark, "SELECT count(*) AS n FROM orders", client)
+    after = sql(spark, "SELECT count(*) AS n FROM orders", server=client)
 
     assert (before.first().n, after.first().n) == (30, 33)  # type: ignore[union-attr]
 
@@ -70,13 +70,13 @@ def test_a_result_holds_its_leases_and_no_longer(
 ) -> None:
     """Release ends them at once; a result that nobody has any more lets them run out."""
     KEEPER.release_all()
-    result = query(spark, "SELECT count(*) FROM orders", client)
+    result = sql(spark, "SELECT count(*) FROM orders", server=client)
     assert len(KEEPER.held()) == len(served.broker.leases) == 1
     assert "from 1 files" in headwater.explain(result)
     assert release(result)
     assert served.broker.leases == {}
 
-    result = query(spark, "SELECT count(*) FROM orders", client)
+    result = sql(spark, "SELECT count(*) FROM orders", server=client)
     del result
     gc.collect()
     KEEPER.tick()
@@ -86,8 +86,8 @@ def test_a_result_holds_its_leases_and_no_longer(
 
 def test_a_command_runs_once_with_all_streams(spark: SparkSession, client: Client) -> None:
     """What a statement creates is made of the streams, not of what stood in for them."""
-    query(spark, "CREATE OR REPLACE TEMP VIEW made AS SELECT 1 AS one", client)
-    result = query(spark, "SELECT * FROM made, orders, `old-ones`", client)
+    sql(spark, "CREATE OR REPLACE TEMP VIEW made AS SELECT 1 AS one", server=client)
+    result = sql(spark, "SELECT * FROM made, orders, `old-ones`", server=client)
     assert result.count() == 30 * 5
     spark.catalog.dropTempView("made")
 
@@ -97,20 +97,20 @@ def test_registered_views_stand_still_until_they_are_moved(
 ) -> None:
     """Plain Spark SQL sees one instant; registering again, or a query of ours, moves it up."""
     KEEPER.release_all()
-    assert set(register(spark, client)) == {"orders", "old-ones"}
+    assert set(register(spark, server=client)) == {"orders", "old-ones"}
     try:
         counted = spark.sql("SELECT count(*) AS n FROM orders JOIN `old-ones` USING (offset)")
         assert counted.first().n == 5  # type: ignore[union-attr]
         with client.producer("orders") as producer:
             producer.send(numbered(30, 2))
         assert spark.table("orders").count() == 30
-        assert query(spark, "SELECT count(*) AS n FROM orders", client).first().n == 32  # type: ignore[union-attr]
+        assert sql(spark, "SELECT count(*) AS n FROM orders", server=client).first().n == 32  # type: ignore[union-attr]
         assert spark.table("orders").count() == 32
         client.delete_stream("old-ones")
-        register(spark, client)
+        register(spark, server=client)
         assert not spark.catalog.tableExists("`old-ones`")
     finally:
-        register(spark, client, streams=[])
+        register(spark, [], server=client)
     KEEPER.tick()
     assert not spark.catalog.tableExists("orders")
 
@@ -120,7 +120,7 @@ def test_a_table_of_the_session_wins(spark: SparkSession, client: Client) -> Non
     spark.range(7).createOrReplaceTempView("orders")
     try:
         for _ in range(2):
-            assert query(spark, "SELECT count(*) AS n FROM orders", client).first().n == 7  # type: ignore[union-attr]
+            assert sql(spark, "SELECT count(*) AS n FROM orders", server=client).first().n == 7  # type: ignore[union-attr]
     finally:
         spark.catalog.dropTempView("orders")
 
@@ -128,7 +128,7 @@ def test_a_table_of_the_session_wins(spark: SparkSession, client: Client) -> Non
 def test_an_unknown_name_is_refused_with_the_nearest(spark: SparkSession, client: Client) -> None:
     """A typing error names the stream that was probably meant."""
     with pytest.raises(UnknownStreamError, match="did you mean 'orders'"):
-        query(spark, "SELECT * FROM ordres", client)
+        sql(spark, "SELECT * FROM ordres", server=client)
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,4 @@ def test_other_mistakes_are_sparks_to_explain(
 ) -> None:
     """What is not about streams comes through as Spark says it."""
     with pytest.raises(AnalysisException):
-        query(spark, statement, client)
+        sql(spark, statement, server=client)

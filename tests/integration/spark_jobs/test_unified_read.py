@@ -24,8 +24,8 @@ from broker.errors import (
 )
 from broker.model.cut import Cut
 from broker.model.offsets import Offset
+from headwater import certificate, cut, cut_of, read, release
 from headwater.client import Client
-from headwater.reading import certificate, cut, cut_of, read, release
 from headwater.reads.lease_keeper import KEEPER
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served

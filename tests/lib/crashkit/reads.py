@@ -120,7 +120,7 @@ class SparkReader:
 
         began_ns = time.monotonic_ns()
         cut = client.cut(stream, ttl_ms=120_000, owner="crash campaign")
-        frame = unified.read(self._session, cut, columns=COLUMNS, client=client)
+        frame = unified.read(self._session, cut, columns=COLUMNS, server=client)
         try:
             return reading_of_frame(frame, ends_of(cut.partitions), name="spark", began_ns=began_ns)
         finally:

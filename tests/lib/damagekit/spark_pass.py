@@ -79,7 +79,7 @@ def _difference(
 ) -> str:
     from spark_jobs.read import held_reads, unified
 
-    frame = unified.read(spark, stream, latest=latest, client=client)
+    frame = unified.read(spark, stream, latest=latest, server=client)
     try:
         ordered = frame.select(*ROW_SCHEMA.names).orderBy("partition", "offset")
         table = pa.Table.from_batches(ordered.toArrow().cast(ROW_SCHEMA).to_batches(), ROW_SCHEMA)
