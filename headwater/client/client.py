@@ -94,6 +94,9 @@ class Client:
 
     Raises:
         InvalidConfigError: the address or a certificate file is not usable.
+
+    The class is not split: it is the page on which users find every call; each call is one request,
+    and the work is done in the modules beside it.
     """
 
     def __init__(

@@ -4,6 +4,8 @@ Only what is known to give Spark's answer is translated; everything else raises
 :class:`NeedsSparkError`. Where the engines agree on some values only (a division by zero, text that
 is not UTF-8, JSON with fractions), the translation raises an error of DuckDB for the other values,
 and Spark runs the statement. Spark's rules are those of its ANSI mode with time zone UTC.
+
+The file is not split: it is a table of functions and operators, with a short rule for each.
 """
 
 from __future__ import annotations

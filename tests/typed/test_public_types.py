@@ -151,6 +151,6 @@ def test_every_exported_name_is_listed_before_it_is_loaded() -> None:
 
 
 def test_no_submodule_hides_an_exported_name() -> None:
-    """An imported submodule becomes an attribute of its package, before ``__getattr__`` is asked."""
+    """An imported submodule is an attribute of its package; ``__getattr__`` is not asked then."""
     submodules = {path.stem for path in (ROOT / "headwater").iterdir()}
     assert submodules & {*headwater.__all__} == set()

@@ -14,6 +14,8 @@ The result is the list of files that this version must have. It is compared with
 Delta library reads (checkpoints included). A foreign change stays an error until a later commit
 brings back exactly the files before it, as RESTORE does. Nothing here reads a data file;
 object_proof.py does. See docs/decisions/0017-every-version-is-ours.md.
+
+The file is not split: a reader who asks why a version was refused finds every rule here.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ The fence (DESIGN §6.4): a commit is written as version ``v + 1`` of exactly th
 which the cold ends were checked. If another process committed in between, we load the newer
 version, check again and try again. delta-rs alone accepts the same transaction version twice in a
 row, so only the check here refuses that.
+
+The file is not split: reading a version, checking the fence and committing the next version are
+one algorithm.
 """
 
 from __future__ import annotations

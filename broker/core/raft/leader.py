@@ -46,7 +46,12 @@ class _ReadRound:
 
 
 class Leader:
-    """One term of office. Owner: one `RaftCore`, which drops it when the term ends."""
+    """One term of office. Owner: one `RaftCore`, which drops it when the term ends.
+
+    The class is not split: replication, commits, confirmed reads and the hand-over count the same
+    answers of the same peers. ``progress.py`` has what is known about one peer, ``changing.py``
+    the changes of voters.
+    """
 
     def __init__(self, member: Member) -> None:
         """Take office: an entry of the new term commits whatever earlier terms left."""

@@ -62,7 +62,11 @@ class _PendingSave:
 
 
 class Member:
-    """The state that the roles share. Owner: one `RaftCore`."""
+    """The state that the roles share. Owner: one `RaftCore`.
+
+    The class is not split: the rules for votes, the log and the pending saves read and change the
+    same term, and a step has to leave all three consistent.
+    """
 
     def __init__(
         self, config: RaftConfig, me: NodeId, stored: Stored, random: Callable[[int, int], int]

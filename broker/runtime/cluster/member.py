@@ -78,7 +78,11 @@ class MemberSetting:
 
 
 class ClusterMember:
-    """Any thread. ``attach`` the broker before :meth:`start`."""
+    """Any thread. ``attach`` the broker before :meth:`start`.
+
+    The class is not split: it has a method for each one of the port ``Membership``, and each hands
+    its work to a pump or an errand.
+    """
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 One thread at a time writes (the caller ensures this); any number of threads read meanwhile. Nothing
 is durable before :meth:`PartitionLog.sync` returns. After a failed fsync the log takes no writes; a
 full disk only refuses what does not fit. Damage is reported, never repaired by deletion.
+
+The file is not split: the class in it is not, for a reason that stands there.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ _IDLE_HANDLES_MAX: Final = 2  # without the active segment; descriptors are few,
 
 
 class PartitionLog:
-    """Segments, epochs and recovery point of one partition below one folder."""
+    """Segments, epochs and recovery point of one partition below one folder.
+
+    The class is not split: it alone knows in which order segments, epochs, the recovery point and
+    the promise become durable. Reads, recovery, cuts of files and producers' states are modules of
+    their own.
+    """
 
     def __init__(
         self, folder: LogFolder, config: LogConfig, recovered: RecoveredLog, promise: LogPromise

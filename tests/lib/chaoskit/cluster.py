@@ -54,6 +54,9 @@ class ClusterUnderTest(Protocol):
 
     Every method blocks until what it says is done. A broker that is dead or stopped may be
     started; one that is paused must be resumed before anything else is asked of it.
+
+    The class is not split: it is the list of everything that a story may do to a cluster, and the
+    words of `stories.py` are its methods.
     """
 
     @property

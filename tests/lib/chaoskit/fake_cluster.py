@@ -17,7 +17,11 @@ _DETECT_S = 0.2  # until a silent broker is noticed
 
 
 class FakeCluster:
-    """Brokers, one stream, a clock, and publishers that are acked while a quorum of it is well."""
+    """Brokers, one stream, a clock, and publishers that are acked while a quorum of it is well.
+
+    The class is not split: it has a method for each one of ``ClusterUnderTest``, and most of them
+    are two lines.
+    """
 
     def __init__(self, brokers: int, *, partitions: int = 2, factor: int = 3) -> None:
         self.brokers = tuple("abcdefg"[:brokers])

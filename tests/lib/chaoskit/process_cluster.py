@@ -39,7 +39,11 @@ _FILLER: Final = "chaos-filler"
 
 
 class ProcessCluster:
-    """Implements :class:`chaoskit.cluster.ClusterUnderTest`. A context manager."""
+    """Implements :class:`chaoskit.cluster.ClusterUnderTest`. A context manager.
+
+    The class is not split: it has a method for each one of ``ClusterUnderTest``, and all of them
+    need the processes, their folders and their links.
+    """
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 Each case is a small story about two partitions. ``World`` tells it in the order of time; a case
 then bends what the read returns. Clusters and consumers are on trial in test_runs.py.
+
+The file is not split: it is a list of stories and the anomaly that each of them holds.
 """
 
 from __future__ import annotations

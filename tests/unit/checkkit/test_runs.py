@@ -1,6 +1,8 @@
 """The checker on trial, a whole run at a time: replicas, tables, consumers, leaders, ack policies.
 
 Each story names exactly the anomalies that it holds. test_good_runs.py has those without any.
+
+The file is not split: it is a list of stories and the anomalies that each of them holds.
 """
 
 from __future__ import annotations

@@ -60,7 +60,11 @@ class FakeClock:
 
 
 class MemoryBroker:
-    """A BrokerApi whose streams, leases and tables are dictionaries."""
+    """A BrokerApi whose streams, leases and tables are dictionaries.
+
+    The class is not split: it has a method for each one of the ports that ``BrokerApi`` joins, over
+    the same dictionaries.
+    """
 
     def __init__(self, clock: FakeClock | None = None, *, queue_batches_max: int = 10_000) -> None:
         self.clock = clock or FakeClock()

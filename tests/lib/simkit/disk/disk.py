@@ -5,6 +5,8 @@ name after `sync_folder`. When the power goes, each unsynced sector, size and na
 keeps one of its states since the last sync. On request the disk also tears a sector, flips a bit,
 zeroes a sector, has no room left, fails a datasync (whose pages are clean from then on, as on
 Linux), or stops the whole process at its n-th operation.
+
+The file is not split: a disk, its files and its names lose their power together.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class _Inode:
 
 
 class SimDisk:
-    """The machine's disk. :meth:`files` starts a process on it; two at once are refused."""
+    """The machine's disk. :meth:`files` starts a process on it; two at once are refused.
+
+    The class is not split: what a process, a power cut and a test do to the disk has one order.
+    """
 
     def __init__(self, rng: random.Random, *, capacity_bytes: int = ROOMY) -> None:
         self.rng = rng

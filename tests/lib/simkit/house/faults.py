@@ -26,7 +26,11 @@ RAFT_FAULT: Final = "older"  # with Raft beneath
 
 
 class Faults:
-    """Strikes while there is to be trouble, and ends it."""
+    """Strikes while there is to be trouble, and ends it.
+
+    The class is not split: a fault is a method of a few lines and its end another, and a seed draws
+    from all of them.
+    """
 
     def __init__(self, house: House, kinds: frozenset[str] | None) -> None:
         self._house = house

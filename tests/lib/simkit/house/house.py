@@ -2,6 +2,8 @@
 
 A seed draws its size, its timings and its own subset of faults. It has three parts: trouble,
 healing, and a long look at every replica in the end.
+
+The file is not split: it is the story of a seed in the order in which it happens.
 """
 
 from __future__ import annotations
@@ -85,7 +87,10 @@ _DRAWN: Final = Shape()
 
 
 class House:
-    """Runs one seed."""
+    """Runs one seed.
+
+    The class is not split: what is drawn at the beginning is needed until the last look.
+    """
 
     def __init__(
         self,

@@ -123,7 +123,11 @@ class ReplicaLane(_Lane):
 
 
 class Node:
-    """One broker, process after process."""
+    """One broker, process after process.
+
+    The class is not split: it puts together what ``broker/process/node.py`` puts together, and ends
+    it in the ways that a process ends; the parts themselves are the product's.
+    """
 
     def __init__(
         self,

@@ -4,6 +4,8 @@ The model is a list of the batches that were appended, and the end below which t
 durability. After every restart each promised batch must be there bit for bit, or, where the seed
 damaged the disk, be reported by name. A seed draws its own sizes, its own mix of operations and
 its own subset of faults, so that rare windows are common in some seed.
+
+The file is not split: operations, faults and checks share the model of what was promised.
 """
 
 from __future__ import annotations
@@ -56,7 +58,11 @@ class Written:
 
 
 class LogSim:
-    """Runs one seed; :attr:`seen` counts the situations that it reached."""
+    """Runs one seed; :attr:`seen` counts the situations that it reached.
+
+    The class is not split: each operation and each fault is a method, from which a seed draws, and
+    all of them keep the one model up to date.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

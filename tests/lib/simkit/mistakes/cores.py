@@ -3,6 +3,8 @@
 A mutant replaces one step of the pure machines of `broker/core` for the length of a `with`.
 Its docstring says who got it wrong, or which row of the catalogue of pitfalls it is
 (docs/replication.md).
+
+The file is not split: it is a list, and each entry can be read alone.
 """
 
 from __future__ import annotations

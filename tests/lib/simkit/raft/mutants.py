@@ -2,6 +2,8 @@
 
 A mutant replaces one step of the production code for the length of a `with`. Numbers such as S1
 are those of the defects that were found in pysyncobj (docs/decisions/0010-own-raft.md).
+
+The file is not split: it is a list, and each entry can be read alone.
 """
 
 from __future__ import annotations

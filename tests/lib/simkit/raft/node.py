@@ -2,6 +2,8 @@
 
 It carries out effects as the real shell does, with delays that the simulation draws, and dies as
 processes and machines do.
+
+The file is not split: it stands for one shell, which is one file in the product, too.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ _NOTHING: Final = Stored(HardState(), None, LogImage(0, 0, ()))
 
 
 class SimNode:
-    """A machine with a disk, on which the process comes and goes."""
+    """A machine with a disk, on which the process comes and goes.
+
+    The class is not split: it has a method for each effect of the core, and for each way in which
+    a member dies and comes back.
+    """
 
     def __init__(self, world: World, name: NodeId, *, may_rot: bool) -> None:
         self.world = world

@@ -4,6 +4,8 @@ A seed draws its own group, sizes, delays and subset of faults, so that rare win
 some seed. After the faults everything heals, but for machines that in some seeds leave for good,
 and the group has to come back: one leader, equal states, every answered command there once.
 `run_seed` is a whole story: equal seeds, equal traces.
+
+The file is not split: it is the story of a seed in the order in which it happens.
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ class Caller:
 
 
 class RaftSim:
-    """Runs one seed; :attr:`seen` counts the situations that it reached."""
+    """Runs one seed; :attr:`seen` counts the situations that it reached.
+
+    The class is not split: what a seed draws, does and checks shares one clock, one network and one
+    set of promises.
+    """
 
     node_type = SimNode
     truth_type = Truth

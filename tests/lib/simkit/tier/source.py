@@ -55,7 +55,11 @@ class _Segment:
 
 
 class MemoryTierSource:
-    """Implements ``TierSource``; any thread."""
+    """Implements ``TierSource``; any thread.
+
+    The class is not split: it has a method for each one of the port ``TierSource``, and a few by
+    which a test fills and damages it.
+    """
 
     def __init__(self, stream: Stream, partition: int = 0, *, seed: int = 1) -> None:
         self._partition_id = PartitionId(stream.uuid, PartitionNumber(partition))

@@ -2,6 +2,8 @@
 
 Every foreign change here is made by delta-rs itself, as anybody might make it, or by a hand in the
 folder. Each is asked of by a process that knew the table before, and by a new one.
+
+The file is not split: it is a list of commits by other hands, each refused or let through.
 """
 
 from __future__ import annotations

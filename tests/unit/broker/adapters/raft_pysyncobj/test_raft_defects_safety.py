@@ -3,6 +3,8 @@
 Each test first shows the hole in the library's own classes, then that a member of ours does not
 have it: our own Raft, and pysyncobj with its corrections. S12 over real sockets is in
 tests/integration/broker/test_raft_defects_sockets.py.
+
+The file is not split: it follows a table of docs/raft.md row by row.
 """
 
 from __future__ import annotations

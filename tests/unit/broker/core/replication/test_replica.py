@@ -1,4 +1,7 @@
-"""The replication machines one event at a time: what each asks its shell to do, and refuses."""
+"""The replication machines one event at a time: what each asks its shell to do, and refuses.
+
+The file is not split: the cases of leader and follower share the builders at its beginning.
+"""
 
 from __future__ import annotations
 
