@@ -17,6 +17,7 @@ from broker.model.offsets import Offset
 from broker.ports.system import Files
 from broker.runtime.partition.local_log import BeginLog
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log.replacement import replace_log
 from broker.storage.promises.promises import Promises
 from broker.storage.stream_folders import (
     log_folder,
@@ -68,7 +69,7 @@ class ReplicaFolders:
 
         def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
             promise = self._promises.replica(partition_id)
-            PartitionLog.replace(
+            replace_log(
                 self._files, folder, partition_id, start=start, epochs=epochs, promise=promise
             )
             log = PartitionLog.open(self._files, folder, partition_id, config, promise=promise)

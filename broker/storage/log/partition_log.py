@@ -147,37 +147,6 @@ class PartitionLog:
         place, own = LogFolder(files, folder, partition_id), LogPromise(promise)
         return cls(place, config, unreadable(place, own.known(held=True), error.message), own)
 
-    @staticmethod
-    def replace(
-        files: Files,
-        folder: str,
-        partition_id: PartitionId,
-        *,
-        start: Offset,
-        epochs: EpochHistory,
-        promise: ReplicaPromise | None = None,
-    ) -> None:
-        """Replace the log in ``folder`` by an empty log that begins at ``start``.
-
-        ``epochs`` are the epochs of the records before ``start``. The log must not be open. The
-        promise is renewed first. A crash may leave no log, but never a log without its epochs.
-
-        Raises:
-            DiskFullError: there is no room for the new log; the old log is gone.
-            LogFailedError: the disk failed.
-        """
-        place = LogFolder(files, folder, partition_id)
-        try:
-            LogPromise(promise).renew()
-            files.remove_folder(folder)
-            files.make_folder(folder)
-            place.replace(place.file(EPOCHS_NAME), encode_epochs(partition_id, epochs.starts))
-            place.sync()
-            place.create_segment(start)
-            place.sync()
-        except OSError as cause:
-            raise cannot_open(folder, cause, "replace") from cause
-
     # ------------------------------------------------------------------ facts, any thread
 
     @property

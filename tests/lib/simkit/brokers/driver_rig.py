@@ -30,6 +30,7 @@ from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaIdentity, ReplicaLinks
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log.replacement import replace_log
 from simkit.brokers.memory_broker import FakeClock
 
 ME = BrokerId("me")
@@ -115,7 +116,7 @@ class DriverRig:
         self.recorded: list[int] = []
 
         def begin_log(start: Offset, epochs: EpochHistory) -> PartitionLog:
-            PartitionLog.replace(files, FOLDER, partition_id, start=start, epochs=epochs)
+            replace_log(files, FOLDER, partition_id, start=start, epochs=epochs)
             return PartitionLog.open(files, FOLDER, partition_id, config)
 
         self.log = PartitionLog.open(files, FOLDER, partition_id, config)

@@ -24,6 +24,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset, OffsetRange
 from broker.storage.log.partition_log import LogConfig, PartitionLog
+from broker.storage.log.replacement import replace_log
 from broker.storage.promises.promises import Promises
 from broker.storage.segments.damage import RotProof
 from simkit.disk.disk import SECTOR, PowerLostError, SimDisk
@@ -105,9 +106,7 @@ def test_what_a_replaced_log_had_promised_is_no_loss(disk: SimDisk) -> None:
         epochs = EpochHistory.of([(EPOCH, Offset(0))])
         disk.stop_after = step
         with contextlib.suppress(PowerLostError):
-            PartitionLog.replace(
-                files, FOLDER, PARTITION, start=Offset(100), epochs=epochs, promise=promise
-            )
+            replace_log(files, FOLDER, PARTITION, start=Offset(100), epochs=epochs, promise=promise)
             break
         disk.lose_power()
         log, _ = promised(disk)

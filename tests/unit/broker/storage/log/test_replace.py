@@ -10,7 +10,7 @@ from broker.errors import DiskFullError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
-from broker.storage.log.partition_log import PartitionLog
+from broker.storage.log.replacement import replace_log
 from simkit.disk.disk import PowerLostError, SimDisk
 from simkit.log.batches import FOLDER, PARTITION, open_log, raw_batch, read_all
 
@@ -25,7 +25,7 @@ def _written(disk: SimDisk) -> None:
 
 
 def _replace(disk: SimDisk) -> None:
-    PartitionLog.replace(disk.files(), FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
+    replace_log(disk.files(), FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
 
 
 def test_it_begins_at_the_offset_with_the_epochs_of_what_was_before() -> None:
@@ -55,7 +55,7 @@ def test_a_crash_at_any_step_leaves_no_log_or_the_new_one() -> None:
         files = disk.files()
         disk.stop_after = step
         try:
-            PartitionLog.replace(files, FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
+            replace_log(files, FOLDER, PARTITION, start=Offset(100), epochs=EPOCHS)
             done = True
         except PowerLostError:
             done = False
