@@ -22,7 +22,6 @@ MIRRORS: Final = "tests/unit/"
 
 # Crowded, without a reason that a reader would accept: to be split.
 NOT_YET: Final = (
-    "broker/adapters/flight/service.py",
     "broker/storage/log/recovery.py",
     "broker/storage/raft/journal.py:RaftJournal",
 )

@@ -1,31 +1,31 @@
 """The Arrow Flight service: do_put, do_get, flight infos and actions over the BrokerApi port.
 
-broker/codec/flight parses requests, flight/reads.py serves rows, flight/writes.py takes batches,
-and flight/errors.py translates errors. Every call runs on a thread of gRPC. A client's request can
-only cause typed errors. A bug is logged, and the client gets an internal error without a traceback.
+broker/codec/flight parses requests. Of the modules beside this one, reads.py serves rows, writes.py
+takes batches, listing.py says what there is, actions.py performs actions, and errors.py translates
+errors. Every call runs on a thread of gRPC. A client's request can only cause typed errors. A bug
+is logged, and the client gets an internal error without a traceback.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 import structlog
 from pyarrow import flight
 
+from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
+from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
 from broker.adapters.flight.reads import (
     RowRange,
     check_incarnation,
-    earliest,
     read_rows,
     resolve,
 )
@@ -42,16 +42,9 @@ from broker.errors import (
     OverloadedError,
     ShuttingDownError,
 )
-from broker.model.cut_positions import CutPosition
-from broker.model.ids import LeaseId, StreamUuid
-from broker.model.stream import Stream, StreamConfig
 from broker.ports.api import BrokerApi
 from broker.ports.operators import OperatorApi
 from broker.ports.system import Clock
-from broker.ports.tiering import TierStatus
-
-_READINGS_MAX: Final = 10_000  # one takes microseconds; a commit takes as long as a disk write
-_READING_MS_MAX: Final = 10_000
 
 _log = structlog.get_logger(__name__)
 
@@ -141,6 +134,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         self._operations = operations
         self._clock = clock
         self._config = config
+        self._listing = Listing(api)
+        self._actions = StreamActions(api, clock, self._listing, nats_url=config.nats_url)
         self._closing = False
         self._places = threading.BoundedSemaphore(config.streams_max)
         self._puts: set[PutStream] = set()
@@ -170,10 +165,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
 
     def _explained(self, error: HeadwaterError) -> HeadwaterError:
         """Return the error; if it names a leader, with the leader's address."""
-        return with_address(error, self._addresses)
-
-    def _addresses(self) -> dict[str, str | None]:
-        return {str(one.broker): one.flight for one in self._api.partitions.brokers()}
+        return with_address(error, self._listing.addresses)
 
     def close(self, *, timeout_ms: int) -> bool:
         """End all calls and stop; return whether this took less than ``timeout_ms``.
@@ -272,7 +264,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         """Return one info per stream."""
         if criteria:
             raise InvalidRequestError("list_flights takes no criteria", field="criteria")
-        return iter([self._info(stream, None) for stream in self._api.streams.all()])
+        return iter([self._listing.info(stream, None) for stream in self._api.streams.all()])
 
     @_border
     def get_flight_info(self, _context: Any, descriptor: Any) -> Any:
@@ -280,63 +272,13 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         path = StreamPath.from_path(descriptor.path)
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
-        return self._info(stream, path.partition)
+        return self._listing.info(stream, path.partition)
 
     @_border
     def get_schema(self, _context: Any, descriptor: Any) -> Any:
         """Return the schema of every stream's rows."""
         self._api.streams.get(StreamPath.from_path(descriptor.path).stream)
         return flight.SchemaResult(ROW_SCHEMA)
-
-    def _info(self, stream: Stream, partition: int | None) -> Any:
-        numbers = range(stream.config.partitions) if partition is None else [partition]
-        positions = self._positions(stream, numbers)
-        path = StreamPath(stream=stream.name, partition=partition)
-        endpoints = [
-            flight.FlightEndpoint(_ticket_of(stream, position), [], app_metadata=_json(position))
-            for position in positions
-        ]
-        about = (
-            positions[0]
-            if partition is not None
-            else {
-                "stream_uuid": stream.uuid,
-                "subject": stream.config.subject,
-                "partitions": positions,
-            }
-        )
-        return flight.FlightInfo(
-            ROW_SCHEMA,
-            flight.FlightDescriptor.for_path(*path.to_path()),
-            endpoints,
-            total_records=sum(
-                position["high_watermark"] - position["start"] for position in positions
-            ),
-            app_metadata=_json(about),
-        )
-
-    def _positions(self, stream: Stream, numbers: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the positions of these partitions, and the addresses of their leaders."""
-        places = self._api.partitions.places(stream.name)
-        addresses = self._addresses()
-        found: list[dict[str, Any]] = []
-        for number in numbers:
-            standing = self._api.partitions.standing(stream.name, number)
-            leader = places[number].leader
-            found.append(
-                {
-                    "stream_uuid": stream.uuid,
-                    "partition": number,
-                    "subject": stream.config.partition_subject(number),
-                    "start": earliest(self._api, stream, number, standing.log_start),
-                    "log_start": standing.log_start,
-                    "high_watermark": standing.high_watermark,
-                    "leader_epoch": standing.leader_epoch,
-                    "leader": leader,
-                    "flight": None if leader is None else addresses.get(leader),
-                }
-            )
-        return found
 
     # ------------------------------------------------------------------ actions
 
@@ -351,107 +293,8 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         if action.type in OPERATIONS:
             results = operate(self._operations, action.type, values)
         else:
-            results = getattr(self, f"_action_{action.type}")(**values)
-        return iter([_json(result) for result in results])
-
-    def _action_create_stream(self, name: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-        return [_stream_dict(self._api.streams.create(name, StreamConfig.from_dict(config)))]
-
-    def _action_describe_stream(self, name: str, positions: bool) -> list[dict[str, Any]]:
-        # Without positions the tier is not asked, so writers can start while it is unavailable.
-        stream = self._api.streams.get(name)
-        numbers = range(stream.config.partitions if positions else 0)
-        return [
-            {
-                "cluster": self._api.cluster,
-                "stream": _stream_dict(stream),
-                "partitions": self._positions(stream, numbers),
-                "nats": self._config.nats_url,
-            }
-        ]
-
-    def _action_brokers(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(one) for one in self._api.partitions.brokers()]
-
-    def _action_locate(self, name: str) -> list[dict[str, Any]]:
-        stream = self._api.streams.get(name)
-        addresses = self._addresses()
-        return [
-            {
-                "stream_uuid": stream.uuid,
-                "flight": None if place.leader is None else addresses.get(place.leader),
-                **dataclasses.asdict(place),
-            }
-            for place in self._api.partitions.places(name)
-        ]
-
-    def _action_list_streams(self) -> list[dict[str, Any]]:
-        return [_stream_dict(stream) for stream in self._api.streams.all()]
-
-    def _action_delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
-        check_incarnation(self._api.streams.get(name), stream_uuid)
-        return [_stream_dict(self._api.streams.delete(name))]
-
-    def _action_take_lease(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(self._api.cuts.take_lease(name, owner=owner, ttl_ms=ttl_ms))]
-
-    def _action_renew_lease(self, lease_id: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(self._api.cuts.renew_lease(LeaseId(lease_id), ttl_ms=ttl_ms))]
-
-    def _action_check_cut(
-        self,
-        name: str,
-        stream_uuid: StreamUuid,
-        positions: Sequence[CutPosition],
-        believe_forgotten: bool,
-    ) -> list[dict[str, Any]]:
-        self._api.cuts.check(
-            name,
-            stream_uuid=stream_uuid,
-            positions=positions,
-            believe_forgotten=believe_forgotten,
-        )
-        return [{}]
-
-    def _action_drop_lease(self, lease_id: str) -> list[dict[str, Any]]:
-        self._api.cuts.drop_lease(LeaseId(lease_id))
-        return [{}]
-
-    def _action_list_leases(self, name: str) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(lease) for lease in self._api.cuts.live_leases(name)]
-
-    def _action_cut(self, name: str, owner: str, ttl_ms: int) -> list[dict[str, Any]]:
-        return [self._api.cuts.take(name, owner=owner, ttl_ms=ttl_ms).to_dict()]
-
-    def _action_high_watermarks(self, names: list[str]) -> list[dict[str, Any]]:
-        streams = [self._api.streams.get(name) for name in names]
-
-        def look() -> list[list[CutPosition]]:
-            return [
-                [
-                    self._api.partitions.history_position(stream.name, number)
-                    for number in range(stream.config.partitions)
-                ]
-                for stream in streams
-            ]
-
-        return [
-            {
-                "name": stream.name,
-                "stream_uuid": stream.uuid,
-                "high_watermarks": [int(one.hot_end) for one in found],
-                "lineage_ids": [one.lineage_id for one in found],
-            }
-            for stream, found in zip(streams, _at_one_moment(look, self._clock), strict=True)
-        ]
-
-    def _action_tier_status(self, name: str) -> list[dict[str, Any]]:
-        return [_status_dict(status) for status in self._api.cold.status(name)]
-
-    def _action_tier_flush(self, name: str, timeout_ms: int) -> list[dict[str, Any]]:
-        return [
-            _status_dict(status) for status in self._api.cold.flush(name, timeout_ms=timeout_ms)
-        ]
+            results = getattr(self._actions, action.type)(**values)
+        return iter([to_json(result) for result in results])
 
 
 def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]:
@@ -467,53 +310,3 @@ def _chunks(reader: Any) -> Iterator[tuple[pa.RecordBatch | None, bytes | None]]
             raise InvalidRequestError(f"the data of this do_put is not Arrow: {cause}") from cause
         metadata = chunk.app_metadata
         yield chunk.data, None if metadata is None else bytes(metadata)
-
-
-def _at_one_moment(
-    look: Callable[[], list[list[CutPosition]]], clock: Clock
-) -> list[list[CutPosition]]:
-    """Return all high watermarks at one moment, by reading them twice.
-
-    High watermarks only grow. So if two readings are equal, all the values were true at the same
-    time, between the two readings. Readings of other brokers take longer, so time bounds them too.
-
-    Raises:
-        OverloadedError: a commit came between the two readings, every time.
-    """
-    before: list[list[CutPosition]] = []
-    deadline_ms = clock.monotonic_ms() + _READING_MS_MAX
-    for _ in range(_READINGS_MAX):
-        found = look()
-        if found == before or sum(map(len, found)) <= 1:  # a single number needs one reading
-            return found
-        before = found
-        if clock.monotonic_ms() > deadline_ms:
-            break
-    raise OverloadedError(
-        "records were committed between any two readings of the high watermarks: try again later"
-    )
-
-
-def _ticket_of(stream: Stream, position: dict[str, Any]) -> Any:
-    request = ReadRequest(
-        stream=stream.name,
-        stream_uuid=stream.uuid,
-        partition=position["partition"],
-        start=position["start"],
-        end=position["high_watermark"],
-    )
-    return flight.Ticket(request.to_ticket())
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _stream_dict(stream: Stream) -> dict[str, Any]:
-    return dataclasses.asdict(stream)
-
-
-def _status_dict(status: TierStatus) -> dict[str, Any]:
-    values = dataclasses.asdict(status)
-    values["cold"] = [status.cold.start, status.cold.end]
-    return values

@@ -1,11 +1,10 @@
 """The Flight actions: their names, the fields of their JSON bodies, and the bounds of each field.
 
 The table :data:`ACTIONS` has two uses: the server validates bodies with it, and ``list_actions``
-returns its help texts. The client builds bodies with the same field names. The method
-``_action_<name>`` of ``broker/adapters/flight/service.py`` performs an action: it is found by its
-name and takes the fields as keywords. ``broker/adapters/flight/operations.py`` performs the actions
-of operators. An action must be harmless when it is done twice, because a client that got no answer
-asks the next broker.
+returns its help texts. The client builds bodies with the same field names. An action is performed
+by the method of the same name in ``broker/adapters/flight/actions.py``, which takes the fields as
+keywords; ``broker/adapters/flight/operations.py`` performs the actions of operators. An action must
+be harmless when it is done twice, because a client that got no answer asks the next broker.
 """
 
 from __future__ import annotations

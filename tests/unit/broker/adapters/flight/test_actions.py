@@ -7,8 +7,8 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from broker.adapters.flight.actions import StreamActions
 from broker.adapters.flight.operations import operate
-from broker.adapters.flight.service import _Server
 from broker.codec.flight.actions import ACTIONS
 from broker.codec.flight.operations import OPERATIONS
 from broker.ports.operators import OperatorApi
@@ -17,7 +17,7 @@ from broker.ports.operators import OperatorApi
 @pytest.mark.parametrize("action", sorted(ACTIONS.keys() - OPERATIONS.keys()))
 def test_an_action_has_a_method_that_takes_its_fields(action: str) -> None:
     """The service finds it by its name, so no type checker sees that one is missing."""
-    method = getattr(_Server, f"_action_{action}")
+    method = getattr(StreamActions, action)
     _, *fields = inspect.signature(method).parameters
     assert set(fields) == ACTIONS[action].fields.keys()
 
