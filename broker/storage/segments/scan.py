@@ -2,7 +2,7 @@
 
 The scan only reports facts: valid batches, and damaged stretches. For each stretch it tells whether
 a disk sector of the damaged write is missing (all zero, or behind the end of the file).
-broker/storage/log/recovery.py decides what the damage means.
+broker/storage/log/segment_loading.py decides what the damage means.
 """
 
 from __future__ import annotations

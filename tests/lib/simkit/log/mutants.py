@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.model.offsets import Offset
-from broker.storage.log import partition_log, recovery
+from broker.storage.log import partition_log, recovery, segment_loading
 from broker.storage.log.partition_log import PartitionLog
+from broker.storage.log.segment_loading import SegmentLoader
 from broker.storage.log.truncation import truncate_files
 from broker.storage.log_folder import LogFolder, RecoveryPointFile
 from broker.storage.promises.log_promise import LogPromise
@@ -34,7 +35,7 @@ def ack_before_sync() -> Any:
 
 def cut_at_first_bad_batch() -> Any:
     """Take all damage for a torn tail: what most logs do."""
-    return replaced(recovery, "proof_of_rot", lambda *_: None)
+    return replaced(segment_loading, "proof_of_rot", lambda *_: None)
 
 
 def ignore_recovery_point() -> Any:
@@ -43,9 +44,9 @@ def ignore_recovery_point() -> Any:
     def start(self: Any, base: Offset, size: int, point: Any) -> Any:
         return original(self, base, size, None)[0], 0
 
-    original = recovery._Recovery._start_of_last
+    original = SegmentLoader._start_of_last
     return together(
-        replaced(recovery._Recovery, "_start_of_last", start),
+        replaced(SegmentLoader, "_start_of_last", start),
         replaced(recovery._Recovery, "_check_end", lambda self, *_: self._segments[-1].end_offset),
     )
 
@@ -58,7 +59,7 @@ def ignore_what_later_batches_saw() -> Any:
     ) -> RotProof | None:
         return proof_of_rot(stretch, (), durable)
 
-    return replaced(recovery, "proof_of_rot", proof)
+    return replaced(segment_loading, "proof_of_rot", proof)
 
 
 def skip_folder_sync() -> Any:
@@ -85,12 +86,12 @@ def believe_the_page_cache() -> Any:
     def write_again(self: Any, file: Any, *_: int) -> None:
         file.datasync()
 
-    return replaced(recovery._Recovery, "_write_again", write_again)
+    return replaced(SegmentLoader, "_write_again", write_again)
 
 
 def serve_before_durable() -> Any:
     """After a restart, serve what was found without any sync."""
-    return replaced(recovery._Recovery, "_write_again", lambda *_: None)
+    return replaced(SegmentLoader, "_write_again", lambda *_: None)
 
 
 def roll_without_sync() -> Any:
