@@ -20,9 +20,6 @@ GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
 # A test folder mirrors the folder that it tests, file by file; what is crowded there is here, too.
 MIRRORS: Final = "tests/unit/"
 
-# Crowded, without a reason that a reader would accept: to be split.
-NOT_YET: Final = ("broker/storage/raft/journal.py:RaftJournal",)
-
 _PRODUCT: Final = ("broker/*", "tiering/*", "spark_jobs/*", "headwater/*")
 _PUBLIC: Final = ("headwater/*", "broker/model/*")
 _TEST: Final = (*_PRODUCT, "tests/lib/*")
@@ -89,14 +86,7 @@ def test_what_is_crowded_says_why() -> None:
     """Large folders, files and classes have a reason that a reader can use, others have none."""
     code = {path: text for path, text in _files().items() if not path.startswith(MIRRORS)}
     mirrors = {path: text for path, text in _files().items() if path.startswith(MIRRORS)}
-    offences = [*crowded(code), *crowded(mirrors, folders=False)]
-    assert [one for one in offences if not one.startswith(tuple(NOT_YET))] == []
-
-
-def test_what_is_to_be_split_is_still_crowded() -> None:
-    """An entry leaves the table with the split, so that the table only shrinks."""
-    offences = list(crowded(_files()))
-    assert [one for one in NOT_YET if not any(told.startswith(one) for told in offences)] == []
+    assert [*crowded(code), *crowded(mirrors, folders=False)] == []
 
 
 def test_no_module_reaches_itself_by_its_imports() -> None:

@@ -24,7 +24,7 @@ from broker.runtime.partition.replica_shell import ReplicaShell
 from broker.runtime.partition.tier_view import TierView
 from broker.runtime.upkeep import Upkeep
 from broker.storage.log_folder import LogFolder
-from broker.storage.raft.journal import RaftJournal
+from broker.storage.raft.raft_folder import RaftFolder
 from simkit.brokers import shell_checks as checks
 from simkit.replacing import Mutant, replaced, together
 from tiering.store import local_store
@@ -61,7 +61,7 @@ def whole_files_are_named_first() -> Any:
 
 def journal_is_not_synced() -> Any:
     """The metadata of a single broker is answered from the page cache."""
-    return replaced(RaftJournal, "_datasync", _nothing)
+    return replaced(RaftFolder, "datasync", _nothing)
 
 
 def objects_are_not_synced() -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from broker.codec.disk.raft_member_file import MemberNote
 from broker.core.raft import follower as follower_module
@@ -27,9 +27,11 @@ from broker.core.raft.rejoin import Rejoin, TakePart
 from broker.model.raft import Entry, Floor, HardState, LogImage, NodeId, Snapshot
 from broker.model.raft_messages import Append, AppendReply, Chunk, Message, VoteReply
 from broker.storage.raft import journal as raft_journal
+from broker.storage.raft import journal_file
 from broker.storage.raft import journal_scan as raft_journal_scan
 from broker.storage.raft.journal import RaftJournal
 from broker.storage.raft.meta import MetaFile
+from broker.storage.raft.raft_folder import RaftFolder
 from simkit.replacing import Mutant, replaced, together
 
 
@@ -273,39 +275,39 @@ def believe_the_page_cache() -> Any:
         return type(found)(found.image, found.last_number, found.end, found.torn, found.end)
 
     original = raft_journal_scan.read_journal
-    return replaced(raft_journal, "read_journal", read)
+    return replaced(journal_file, "read_journal", read)
 
 
 def skip_folder_sync() -> Any:
     """Rename without syncing the folder."""
 
-    def write_whole(self: RaftJournal, name: str, parts: Any) -> None:
-        files = self._files
+    def write_whole(self: RaftFolder, name: str, parts: Any) -> None:
+        files = self.files
 
         class _Files:
             def __getattr__(self, what: str) -> Any:
                 return (lambda _: None) if what == "sync_folder" else getattr(files, what)
 
-        self._files = _Files()
+        self.files = cast("Any", _Files())
         try:
             original(self, name, parts)
         finally:
-            self._files = files
+            self.files = files
 
-    original = RaftJournal._write_whole
-    return replaced(RaftJournal, "_write_whole", write_whole)
+    original = RaftFolder.write_whole
+    return replaced(RaftFolder, "write_whole", write_whole)
 
 
 def retry_fsync() -> Any:
     """Ask again after a failed sync: the second answer is yes, and the data is gone."""
 
-    def datasync(self: RaftJournal, file: Any) -> None:
+    def datasync(self: RaftFolder, file: Any) -> None:
         try:
             file.datasync()
         except OSError:
             file.datasync()
 
-    return replaced(RaftJournal, "_datasync", datasync)
+    return replaced(RaftFolder, "datasync", datasync)
 
 
 def install_over_a_longer_log() -> Any:
@@ -373,10 +375,10 @@ def floor_forgotten_by_a_restart() -> Any:
 
     def read(self: RaftJournal) -> MemberNote | None:
         found = original(self)
-        path = f"{self._folder}/meta"
-        if found is None or not self._files.exists(path):  # nothing was restarted yet
+        path, files = self._folder.file("meta"), self._folder.files
+        if found is None or not files.exists(path):  # nothing was restarted yet
             return found
-        meta = MetaFile(path, self._files.open(path), self._owner)
+        meta = MetaFile(path, files.open(path), self._folder.owner)
         meta.close()
         again = meta.slot.hard.term >= found.term
         return MemberNote(found.term, Floor()) if again else found
@@ -399,7 +401,7 @@ def member_note_alone_believed() -> Any:
     """Open a folder of which only the member file is left, and go on from what that says."""
 
     def read(self: RaftJournal) -> MemberNote | None:
-        present = self._files.list(self._folder)
+        present = self._folder.files.list(self._folder.path)
         return original(self) if "meta" in present else None
 
     original = RaftJournal._read_membership

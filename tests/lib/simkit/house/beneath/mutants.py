@@ -33,7 +33,7 @@ def answered_before_the_sync() -> Any:
     """Tell the core that a save is durable while it is in the page cache."""
 
     def write_next(self: Any, now_ms: int) -> Any:
-        with mock.patch.object(self._journal, "_datasync", return_value=None):
+        with mock.patch.object(self._journal._folder, "datasync", return_value=None):
             return original(self, now_ms)
 
     original: Any = Saving.write_next

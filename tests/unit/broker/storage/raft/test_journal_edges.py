@@ -28,8 +28,9 @@ from broker.model.raft import (
     SnapshotId,
 )
 from broker.storage.promises.promises import Promises
-from broker.storage.raft.journal import COUNTER, RaftJournal, owner_of
+from broker.storage.raft.journal import COUNTER, RaftJournal
 from broker.storage.raft.journal_scan import read_journal
+from broker.storage.raft.raft_folder import owner_of
 from simkit.disk.disk import ROOMY, SimDisk
 
 A, B = NodeId("a"), NodeId("b")

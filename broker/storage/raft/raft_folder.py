@@ -1,0 +1,87 @@
+"""The folder of a Raft member: small files written whole, and what a failed sync means for all.
+
+A new file is written as ``*.new``, synced and renamed, and the folder is synced. After a failed
+sync nobody knows what is on the disk, so the member writes nothing more: every later write raises
+the same error.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from broker.codec.disk.raft_log_format import OWNER_SIZE
+from broker.errors import DiskFullError, LogFailedError, MetadataCorruptError
+from broker.model.raft import NodeId
+from broker.ports.system import File, Files
+from broker.storage.whole_file import write_whole
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class RaftFolder:
+    """The files of one member, by their names. One thread at a time."""
+
+    def __init__(self, files: Files, path: str, owner: bytes) -> None:
+        self.files = files
+        self.path = path
+        self.owner = owner  # the mark of the node and its cluster, in every file
+        self._failure: LogFailedError | None = None
+
+    def file(self, name: str) -> str:
+        """Return the path of a file."""
+        return f"{self.path}/{name}"
+
+    def read_whole(self, name: str, bytes_max: int) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            MetadataCorruptError: the file is larger than any that was written.
+        """
+        path = self.file(name)
+        file = self.files.open(path)
+        try:
+            size = file.size()
+            if size > bytes_max:
+                raise MetadataCorruptError(f"{path} of {size} bytes is too large", path=path)
+            return file.read_at(0, size)
+        finally:
+            file.close()
+
+    def write_whole(self, name: str, parts: Sequence[bytes]) -> None:
+        """Replace a file, durably. Raises OSError, and LogFailedError for a failed sync."""
+        write_whole(self.files, self.file(name), parts, datasync=self.datasync)
+
+    def datasync(self, file: File) -> None:
+        """Sync a file. Raises LogFailedError, and from then on every write does."""
+        try:
+            file.datasync()
+        except OSError as cause:
+            self._failure = LogFailedError(f"fdatasync of the Raft journal failed: {cause}")
+            raise self._failure from cause
+
+    def fail(self, error: LogFailedError) -> LogFailedError:
+        """Refuse every later write with this error; return it."""
+        self._failure = error
+        return error
+
+    def require_healthy(self) -> None:
+        """Raise the error after which nothing is written any more."""
+        if self._failure is not None:
+            raise self._failure
+
+    def translated(self, cause: OSError) -> DiskFullError | LogFailedError:
+        """Return the error of ours for an error of the disk; all but a full disk are final."""
+        if cause.errno in FULL:
+            return DiskFullError(f"the Raft journal has no room: {cause}")
+        if self._failure is None:
+            self._failure = LogFailedError(f"the Raft journal failed: {cause}")
+        return self._failure
+
+
+def owner_of(cluster: str, node: NodeId) -> bytes:
+    """Return the mark of the node and cluster that own the files."""
+    name = f"{cluster}\0{node}".encode()
+    return hashlib.blake2b(name, digest_size=OWNER_SIZE).digest()
