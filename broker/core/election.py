@@ -19,6 +19,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from broker.core.election_events import (
+    AskLogEnd,
+    ElectionEffect,
+    ElectionEvent,
+    GrantLease,
+    HeartbeatCame,
+    LeaderReported,
+    LogEndAnswered,
+    MetadataChanged,
+    OfficeLost,
+    OfficeTaken,
+    ProposeCommand,
+)
+from broker.core.events import TickElapsed
 from broker.core.metadata.changes import partition_changes
 from broker.core.metadata.commands import (
     Command,
@@ -57,25 +71,6 @@ class ElectionTiming:
         before another broker becomes leader.
         """
         return self.session_ms * 2 // 3
-
-
-@dataclass(frozen=True, slots=True)
-class ProposeCommand:
-    """Propose a command to the metadata log; the next states show whether it was applied."""
-
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class AskLogEnd:
-    """Ask a replica for its log end; report the answer to :meth:`ElectionCore.log_end_told`."""
-
-    to: BrokerId
-    partition_id: PartitionId
-    leader_epoch: LeaderEpoch
-
-
-ElectionEffect = ProposeCommand | AskLogEnd
 
 
 @dataclass(slots=True)
@@ -141,25 +136,36 @@ class ElectionCore:
         self._fencing_ms: dict[BrokerId, int] = {}  # time of the last proposal to fence or unfence
         self._handing_ms: dict[BrokerId, int] = {}
 
+    def step(self, event: ElectionEvent) -> list[ElectionEffect]:
+        """Take one event; return the effects, in the order in which they are performed."""
+        match event:
+            case TickElapsed(now_ms):
+                return list(self._tick(now_ms))
+            case OfficeTaken(now_ms):
+                self._take_office(now_ms)
+            case OfficeLost():
+                self._in_office = False
+            case MetadataChanged(state, now_ms):
+                return list(self._take_state(state, now_ms))
+            case HeartbeatCame(broker, broker_epoch, now_ms):
+                return list(self._hear(broker, broker_epoch, now_ms))
+            case LeaderReported():
+                return list(self._weigh_report(event))
+            case LogEndAnswered():
+                return list(self._take_log_end(event))
+        return []
+
     # ------------------------------------------------------------------ what is heard
 
-    def took_office(self, now_ms: int) -> list[ElectionEffect]:
-        """Become the active controller, with a state that has all earlier commands (a barrier).
-
-        All sessions start anew, because this controller has got no heartbeats so far.
-        """
+    def _take_office(self, now_ms: int) -> None:
+        """Start all sessions anew, because this controller has got no heartbeats so far."""
         self._in_office = True
         self._tick_ms = now_ms
         self._restart_sessions(now_ms)
         self._reports.clear()
         self._races.clear()
-        return []
 
-    def lost_office(self) -> None:
-        """Stop proposing: this controller is no longer the active one."""
-        self._in_office = False
-
-    def state_changed(self, state: MetadataState, now_ms: int) -> list[ElectionEffect]:
+    def _take_state(self, state: MetadataState, now_ms: int) -> Iterator[ElectionEffect]:
         """Take a newer state; partitions without a leader get their next step at once."""
         for change in partition_changes(self._state, state):
             one = change.after
@@ -179,43 +185,37 @@ class ElectionCore:
             if session is None or session[0] < registered.epoch:
                 self._sessions[broker] = (registered.epoch, now_ms)
         self._state = state
-        return list(self._settle(now_ms)) if self._in_office else []
+        if self._in_office:
+            yield from self._settle(now_ms)
 
-    def heartbeat(self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int) -> bool:
-        """Note that a broker is alive; return whether it gets a lease.
-
-        It gets none if its broker epoch is not the newest, or if it is fenced.
-        """
+    def _hear(
+        self, broker: BrokerId, broker_epoch: BrokerEpoch, now_ms: int
+    ) -> Iterator[ElectionEffect]:
+        """Note that a broker is alive; a former process of it, or a fenced one, gets no lease."""
         registered = self._state.brokers.get(broker)
         if not self._in_office or registered is None or registered.epoch != broker_epoch:
-            return False
+            return
         self._sessions[broker] = (broker_epoch, now_ms)
-        return not registered.fenced
+        if not registered.fenced:
+            yield GrantLease(broker)
 
-    def reported(
-        self,
-        partition_id: PartitionId,
-        *,
-        reporter: BrokerId,
-        broker_epoch: BrokerEpoch,
-        leader_epoch: LeaderEpoch,
-        now_ms: int,
-    ) -> list[ElectionEffect]:
-        """Take a replica's report that its leader does not answer."""
+    def _weigh_report(self, report: LeaderReported) -> Iterator[ElectionEffect]:
+        """Begin an election if enough replicas say that their leader does not answer."""
+        partition_id, reporter, now_ms = report.partition_id, report.reporter, report.now_ms
         one = self._state.partition(partition_id)
         registered = self._state.brokers.get(reporter)
         if not self._in_office or one is None or one.status != "online" or registered is None:
-            return []
-        if leader_epoch != one.leader_epoch or broker_epoch != registered.epoch:
-            return []
+            return
+        if report.leader_epoch != one.leader_epoch or report.broker_epoch != registered.epoch:
+            return
         # Eligible replicas count too. A leader that is cut off from its followers shrinks its ISR
         # to itself before it is reported. It could otherwise lead for ever, below the minimum ISR.
         members = {*one.isr, *one.eligible}
         if reporter not in members or reporter == one.leader or registered.fenced:
-            return []
+            return
         if len(self._troubled) >= _RACES_MAX:
-            return []  # other partitions have no leader at all; the replica will report again
-        reports = self._reports.setdefault((partition_id, leader_epoch), {})
+            return  # other partitions have no leader at all; the replica will report again
+        reports = self._reports.setdefault((partition_id, report.leader_epoch), {})
         reports[reporter] = now_ms
         recent = [
             who
@@ -223,42 +223,35 @@ class ElectionCore:
             if at_ms > now_ms - self._timing.report_window_ms and who in members
         ]
         if len(recent) <= (len(members) - 1) // 2:
-            return []
-        del self._reports[partition_id, leader_epoch]
-        return [
-            ProposeCommand(
-                StartElection(
-                    stream_uuid=partition_id.stream_uuid,
-                    partition=partition_id.number,
-                    leader_epoch=one.leader_epoch,
-                    partition_epoch=one.partition_epoch,
-                    suspect=one.leader,
-                )
+            return
+        del self._reports[partition_id, report.leader_epoch]
+        yield ProposeCommand(
+            StartElection(
+                stream_uuid=partition_id.stream_uuid,
+                partition=partition_id.number,
+                leader_epoch=one.leader_epoch,
+                partition_epoch=one.partition_epoch,
+                suspect=one.leader,
             )
-        ]
+        )
 
-    def log_end_told(
-        self,
-        partition_id: PartitionId,
-        answer: LogAnswer,
-        *,
-        leader_epoch: LeaderEpoch,
-        now_ms: int,
-    ) -> list[ElectionEffect]:
-        """Take a replica's log end; ``leader_epoch`` is the newest that the replica knows."""
-        race = self._races.get(partition_id)
+    def _take_log_end(self, told: LogEndAnswered) -> Iterator[ElectionEffect]:
+        race = self._races.get(told.partition_id)
+        answer = told.answer
         registered = self._state.brokers.get(answer.broker)
         if race is None or registered is None or registered.epoch != answer.broker_epoch:
-            return []  # from a former process, whose records the disk may have lost since
-        race.take(leader_epoch, answer)
-        return list(self._look_after(partition_id, now_ms))
+            return  # from a former process, whose records the disk may have lost since
+        race.take(told.leader_epoch, answer)
+        yield from self._look_after(told.partition_id, told.now_ms)
 
-    def tick(self, now_ms: int) -> list[ElectionEffect]:
+    def _tick(self, now_ms: int) -> Iterator[ElectionEffect]:
         """Handle the passing of time. After a stall of this process all sessions start anew."""
         if now_ms - self._tick_ms > self._timing.stall_ms:
             self._restart_sessions(now_ms)
         self._tick_ms = now_ms
-        return [*self._settle(now_ms), *self._try_offline(now_ms)] if self._in_office else []
+        if self._in_office:
+            yield from self._settle(now_ms)
+            yield from self._try_offline(now_ms)
 
     # ------------------------------------------------------------------ acting
 

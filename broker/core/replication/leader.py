@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from broker.core.events import TickElapsed
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     ProposeIsr,
@@ -44,7 +45,6 @@ __all__ = [
     "LogSynced",
     "PartitionLeader",
     "RequestCame",
-    "TickElapsed",
     "ViewChanged",
 ]
 
@@ -100,13 +100,6 @@ class LeaseGranted:
     """
 
     until_ms: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class TickElapsed:
-    """Time has passed."""
-
     now_ms: int
 
 

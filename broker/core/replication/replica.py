@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from broker.core.events import TickElapsed
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     BeginLogAt,
@@ -31,7 +32,6 @@ from broker.core.replication.leader import (
     LogSynced,
     PartitionLeader,
     RequestCame,
-    TickElapsed,
     ViewChanged,
 )
 from broker.core.replication.view import PartitionView, Role

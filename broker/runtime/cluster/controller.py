@@ -16,13 +16,20 @@ from typing import Any, Final
 
 import structlog
 
-from broker.core.election import (
+from broker.core.election import ElectionCore, ElectionTiming
+from broker.core.election_events import (
     AskLogEnd,
-    ElectionCore,
     ElectionEffect,
-    ElectionTiming,
+    GrantLease,
+    HeartbeatCame,
+    LeaderReported,
+    LogEndAnswered,
+    MetadataChanged,
+    OfficeLost,
+    OfficeTaken,
     ProposeCommand,
 )
+from broker.core.events import TickElapsed
 from broker.core.metadata.commands import LogAnswer
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
@@ -115,7 +122,7 @@ class ControllerPump:
         if self._next_tick_ms is None or now_ms >= self._next_tick_ms:
             # First of all: after a stall of this process nobody is blamed for the silence.
             self._next_tick_ms = now_ms + _TICK_MS
-            self._do(self._core.tick(now_ms))
+            self._do(self._core.step(TickElapsed(now_ms)))
         found = self._inbox.take()
         if found is not None:
             self._take(found[1], now_ms)
@@ -127,13 +134,13 @@ class ControllerPump:
         if self._office is not None and term != self._office:
             _log.info("office_lost", term=self._office)
             self._office = None
-            self._core.lost_office()
+            self._core.step(OfficeLost())
         self._taking = term if term != self._office else None
 
     def _take(self, item: Any, now_ms: int) -> None:
         match item:
             case _State(state):
-                self._do(self._core.state_changed(state, now_ms))
+                self._do(self._core.step(MetadataChanged(state, now_ms)))
             case _Passed():
                 self._barrier_under_way = False
                 if item.error is None and item.office == self._metadata.office:
@@ -141,13 +148,14 @@ class ControllerPump:
             case (sender, Heartbeat() as heartbeat):
                 self._waiting[sender] = heartbeat
             case (sender, LeaderReport() as report):
-                effects = self._core.reported(
-                    report.partition_id,
+                reported = LeaderReported(
+                    partition_id=report.partition_id,
                     reporter=sender,
                     broker_epoch=report.broker_epoch,
                     leader_epoch=report.leader_epoch,
                     now_ms=now_ms,
                 )
+                effects = self._core.step(reported)
                 self._do(effects if self._office is not None else [])
             case (sender, LogEndTold() as told):
                 answer = LogAnswer(
@@ -156,10 +164,13 @@ class ControllerPump:
                     last_epoch=told.last_epoch,
                     log_end=told.log_end,
                 )
-                effects = self._core.log_end_told(
-                    told.partition_id, answer, leader_epoch=told.leader_epoch, now_ms=now_ms
+                answered = LogEndAnswered(
+                    partition_id=told.partition_id,
+                    answer=answer,
+                    leader_epoch=told.leader_epoch,
+                    now_ms=now_ms,
                 )
-                self._do(effects)
+                self._do(self._core.step(answered))
 
     def _begin_barrier(self) -> None:
         """Prove that this member leads: to take office, or for the heartbeats that wait."""
@@ -181,11 +192,13 @@ class ControllerPump:
             self._office = passed.office
             self._taking = None
             _log.info("office_taken", term=passed.office)
-            self._do(self._core.took_office(now_ms))
+            self._do(self._core.step(OfficeTaken(now_ms)))
         for broker, heartbeat in passed.heartbeats:
-            granted = self._core.heartbeat(broker, heartbeat.broker_epoch, now_ms)
+            effects = self._core.step(HeartbeatCame(broker, heartbeat.broker_epoch, now_ms))
             answer = HeartbeatAnswer(
-                broker_epoch=heartbeat.broker_epoch, sent_ms=heartbeat.sent_ms, granted=granted
+                broker_epoch=heartbeat.broker_epoch,
+                sent_ms=heartbeat.sent_ms,
+                granted=GrantLease(broker) in effects,
             )
             self._control.send(broker, answer)
 

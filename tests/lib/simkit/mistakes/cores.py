@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from broker.core import election as election_module
 from broker.core.election import ElectionCore
+from broker.core.election_events import LogEndAnswered
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
 from broker.core.replication import leader as leader_module
 from broker.core.replication import replica as replica_module
@@ -326,11 +327,11 @@ def answers_of_former_processes() -> Any:
         ]
         return bool(original(state, partition, candidate, newest))
 
-    def told(self: Any, partition_id: Any, answer: Any, **facts: Any) -> Any:
-        registered = self._state.brokers.get(answer.broker)
+    def take(self: Any, told: LogEndAnswered) -> Any:
+        registered = self._state.brokers.get(told.answer.broker)
         if registered is not None:
-            answer = replace(answer, broker_epoch=registered.epoch)
-        return log_end_told(self, partition_id, answer, **facts)
+            told = replace(told, answer=replace(told.answer, broker_epoch=registered.epoch))
+        return take_log_end(self, told)
 
     def begin(self: Any, partition_id: Any, one: Any, before: Any, now_ms: int) -> Any:
         race = begin_race(self, partition_id, one, before, now_ms)
@@ -339,11 +340,11 @@ def answers_of_former_processes() -> Any:
         return race
 
     original: Any = partition_rules.is_compared
-    log_end_told: Any = ElectionCore.log_end_told
+    take_log_end: Any = ElectionCore._take_log_end
     begin_race: Any = ElectionCore._begin
     return together(
         _compared(compared),
-        replaced(ElectionCore, "log_end_told", told),
+        replaced(ElectionCore, "_take_log_end", take),
         replaced(ElectionCore, "_begin", begin),
     )
 

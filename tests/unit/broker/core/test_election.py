@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from broker.core.election import (
+from broker.core.election import ElectionCore, ElectionTiming
+from broker.core.election_events import (
     AskLogEnd,
-    ElectionCore,
     ElectionEffect,
-    ElectionTiming,
+    HeartbeatCame,
+    LeaderReported,
+    LogEndAnswered,
+    MetadataChanged,
+    OfficeTaken,
     ProposeCommand,
 )
+from broker.core.events import TickElapsed
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
     Command,
@@ -54,7 +59,7 @@ class Office:
         )
         rows = ((A, B, C),) * self.PARTITIONS
         self.do(CreateStream(stream=stream, leader=A, assignment=rows, min_isr=2))
-        self.core.took_office(0)
+        self.core.step(OfficeTaken(0))
 
     def do(self, command: Command) -> None:
         """Apply one command that has to succeed."""
@@ -63,7 +68,7 @@ class Office:
 
     def changed(self) -> list[ElectionEffect]:
         """Show the core the state."""
-        return self.core.state_changed(self.state, self.now_ms)
+        return self.core.step(MetadataChanged(self.state, self.now_ms))
 
     def answer(self, effects: list[ElectionEffect]) -> list[NameCandidate]:
         """Let every candidate say how far it is; return who is named then."""
@@ -71,16 +76,18 @@ class Office:
         for effect in effects:
             if isinstance(effect, AskLogEnd):
                 named += _named(
-                    self.core.log_end_told(
-                        effect.partition_id,
-                        LogAnswer(
-                            broker=effect.to,
-                            broker_epoch=self.state.brokers[effect.to].epoch,
-                            last_epoch=LeaderEpoch(1),
-                            log_end=Offset(10),
-                        ),
-                        leader_epoch=effect.leader_epoch,
-                        now_ms=self.now_ms,
+                    self.core.step(
+                        LogEndAnswered(
+                            partition_id=effect.partition_id,
+                            answer=LogAnswer(
+                                broker=effect.to,
+                                broker_epoch=self.state.brokers[effect.to].epoch,
+                                last_epoch=LeaderEpoch(1),
+                                log_end=Offset(10),
+                            ),
+                            leader_epoch=effect.leader_epoch,
+                            now_ms=self.now_ms,
+                        )
                     )
                 )
         return named
@@ -130,12 +137,14 @@ def test_reports_wait_while_others_have_no_leader_at_all() -> None:
         return [
             effect
             for reporter in (B, C)
-            for effect in office.core.reported(
-                PartitionId(UUID, PartitionNumber(number)),
-                reporter=reporter,
-                broker_epoch=office.state.brokers[reporter].epoch,
-                leader_epoch=LeaderEpoch(1),
-                now_ms=office.now_ms,
+            for effect in office.core.step(
+                LeaderReported(
+                    partition_id=PartitionId(UUID, PartitionNumber(number)),
+                    reporter=reporter,
+                    broker_epoch=office.state.brokers[reporter].epoch,
+                    leader_epoch=LeaderEpoch(1),
+                    now_ms=office.now_ms,
+                )
             )
         ]
 
@@ -168,7 +177,13 @@ class Room(Office):
         )
         present = self.state.partitions[UUID][0].leader_epoch
         epoch = present if known is None else LeaderEpoch(known)
-        return _named(self.core.log_end_told(P, answer, leader_epoch=epoch, now_ms=self.now_ms))
+        return _named(
+            self.core.step(
+                LogEndAnswered(
+                    partition_id=P, answer=answer, leader_epoch=epoch, now_ms=self.now_ms
+                )
+            )
+        )
 
     def restart(self, broker: BrokerId) -> list[ElectionEffect]:
         """Register a broker's next process, and show it to the core."""
@@ -188,8 +203,8 @@ class Room(Office):
         """Let time pass; everybody lives."""
         self.now_ms += more_ms
         for broker, registered in self.state.brokers.items():
-            self.core.heartbeat(broker, registered.epoch, self.now_ms)
-        return self.core.tick(self.now_ms)
+            self.core.step(HeartbeatCame(broker, registered.epoch, self.now_ms))
+        return self.core.step(TickElapsed(self.now_ms))
 
 
 def _asked(effects: list[ElectionEffect]) -> list[BrokerId]:
@@ -247,16 +262,18 @@ def test_a_partition_without_enough_answers_goes_offline_and_comes_back_with_the
     assert _about_the_partition(_ticks(room, 50)) == []
     room.restart(B)
     assert B in _asked(_ticks(room, 1))
-    begun = room.core.log_end_told(
-        P,
-        LogAnswer(
-            broker=B,
-            broker_epoch=room.state.brokers[B].epoch,
-            last_epoch=LeaderEpoch(1),
-            log_end=Offset(7),
-        ),
-        leader_epoch=room.state.partitions[UUID][0].leader_epoch,
-        now_ms=room.now_ms,
+    begun = room.core.step(
+        LogEndAnswered(
+            partition_id=P,
+            answer=LogAnswer(
+                broker=B,
+                broker_epoch=room.state.brokers[B].epoch,
+                last_epoch=LeaderEpoch(1),
+                log_end=Offset(7),
+            ),
+            leader_epoch=room.state.partitions[UUID][0].leader_epoch,
+            now_ms=room.now_ms,
+        )
     )
     (start,) = [one.command for one in begun if isinstance(one, ProposeCommand)]
     room.do(start)
@@ -277,6 +294,6 @@ def _ticks(room: Room, count: int) -> list[ElectionEffect]:
         room.now_ms += 50
         for broker, registered in room.state.brokers.items():
             if not registered.fenced:
-                room.core.heartbeat(broker, registered.epoch, room.now_ms)
-        effects += room.core.tick(room.now_ms)
+                room.core.step(HeartbeatCame(broker, registered.epoch, room.now_ms))
+        effects += room.core.step(TickElapsed(room.now_ms))
     return effects

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import pytest
 
-from broker.core.election import (
+from broker.core.election import ElectionCore, ElectionTiming
+from broker.core.election_events import (
     AskLogEnd,
-    ElectionCore,
     ElectionEffect,
-    ElectionTiming,
+    HeartbeatCame,
+    LeaderReported,
+    LogEndAnswered,
+    MetadataChanged,
+    OfficeLost,
+    OfficeTaken,
     ProposeCommand,
 )
+from broker.core.events import TickElapsed
 from broker.core.metadata.apply import apply
 from broker.core.metadata.commands import (
     Command,
@@ -64,7 +70,7 @@ class Room:
         self.state = _state()
         self.core = ElectionCore(TIMING)
         self.now_ms = 0
-        self.core.took_office(0)
+        self.core.step(OfficeTaken(0))
         self.changed()
 
     def do(self, command: Command) -> list[ElectionEffect]:
@@ -75,7 +81,7 @@ class Room:
 
     def changed(self) -> list[ElectionEffect]:
         """Show the core the state."""
-        return self.core.state_changed(self.state, self.now_ms)
+        return self.core.step(MetadataChanged(self.state, self.now_ms))
 
     def epoch(self, broker: BrokerId) -> BrokerEpoch:
         """Return a broker's newest epoch."""
@@ -84,7 +90,7 @@ class Room:
     def beat(self, *brokers: BrokerId) -> None:
         """Let brokers say that they live."""
         for broker in brokers:
-            self.core.heartbeat(broker, self.epoch(broker), self.now_ms)
+            self.core.step(HeartbeatCame(broker, self.epoch(broker), self.now_ms))
 
     def pass_ms(self, more_ms: int, *alive: BrokerId, step_ms: int = 50) -> list[Command]:
         """Let time pass in the controller's steps; return what it proposes."""
@@ -92,7 +98,7 @@ class Room:
         for _ in range(more_ms // step_ms):
             self.now_ms += step_ms
             self.beat(*alive)
-            found += _commands(self.core.tick(self.now_ms))
+            found += _commands(self.core.step(TickElapsed(self.now_ms)))
         return found
 
     def report(
@@ -100,12 +106,14 @@ class Room:
     ) -> list[Command]:
         """Let a replica say that its leader is silent."""
         return _commands(
-            self.core.reported(
-                P,
-                reporter=reporter,
-                broker_epoch=BrokerEpoch(self.epoch(reporter) - former),
-                leader_epoch=LeaderEpoch(leader_epoch),
-                now_ms=at_ms,
+            self.core.step(
+                LeaderReported(
+                    partition_id=P,
+                    reporter=reporter,
+                    broker_epoch=BrokerEpoch(self.epoch(reporter) - former),
+                    leader_epoch=LeaderEpoch(leader_epoch),
+                    now_ms=at_ms,
+                )
             )
         )
 
@@ -118,7 +126,13 @@ class Room:
             log_end=Offset(end),
         )
         known = self.state.partitions[UUID][0].leader_epoch
-        return _commands(self.core.log_end_told(P, answer, leader_epoch=known, now_ms=self.now_ms))
+        return _commands(
+            self.core.step(
+                LogEndAnswered(
+                    partition_id=P, answer=answer, leader_epoch=known, now_ms=self.now_ms
+                )
+            )
+        )
 
 
 def _commands(effects: list[ElectionEffect]) -> list[Command]:
@@ -137,13 +151,13 @@ def test_a_lease_ends_before_the_session_even_on_a_slower_clock(session_ms: int)
 def test_who_gets_a_lease() -> None:
     """The newest process of a broker that is not fenced, from the controller in office."""
     room = Room()
-    assert room.core.heartbeat(B, room.epoch(B), 10)
-    assert not room.core.heartbeat(B, BrokerEpoch(room.epoch(B) - 1), 10)
+    assert room.core.step(HeartbeatCame(B, room.epoch(B), 10))
+    assert not room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), 10))
     room.do(FenceBroker(broker=B, broker_epoch=room.epoch(B)))
-    assert not room.core.heartbeat(B, room.epoch(B), 20)
-    assert room.core.heartbeat(C, room.epoch(C), 20)
-    room.core.lost_office()
-    assert not room.core.heartbeat(C, room.epoch(C), 30)
+    assert not room.core.step(HeartbeatCame(B, room.epoch(B), 20))
+    assert room.core.step(HeartbeatCame(C, room.epoch(C), 20))
+    room.core.step(OfficeLost())
+    assert not room.core.step(HeartbeatCame(C, room.epoch(C), 30))
 
 
 def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
@@ -152,8 +166,8 @@ def test_a_heartbeat_of_a_former_process_renews_no_session() -> None:
     for _ in range(40):
         room.now_ms += 50
         room.beat(A, C)
-        room.core.heartbeat(B, BrokerEpoch(room.epoch(B) - 1), room.now_ms)
-        if _commands(room.core.tick(room.now_ms)):
+        room.core.step(HeartbeatCame(B, BrokerEpoch(room.epoch(B) - 1), room.now_ms))
+        if _commands(room.core.step(TickElapsed(room.now_ms))):
             break
     assert room.now_ms == TIMING.session_ms
 
@@ -172,7 +186,7 @@ def test_after_a_stall_of_the_controller_nobody_is_fenced() -> None:
     """It has heard nobody, because it was suspended itself: all sessions start anew."""
     room = Room()
     room.now_ms = 60_000
-    assert _commands(room.core.tick(room.now_ms)) == []
+    assert _commands(room.core.step(TickElapsed(room.now_ms))) == []
     assert room.pass_ms(TIMING.session_ms - 50) == []
     fenced = room.pass_ms(50)
     assert len([one for one in fenced if isinstance(one, FenceBroker)]) == 3
@@ -183,12 +197,12 @@ def test_a_new_controller_counts_silence_from_its_office() -> None:
     state = _state()
     state, _ = apply(state, FenceBroker(broker=C, broker_epoch=state.brokers[C].epoch))
     core = ElectionCore(TIMING)
-    core.state_changed(state, 0)
-    core.took_office(60_000)
-    assert _commands(core.tick(60_050)) == []
-    core.heartbeat(C, state.brokers[C].epoch, 60_060)
+    core.step(MetadataChanged(state, 0))
+    core.step(OfficeTaken(60_000))
+    assert _commands(core.step(TickElapsed(60_050))) == []
+    core.step(HeartbeatCame(C, state.brokers[C].epoch, 60_060))
     unfence = UnfenceBroker(broker=C, broker_epoch=state.brokers[C].epoch)
-    assert _commands(core.tick(60_100)) == [unfence]
+    assert _commands(core.step(TickElapsed(60_100))) == [unfence]
 
 
 # ---------------------------------------------------------------------------- reports

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.core.events import TickElapsed
 from broker.core.replication.effects import ProposeIsr, SendToReplica
 from broker.core.replication.isr import FollowerProgress, LagLimits
 from broker.core.replication.leader import (
@@ -19,7 +20,6 @@ from broker.core.replication.leader import (
     LogSynced,
     PartitionLeader,
     RequestCame,
-    TickElapsed,
     ViewChanged,
 )
 from broker.core.replication.view import PartitionView

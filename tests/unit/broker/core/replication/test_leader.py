@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from broker.core.events import TickElapsed
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.isr import LagLimits, high_watermark
 from broker.core.replication.leader import (
@@ -14,7 +15,6 @@ from broker.core.replication.leader import (
     LogSynced,
     PartitionLeader,
     RequestCame,
-    TickElapsed,
     ViewChanged,
 )
 from broker.core.replication.view import PartitionView

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.codec.record_batch import BatchHeader
+from broker.core.events import TickElapsed
 from broker.core.replication.acks import AckQueue
 from broker.core.replication.effects import (
     AppendStored,
@@ -38,7 +39,6 @@ from broker.core.replication.leader import (
     LogSynced,
     PartitionLeader,
     RequestCame,
-    TickElapsed,
     ViewChanged,
 )
 from broker.core.replication.replica import PartitionReplica

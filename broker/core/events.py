@@ -1,0 +1,17 @@
+"""The event that every core takes. Each core has its other events beside it.
+
+A core is a machine without I/O: ``step(event) -> effects``. An event carries the time at which it
+happened, ``now_ms`` of the monotonic clock, if the core needs it. So a core is a function of its
+events alone, and a simulation that repeats the events repeats every decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TickElapsed:
+    """Time has passed."""
+
+    now_ms: int
