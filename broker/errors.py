@@ -251,7 +251,12 @@ class BatchCorruptError(CorruptDataError):
 
 
 class SegmentCorruptError(CorruptDataError):
-    """A segment is damaged below its end. Facts: path, position, offset."""
+    """A segment is damaged below its end; no record of the damaged offsets is ever returned.
+
+    Facts: path, and position within it; the damaged offsets of this file, [offset, end_offset).
+    Of a read also: partition; readable_from, the first offset behind the damage that can be read,
+    None if there is none.
+    """
 
 
 class IndexCorruptError(CorruptDataError):

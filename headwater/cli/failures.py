@@ -15,6 +15,7 @@ from broker.errors import (
     HeadwaterError,
     InvalidConfigError,
     InvalidRequestError,
+    SegmentCorruptError,
     UnavailableError,
 )
 from headwater.extras import install_hint
@@ -78,7 +79,7 @@ def explain(error: BaseException) -> Failure | None:
     """Return name, message, hint and exit code of ``error``; None if it is a bug in Headwater."""
     if isinstance(error, HeadwaterError):
         hints = (_HINTS.get(kind.__name__) for kind in type(error).__mro__)
-        hint = next((text for text in hints if text is not None), None)
+        hint = _around(error) or next((text for text in hints if text is not None), None)
         code = next((code for kind, code in _CODES if isinstance(error, kind)), EXIT_DAMAGED)
         return Failure(type(error).__name__, error.message, hint, code)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
@@ -88,6 +89,22 @@ def explain(error: BaseException) -> Failure | None:
         message = f"the Python package {error.name!r} is not installed"
         return Failure("MissingPackage", message, install_hint(extra), EXIT_WRONG_REQUEST)
     return None
+
+
+def _around(error: HeadwaterError) -> str | None:
+    """Return how to read around a damaged range of a partition's log, if the error says where."""
+    if not isinstance(error, SegmentCorruptError) or "readable_from" not in error.facts:
+        return None
+    facts = error.facts
+    of = f"headwater subscribe STREAM -p {facts.get('partition', 0)}"
+    behind = facts["readable_from"]
+    ways = [f"`{of} --to {facts['offset']}` prints the records before the damage"]
+    if behind is not None:
+        ways.append(f"`{of} --from {behind}` those behind it")
+    return (
+        f"Nothing was deleted or repaired. {', '.join(ways)}. docs/operations.md, "
+        '"A segment is damaged", says what to do next.'
+    )
 
 
 def _os_error(error: OSError) -> str:

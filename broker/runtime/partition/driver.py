@@ -85,9 +85,7 @@ class PartitionDriver:
             local=self._local,
             health=self.health,
         )
-        log, damaged = opened.log, self.health.is_damaged
-        known_end = log.synced_end if damaged else self._local.committed_for_certain()
-        self._committed = CommittedEnd(known_end)
+        self._committed = CommittedEnd(self._local.committed_for_certain())
         self._gate = gate = Gatekeeper(self.partition_id, ports.clock, notices.claims)
         self._commits = commits = Commits(
             name=context.name,

@@ -54,13 +54,21 @@ class PartitionReads:
         try:
             return self._local.log.read(start, end, bytes_max=bytes_max)
         except CorruptDataError as error:
-            found = error
+            found = self._named(error)
             self._queue.post(lambda: self._health.fail(found))
             raise
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
-        return self._local.log.offset_at(timestamp_us)
+        try:
+            return self._local.log.offset_at(timestamp_us)
+        except CorruptDataError as error:
+            self._named(error)
+            raise
+
+    def _named(self, error: CorruptDataError) -> CorruptDataError:
+        error.facts.setdefault("partition", self.partition_id.number)
+        return error
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:
         """See ``PartitionReader.wait_committed``; also returns when the partition closes."""

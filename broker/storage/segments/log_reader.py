@@ -78,9 +78,9 @@ class LogReader:
             self._check_range(start, end)
             try:
                 return self._read(start, end, bytes_max)
-            except SegmentCorruptError:
+            except SegmentCorruptError as error:
                 if self._state.generation == generation:
-                    raise
+                    raise self._with_way_on(error) from error
 
     def offset_at(self, timestamp_us: int) -> Offset:
         """Return the first offset whose batch reaches ``timestamp_us``, else the log end.
@@ -92,9 +92,9 @@ class LogReader:
             generation = self._state.generation
             try:
                 found = self._offset_at(timestamp_us)
-            except SegmentCorruptError:
+            except SegmentCorruptError as error:
                 if self._state.generation == generation:
-                    raise
+                    raise self._with_way_on(error) from error
             else:
                 if self._state.generation == generation:
                     return found  # no segment was freed during the search
@@ -121,6 +121,28 @@ class LogReader:
 
     # ------------------------------------------------------------------ helpers
 
+    def _with_way_on(self, error: SegmentCorruptError) -> SegmentCorruptError:
+        """Return the error with the first offset behind the damage that can be read.
+
+        Only what was read just now and passed its checks counts as readable.
+        """
+        offset, end = error.facts.get("end_offset"), self._state.log_end
+        while offset is not None and offset < end:
+            try:
+                self._read(offset, Offset(offset + 1), 1)
+            except SegmentCorruptError as next_damage:
+                following = next_damage.facts.get("end_offset")
+                offset = following if following is not None and following > offset else None
+            except HeadwaterError:  # it cannot be read now: nothing is known of it
+                return error
+            else:
+                break
+        if offset is None or offset >= end:
+            message, offset = f"{error.message}; no record behind it can be read", None
+        else:
+            message = f"{error.message}; records can be read again from offset {offset}"
+        return SegmentCorruptError(message, **{**error.facts, "readable_from": offset})
+
     def _check_range(self, start: Offset, end: Offset) -> None:
         first, last = self._state.log_start, self._state.log_end
         if not first <= start <= end <= last:
@@ -140,7 +162,12 @@ class LogReader:
             if start >= end or (found and bytes_max <= 0):
                 break
             stop = min(end, segment.end_offset)
-            batches = self._read_part(segment, OffsetRange(start, stop), bytes_max, not found)
+            try:
+                batches = self._read_part(segment, OffsetRange(start, stop), bytes_max, not found)
+            except SegmentCorruptError:
+                if found:  # whoever asks for more gets the error
+                    break
+                raise
             if not batches:
                 break
             found += batches
@@ -175,7 +202,8 @@ class LogReader:
         except DamageMetError as damage:
             raise self._named(path, damage) from damage
         except OSError as cause:
-            raise _unreadable(path, cause, wanted.start) from cause
+            rest = OffsetRange(wanted.start, segment.end_offset)
+            raise _unreadable(path, cause, rest) from cause
         if batches:
             self._remember(behind)
         return batches
@@ -210,10 +238,10 @@ class LogReader:
             # The log forgets a segment before it removes the file. If the log still has it, the
             # disk has lost the file, and the record that is searched may have been in it.
             if any(one.base_offset == segment.base_offset for one in self._state.segments):
-                raise _unreadable(path, cause, segment.base_offset) from cause
+                raise _unreadable(path, cause, _whole(segment)) from cause
             return segment.end_offset  # freed during the search: the caller searches again
         except OSError as cause:
-            raise _unreadable(path, cause, segment.base_offset) from cause
+            raise _unreadable(path, cause, _whole(segment)) from cause
 
     def _index(self, segment: Segment) -> SegmentIndex:
         """Return the segment's index; a sealed segment's is loaded or rebuilt on first use."""
@@ -251,7 +279,11 @@ class LogReader:
             header = decode_segment_header(file.read_at(0, SEGMENT_HEADER_SIZE))
         except SegmentCorruptError as error:
             raise SegmentCorruptError(
-                f"{path}: segment header: {error.message}", path=path, position=0, offset=base
+                f"{path}: segment header: {error.message}",
+                path=path,
+                position=0,
+                offset=base,
+                end_offset=segment.end_offset,
             ) from error
         if (header.partition_id, header.base_offset) != (self._folder.partition_id, base):
             raise SegmentCorruptError(
@@ -260,6 +292,7 @@ class LogReader:
                 path=path,
                 position=0,
                 offset=base,
+                end_offset=segment.end_offset,
             )
 
     def _named(self, path: str, damage: DamageMetError) -> SegmentCorruptError:
@@ -273,10 +306,18 @@ class LogReader:
         )
 
 
-def _unreadable(path: str, cause: OSError, offset: Offset) -> HeadwaterError:
+def _whole(segment: Segment) -> OffsetRange:
+    return OffsetRange(segment.base_offset, segment.end_offset)
+
+
+def _unreadable(path: str, cause: OSError, offsets: OffsetRange) -> HeadwaterError:
     """Translate an error of the operating system for a reader of ``path``."""
     if cause.errno in PROCESS_LIMITS:
         return OverloadedError(f"{path} cannot be read now: {cause}", path=path)
     return SegmentCorruptError(
-        f"{path} cannot be read: {cause}", path=path, position=None, offset=offset
+        f"{path} cannot be read, offsets {offsets}: {cause}",
+        path=path,
+        position=None,
+        offset=offsets.start,
+        end_offset=offsets.end,
     )

@@ -12,14 +12,17 @@ from broker.errors import BatchCorruptError
 from broker.model.offsets import Offset, OffsetRange
 from broker.ports.partition import StoredBatch
 from broker.ports.system import File
-from broker.storage.segments.scan import Window, next_batch
+from broker.storage.segments.scan import ValidBatch, Window, next_batch
 
 READ_PIECE_BYTES: Final = 4 * 1024 * 1024
 _HEADERS_PIECE_BYTES: Final = 64 * 1024
 
 
 class DamageMetError(BatchCorruptError):
-    """Damage that a reader met. Facts: position, start, end (offsets). The log adds the path."""
+    """Damage that a reader met: offsets ``[start, end)``, of which no batch is intact.
+
+    Facts: position, start, end. The log adds the path.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def read_batches(
             if taken > bytes_max and (found or not first_always):
                 break
             body = window.at(at, header.size)[HEADER_SIZE:]
-            _check_body(header, body, at)
+            _check_body(view, header, body, at)
             found.append(StoredBatch(header, body))
             place = Place(header.end_offset, at + header.size)
     except DamageMetError:
@@ -111,22 +114,31 @@ def _headers(
                 raise BatchCorruptError(f"the batch of offset {header.base_offset} is misplaced")
         except BatchCorruptError as error:
             behind = next_batch(Window(view.file, view.size), position + 8, Offset(offset + 1))
-            end = behind.header.base_offset if behind is not None else view.end
-            if behind is None or end > wanted.start:
-                raise DamageMetError(
-                    str(error), position=position, start=offset, end=end
-                ) from error
-            offset, position = end, behind.position
+            if behind is None or behind.header.base_offset > wanted.start:
+                raise _met(view, error, offset, position, behind) from error
+            offset, position = behind.header.base_offset, behind.position
             continue
         yield position, header
         position += header.size
         offset = header.end_offset
 
 
-def _check_body(header: BatchHeader, body: memoryview, position: int) -> None:
+def _check_body(view: SegmentView, header: BatchHeader, body: memoryview, position: int) -> None:
     try:
         check_body(header, body)
     except BatchCorruptError as error:
-        raise DamageMetError(
-            str(error), position=position, start=header.base_offset, end=header.end_offset
-        ) from error
+        window = Window(view.file, view.size)
+        behind = next_batch(window, position + header.size, header.end_offset)
+        raise _met(view, error, header.base_offset, position, behind) from error
+
+
+def _met(
+    view: SegmentView,
+    error: BatchCorruptError,
+    offset: Offset,
+    position: int,
+    behind: ValidBatch | None,
+) -> DamageMetError:
+    """Return the damage from ``offset`` up to the next batch that is intact, or the view's end."""
+    end = view.end if behind is None else behind.header.base_offset
+    return DamageMetError(str(error), position=position, start=offset, end=end)

@@ -137,6 +137,32 @@ def test_a_disk_that_refuses_a_sync_fails_the_replica() -> None:
     assert not rig.driver.state.is_well
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_damaged_log_shows_only_what_is_committed(
+    files: DiskFiles, tmp_path: Path, copies: int
+) -> None:
+    """The only copy has committed what it has synced; of several, the leader alone knows that."""
+    rig = DriverRig(files)
+    for value in (b"one", b"two", b"three"):
+        rig.put(value)
+        rig.turns.run()
+    rig.close()
+    (segment,) = (tmp_path / FOLDER).glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"one")] ^= 1
+    segment.write_bytes(content)
+    (tmp_path / FOLDER / "suspect").touch()
+    again = DriverRig(files, links=QuietLinks())
+    assert again.driver.state is ReplicaState.DAMAGED
+    replicas = (ME, OTHER)[:copies]
+    epochs = {one: BrokerEpoch(1) for one in replicas}
+    again.view(replace(alone_view(), replicas=replicas, isr=frozenset({ME}), broker_epochs=epochs))
+    reads = again.driver.reads
+    assert reads.high_watermark == (3 if copies == 1 else 0)
+    assert reads.log_end == 3
+    assert reads.read(Offset(1), Offset(3), bytes_max=1)[0].header.base_offset == 1
+
+
 def test_a_log_that_is_cut_is_damaged_from_its_opening_on(files: DiskFiles, tmp_path: Path) -> None:
     """Nothing is removed, and the state says why nothing is served."""
     rig = DriverRig(files)
