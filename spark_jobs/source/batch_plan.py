@@ -23,7 +23,14 @@ from broker.model.ids import LeaseId, StreamUuid
 from broker.model.offsets import OffsetRange
 from headwater.reads.lease_keeper import LEASE_TTL_MS_DEFAULT
 from spark_jobs.source import partitions
-from spark_jobs.source.lookup import PATIENCE_S, BrokerLookup, patiently, without_times
+from spark_jobs.source.lookup import (
+    CONTACT_S,
+    PATIENCE_S,
+    BrokerLookup,
+    make_contact,
+    patiently,
+    without_times,
+)
 from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.positions import is_explicit, of_stream
 from spark_jobs.source.stream_offsets import recreated
@@ -53,9 +60,11 @@ def make_plan(
     """Take leases for the streams of a read and fix their ranges. Blocks.
 
     Raises:
+        NoAnswerError: no broker answers the first question, within seconds.
         HeadwaterError: a stream or partition does not exist, or offsets do not fit; then no lease
             is held.
     """
+    make_contact(client, min(patience_s, CONTACT_S))
     lookup = BrokerLookup(client, patience_s=patience_s)
     cut = given.cut
     if cut is not None:

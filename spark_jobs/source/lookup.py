@@ -31,12 +31,15 @@ from spark_jobs.source.selection import Selection
 if TYPE_CHECKING:
     from headwater.client import Client
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 60.0  # for a broker that restarts
+CONTACT_S: Final = 4.0  # for a broker that has not answered yet: perhaps there is none
+_CONTACT_CALL_S: Final = 2.0
 _WAIT_FIRST_S: Final = 0.1
 _WAIT_MAX_S: Final = 2.0
 _SAMPLE_RECORDS: Final = 256
 
 _log = logging.getLogger("headwater.read")
+_never = threading.Event()
 _T = TypeVar("_T")
 
 
@@ -236,6 +239,28 @@ def patiently(call: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
             return call()
         except (UnavailableError, FencedError) as error:
             backoff.wait(error)
+
+
+def make_contact(client: Client, patience_s: float = CONTACT_S) -> None:
+    """Return once a broker answers; the patience for restarts is for brokers that were there.
+
+    A broker is asked once at least, for two seconds.
+
+    Raises:
+        NoAnswerError: no broker has answered for so long: nobody listens, or not a broker.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        left_s = deadline_s - time.monotonic() if patience_s else _CONTACT_CALL_S
+        timeout_ms = int(1000 * max(_WAIT_FIRST_S, min(_CONTACT_CALL_S, left_s)))
+        try:
+            client.call("brokers", {}, timeout_ms=timeout_ms)
+        except UnavailableError:
+            if time.monotonic() + 2 * _WAIT_FIRST_S >= deadline_s:
+                raise
+            _never.wait(_WAIT_FIRST_S)
+        else:
+            return
 
 
 def may_pass(error: BaseException) -> bool:
