@@ -267,12 +267,15 @@ class Tiering:
     def _status(self, source: TierSource) -> TierStatus:
         found = self._uploader.task_of(source.partition_id)
         cold_end, number = source.cold_end, source.partition_id.number
-        start, error, last_us = Offset(0), None, None
+        start, error, last_us, table_bytes = Offset(0), None, None, None
         if found is not None:
             shipper, failure = found
             snapshot = shipper.snapshot
             if snapshot is not None:
                 start = min(snapshot.ranges[number].start, cold_end)
+                table_bytes = sum(
+                    file.size_bytes for file in snapshot.files if file.partition == number
+                )
             failure = self._claimant.error_of(source.partition_id) or failure
             error = None if failure is None else f"{type(failure).__name__}: {failure}"
             last_us = shipper.counters.last_shipped_us or None
@@ -286,6 +289,7 @@ class Tiering:
             ),
             last_error=error,
             last_shipped_us=last_us,
+            table_bytes=0 if not cold_end else table_bytes,
         )
 
     def _is_replaced(self, partition: PartitionId, lineage_id: str) -> bool:

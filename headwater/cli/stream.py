@@ -239,7 +239,7 @@ def create(
 
 @app.command("list")
 def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
-    """List the streams, with the records that can be read and the bytes not yet in a table.
+    """List the streams: records that can be read, rows and bytes in the table, bytes not yet there.
 
     [bold]Examples[/bold]
 
@@ -262,6 +262,8 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
             "subject",
             "partitions",
             "records",
+            "in table",
+            "table size",
             "unshipped",
             "replicas",
             "min isr",
@@ -275,6 +277,8 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
                 stream.config.subject,
                 stream.config.partitions,
                 None if size.records_count is None else f"{size.records_count:,}",
+                None if size.table_rows_count is None else f"{size.table_rows_count:,}",
+                None if size.table_bytes is None else format_bytes(size.table_bytes),
                 None if size.unshipped_bytes is None else format_bytes(size.unshipped_bytes),
                 stream.config.replication_factor or 1,
                 stream.config.min_isr or 1,
@@ -289,20 +293,32 @@ def list_(*, server: ServerOption = None, json: JsonOption = False) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Size:
-    """How much a stream has; None where the broker cannot tell now."""
+    """How much a stream has; None where the broker cannot tell now, or there is no table."""
 
     records_count: int | None
-    unshipped_bytes: int | None
+    table_rows_count: int | None = None
+    table_bytes: int | None = None
+    unshipped_bytes: int | None = None
 
 
 def _size_of(client: Client, stream: Stream) -> _Size:
-    records, unshipped = None, None
+    records = None
     with suppress(HeadwaterError):
         records = client.describe(stream.name).records_count
-    if stream.config.tiering:
-        with suppress(HeadwaterError):
-            unshipped = sum(part.unshipped_bytes for part in client.tier_status(stream.name))
-    return _Size(records, unshipped)
+    if not stream.config.tiering:
+        return _Size(records)
+    try:
+        parts = client.tier_status(stream.name)
+    except HeadwaterError:
+        return _Size(records)
+    sizes = [part.table_bytes for part in parts if part.table_bytes is not None]
+    seen = len(sizes) == len(parts)  # else a leader that has just begun has not seen the table yet
+    return _Size(
+        records,
+        table_rows_count=sum(len(part.cold) for part in parts) if seen else None,
+        table_bytes=sum(sizes) if seen else None,
+        unshipped_bytes=sum(part.unshipped_bytes for part in parts),
+    )
 
 
 @app.command()
@@ -362,6 +378,7 @@ def delete(
     with connect(find_server(server)) as client:
         stream = client.stream(name)
         if not yes:
+            console.asking()
             typer.confirm(
                 f"Delete stream {stream.name} and every record that is not in its table?",
                 abort=True,

@@ -137,6 +137,8 @@ def test_flush_seals_ships_and_waits(rig: Rig) -> None:
         (1, OffsetRange(Offset(0), Offset(25)), 0),
     ]
     state = rig.tiering.table_state(stream)
+    assert state.files_bytes == sum(one.table_bytes or 0 for one in statuses) > 0
+    assert all(one.table_bytes for one in statuses)
     assert state.files_count == 2
     assert state.ranges[1] == OffsetRange(Offset(0), Offset(25))
     assert state.version is not None
@@ -147,7 +149,8 @@ def test_flush_of_nothing_returns_at_once(rig: Rig) -> None:
     stream = make_stream()
     source = rig.catalog.add(stream)[0]
     rig.tiering.start()
-    assert rig.tiering.flush(stream, timeout_ms=5_000)[0].cold == OffsetRange(Offset(0), Offset(0))
+    (empty,) = rig.tiering.flush(stream, timeout_ms=5_000)
+    assert (empty.cold, empty.table_bytes) == (OffsetRange(Offset(0), Offset(0)), 0)
     assert rig.tiering.table_state(stream).version is None
     source.append(5)
     for _ in range(2):

@@ -121,10 +121,11 @@ def test_the_list_of_streams_has_record_counts_and_sizes(run: Run) -> None:
     _fill(run)
     told = json.loads(run("stream", "list", "--json").stdout)
     assert told["records_count"] == 4
-    assert "unshipped_bytes" in told
+    assert {"unshipped_bytes", "table_rows_count", "table_bytes"} <= set(told)
     head, line = run("stream", "list").stdout.splitlines()
-    assert re.split(r"\s{2,}", head)[3:5] == ["RECORDS", "UNSHIPPED"]
-    assert re.split(r"\s{2,}", line)[3] == "4"
+    named = ["RECORDS", "IN TABLE", "TABLE SIZE", "UNSHIPPED"]
+    assert re.split(r"\s{2,}", head)[3:7] == named
+    assert re.split(r"\s{2,}", line)[3:7] == ["4", "-", "-", "0 B"], "no table was seen yet"
 
 
 def test_subscribe_ends_where_it_is_told(run: Run) -> None:
