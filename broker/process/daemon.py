@@ -81,12 +81,13 @@ def run(
     config: BrokerConfig,
     *,
     on_ready: Callable[[ServingAddresses], None] | None = None,
+    on_stopping: Callable[[], None] | None = None,
     stop: threading.Event | None = None,
 ) -> int:
     """Run a broker until SIGINT, SIGTERM or ``stop``; return the exit code. Blocks.
 
-    ``on_ready`` is called with the addresses when the broker serves. Signals are handled only if
-    this runs on the main thread.
+    ``on_ready`` is called with the addresses when the broker serves, ``on_stopping`` when it begins
+    to stop. Signals are handled only if this runs on the main thread.
     """
     if not __debug__:
         raise InvalidConfigError("Headwater's invariants are asserts: do not run it with -O")
@@ -94,7 +95,7 @@ def run(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
-        return asyncio.run(_Daemon(config, on_ready, stop).run())
+        return asyncio.run(_Daemon(config, on_ready, on_stopping, stop).run())
     except HeadwaterError as error:
         _say_failed(error)
         return EXIT_CONFIG
@@ -111,10 +112,12 @@ class _Daemon:
         self,
         config: BrokerConfig,
         on_ready: Callable[[ServingAddresses], None] | None,
+        on_stopping: Callable[[], None] | None,
         stop: threading.Event | None,
     ) -> None:
         self._config = config
         self._on_ready = on_ready
+        self._on_stopping = on_stopping
         self._external_stop = stop
         self._stopping = asyncio.Event()
         self._stop_asked = threading.Event()  # the same, for threads that wait for other brokers
@@ -140,6 +143,8 @@ class _Daemon:
         finally:
             self._not_ready = "shutting down"
             _log.info("broker_stopping")
+            if self._on_stopping is not None:
+                self._on_stopping()
             for undo in reversed(self._undo):
                 await asyncio.to_thread(undo)
             _log.info("broker_stopped", exit_code=self._exit_code)

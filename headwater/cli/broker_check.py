@@ -38,11 +38,13 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 
     0: all is well. 2: the configuration cannot work. 3: something cannot be reached now.
     """
-    found = list(checked_needs(config, java=java))
-    for one in found:
-        mark = "[green]ok[/green]   " if one.error is None else "[bold red]wrong[/bold red]"
-        told = one.detail if one.error is None else f"{one.detail}: {one.error.message}"
-        console.say(f"{mark}  {one.what:<22} {console.plain(told)}")
+    found = []
+    with console.working("checking: what does not answer takes a while"):
+        for one in checked_needs(config, java=java):
+            found.append(one)
+            mark = "[green]ok[/green]   " if one.error is None else "[bold red]wrong[/bold red]"
+            told = one.detail if one.error is None else f"{one.detail}: {one.error.message}"
+            console.say(f"{mark}  {one.what:<22} {console.plain(told)}")
     errors = [one.error for one in found if one.error is not None]
     if not errors:
         console.note("A broker with this configuration can start.")

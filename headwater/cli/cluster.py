@@ -252,7 +252,7 @@ def unclean_elect(
         if one.leader is not None:
             raise InvalidRequestError(
                 f"{stream}/{partition} is Online: {one.leader} leads it, and nothing is lost. "
-                "`headwater cluster transfer` makes another broker lead"
+                "`headwater cluster transfer-leader` makes another broker lead"
             )
         replicas = _replicas(operations, found)
         for line in view.what_would_be_lost(one, broker, replicas):
@@ -330,7 +330,8 @@ def _wait_led(
     def led(one: PartitionInfo) -> bool:
         return one.leader == broker
 
-    _wait(operations, stream, partition, led, timeout_ms)
+    with console.working(f"waiting until {broker} leads {stream}/{partition}"):
+        _wait(operations, stream, partition, led, timeout_ms)
 
 
 def _wait_moved(

@@ -6,12 +6,14 @@ terminal. This module and typer's help are the only users of rich.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,13 +28,40 @@ from rich.progress import (
 )
 from rich.table import Table
 
+REMARK_AFTER_S: Final = 2.0  # no command is silent for longer
+
+
+def _raise_broken_pipe(self: Console) -> None:  # noqa: ARG001  # rich's parameter
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+# For every console of this process, that of typer's help too: `main.py` ends a broken pipe, whoever
+# wrote to it.
+Console.on_broken_pipe = _raise_broken_pipe  # type: ignore[method-assign]
+
 # A console looks its stream up at each write, so that tests and redirections see the output.
 _OUT = Console(soft_wrap=True, highlight=False)
 _ERR = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
+class _Activity:
+    """What a person has been shown: a remark that the command waits comes into a silence only."""
+
+    def __init__(self) -> None:
+        self.shown_count = 0  # lines, tables, remarks, prompts
+        self.working_count = 0  # remarks that are due if the work goes on for so long
+
+    def shown(self) -> None:
+        """Note that something was written."""
+        self.shown_count += 1
+
+
+_activity = _Activity()
+
+
 def line(text: str) -> None:
     """Write one line to stdout exactly as it is."""
+    _activity.shown()
     sys.stdout.write(text + "\n")
 
 
@@ -48,12 +77,19 @@ def json_line(value: Any) -> None:
 
 def say(markup: str) -> None:
     """Write a line for people to stdout; ``markup`` may have rich markup."""
+    _activity.shown()
     _OUT.print(markup)
 
 
 def note(markup: str) -> None:
     """Write a remark to stderr; ``markup`` may have rich markup."""
+    _activity.shown()
     _ERR.print(markup)
+
+
+def asking() -> None:
+    """Note that a question is put to the user now: nothing else is to be said meanwhile."""
+    _activity.shown()
 
 
 def plain(text: str) -> str:
@@ -63,6 +99,7 @@ def plain(text: str) -> str:
 
 def panel(title: str, body: str) -> None:
     """Show a framed text on stdout."""
+    _activity.shown()
     _OUT.print(Panel(body, title=title, title_align="left", expand=False, padding=(0, 1)))
 
 
@@ -77,6 +114,7 @@ def table(
         built.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in body:
         built.add_row(*(_cell(value) for value in row))
+    _activity.shown()
     _OUT.print(built)
 
 
@@ -95,6 +133,7 @@ def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def facts(pairs: Iterable[tuple[str, Any]], *, title: str | None = None) -> None:
     """Show names with their values on stdout, one per line."""
+    _activity.shown()
     built = Table.grid(padding=(0, 2))
     built.add_column(style="dim")
     built.add_column(overflow="fold")
@@ -115,15 +154,61 @@ def progress(*, total: int | None, what: str) -> Progress:
 
 
 @contextmanager
-def working(what: str, *, after_s: float = 2.0) -> Iterator[None]:
+def counting(
+    what: str, *, total: int | None = None, rows_shown: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Show how far the work in this context is; yields ``report(completed, rate="")``.
+
+    A display on stderr if that is a terminal. Else, and if ``rows_shown`` says that the work's
+    results go to the same terminal, one remark after two seconds.
+    """
+    if not _ERR.is_terminal or (rows_shown and _OUT.is_terminal):
+        with working(what):
+            yield lambda completed, rate="": None  # noqa: ARG005  # the display's parameters
+        return
+    with progress(total=total, what=what) as shown, _working():
+        (task,) = shown.task_ids
+        yield lambda completed, rate="": shown.update(task, completed=completed, rate=rate)
+
+
+@contextmanager
+def working(what: str, *, after_s: float = REMARK_AFTER_S) -> Iterator[None]:
     """Write ``what`` as a remark once the work in this context takes longer than two seconds."""
     timer = threading.Timer(after_s, lambda: note(f"[dim]{plain(what)} …[/dim]"))
+    timer.daemon = True
+    timer.start()
+    try:
+        with _working():
+            yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def waiting(what: str, *, after_s: float = REMARK_AFTER_S) -> Iterator[None]:
+    """Write ``what`` as a remark if nothing was shown for two seconds and nothing else is due."""
+    before = _activity.shown_count
+
+    def remark() -> None:
+        if _activity.shown_count == before and not _activity.working_count:
+            note(f"[dim]{plain(what)} …[/dim]")
+
+    timer = threading.Timer(after_s, remark)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _working() -> Iterator[None]:
+    _activity.working_count += 1
+    try:
+        yield
+    finally:
+        _activity.working_count -= 1
 
 
 def is_terminal() -> bool:

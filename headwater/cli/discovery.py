@@ -8,12 +8,14 @@ URL or ``host:port``; several of these with commas, for a cluster; a data direct
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.errors import InvalidConfigError, UnavailableError
+from headwater.cli import console
 from headwater.local import embedded, runtime_file
 
 if TYPE_CHECKING:
@@ -54,11 +56,18 @@ def find_server(given: str | None, *, nats: str | None = None) -> Server:
     return Server(flight=DEFAULT_FLIGHT, nats=nats, source="default")
 
 
-def connect(server: Server) -> Client:
-    """Return a client of the server; its first request makes the connection."""
+@contextmanager
+def connect(server: Server, *, waits_long: bool = False) -> Iterator[Client]:
+    """Open a client of the server; its first request makes the connection.
+
+    A command that shows nothing for two seconds says whom it waits for, unless it ``waits_long`` on
+    purpose.
+    """
     from headwater.client import Client
 
-    return Client(server.flight)
+    remark = nullcontext() if waits_long else console.waiting(f"waiting for {server.flight}")
+    with Client(server.flight) as client, remark:
+        yield client
 
 
 def use_lake_of(server: Server) -> None:

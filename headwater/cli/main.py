@@ -7,6 +7,7 @@ when it runs, so that ``headwater --help`` and completion are quick.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any, Final
@@ -32,6 +33,14 @@ _EXIT_BROKEN_PIPE: Final = 141  # what a shell reports for a program ended by SI
 
 class ErrorGroup(TyperGroup):
     """A group that turns every error into one message and an exit code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the command line; help and version are written meanwhile."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError:
+            _forget_stdout()
+            raise typer.Exit(_EXIT_BROKEN_PIPE) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""
@@ -109,7 +118,15 @@ app.add_typer(job_app, name="job")
 
 def main() -> None:
     """Run the command line and exit the process."""
-    app(prog_name="headwater")
+    _write_whole()
+    try:
+        try:
+            app(prog_name="headwater")
+        finally:  # what is buffered is written here: at its exit the interpreter complains
+            console.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        sys.exit(_EXIT_BROKEN_PIPE)
 
 
 def _report(error: Exception) -> int:
@@ -126,6 +143,22 @@ def _report(error: Exception) -> int:
     if failure.hint:
         console.note(f"[dim]{console.plain(failure.hint)}[/dim]")
     return failure.exit_code
+
+
+def _write_whole() -> None:
+    """Put a buffer before stdout where ``python -u`` or PYTHONUNBUFFERED left it out.
+
+    Without one a write may be short, on a full disk or into a pipe that is closed, and no error
+    says so.
+    """
+    raw = sys.stdout.buffer
+    if isinstance(raw, io.RawIOBase):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.isatty(),
+        )
 
 
 def _forget_stdout() -> None:

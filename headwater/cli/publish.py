@@ -285,7 +285,7 @@ def _run(converter: Converter, groups: Iterable[list[bytes]], sink: Sink) -> tup
     """Send all records and show the progress; return the number of records and the seconds."""
     started, sent = time.monotonic(), 0
     try:
-        with console.progress(total=None, what="publishing") as shown:
+        with console.counting("publishing") as report:
             for group in groups:
                 records = converter.convert(group)
                 if not records:
@@ -293,7 +293,7 @@ def _run(converter: Converter, groups: Iterable[list[bytes]], sink: Sink) -> tup
                 sink.send(records)
                 sent += len(records)
                 rate = f"{sent / (time.monotonic() - started):,.0f}/s, {sink.acked:,} on disk"
-                shown.update(shown.task_ids[0], completed=sent, rate=rate)
+                report(sent, rate)
             sink.finish()
     except BaseException:
         console.note(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -100,11 +100,11 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
         return False
     parsed = parse_statement(statement)
     try:
-        with answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found:
-            with console.working("reading and computing"):
-                rows = found.rows()
-                first = next(rows, None)
-            _write(form, list(found.columns), chain([] if first is None else [first], rows))
+        with (
+            console.working("reading and computing"),
+            answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found,
+        ):
+            _write(form, list(found.columns), found.rows())
             for certificate, cut in found.proofs():
                 print_certificate(certificate, cut)
     except NeedsSparkError as reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from headwater.cli.parsing import format_time_us, parse_start
 from headwater.reads.leases import held_cut
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from broker.codec.flight.protocol import AtTime
     from headwater.client import Client
     from headwater.reads.as_of import AtOffsets
@@ -113,7 +115,16 @@ def read(
         history = stack.enter_context(_history(client, stream, moment))
         wanted = None if columns is None else [name.strip() for name in columns.split(",")]
         shown = _TABLE_ROWS if form == "table" and limit is None else limit
+        total = history.cut.records_count
+        report = stack.enter_context(
+            console.counting(
+                f"reading {total:,} records of {stream}",
+                total=None if latest else total,
+                rows_shown=output is None,
+            )
+        )
         rows = newest_of_each_key(history, wanted) if latest else history.batches(wanted)
+        rows = _reported(rows, report)
         written = write(form, rows if shown is None else head(rows, shown), output, binary)
         if shown is None or history.complete:
             print_certificate(history.certificate(), _as_asked(history.cut, moment))
@@ -153,6 +164,17 @@ def cut(
         f"{'none' if taken.table_version is None else taken.table_version}, held until "
         f"{format_time_us(taken.lease.expires_us)}"
     )
+
+
+def _reported(
+    batches: Iterator[pa.RecordBatch], report: Callable[..., None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and report the number of rows so far."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.num_rows
+        report(done)
 
 
 @contextmanager

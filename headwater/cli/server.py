@@ -121,6 +121,7 @@ def up(
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(_only_one(data))
+        stack.enter_context(console.waiting("starting: NATS first, then the broker and its logs"))
         count = up_cluster.refuse_other_kind(data, brokers)
         first = up_cluster.planned_ports(data, flight=flight_port, http=http_port)
         if first is None:
@@ -240,7 +241,12 @@ def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
         found.write(data)
         _banner(found, data)
 
-    return daemon.run(config, on_ready=ready)
+    with ExitStack() as stack:
+
+        def stopping() -> None:
+            stack.enter_context(console.working("stopping: what was accepted is being stored"))
+
+        return daemon.run(config, on_ready=ready, on_stopping=stopping)
 
 
 def _refuse_a_daemons_folder(data: Path) -> None:

@@ -87,7 +87,7 @@ def subscribe(
         key=None if key is None else key.encode(),
         follow=follow,
     )
-    with connect(find_server(server)) as client:
+    with connect(find_server(server), waits_long=follow) as client:
         partitions = _partitions(client, stream, partition)
         _print_records(_batches(client, stream, partitions, wanted), format, count)
 

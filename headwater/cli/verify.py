@@ -85,12 +85,13 @@ def _verify_with_progress(client: Client, cut: Cut) -> Certificate:
     from headwater.reads.verification import verify_cut
 
     done = 0
-    with console.progress(total=cut.records_count, what="verifying") as shown:
+    total = cut.records_count
+    with console.counting(f"verifying {total:,} records of {cut.stream}", total=total) as report:
 
         def progress(rows: int) -> None:
             nonlocal done
             done += rows
-            shown.update(shown.task_ids[0], completed=done)
+            report(done)
 
         return verify_cut(client, cut, progress=progress)
 

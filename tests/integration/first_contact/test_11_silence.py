@@ -1,0 +1,51 @@
+"""Issue 11, item 11: a command that takes over two seconds says what it waits for, on stderr."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from crashkit.silent_server import silent_server
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+COMMANDS = (
+    "stream list",
+    "tier flush s",
+    "cluster status",
+    "subscribe s",
+    "read s",
+    "verify s",
+    "query 'select count(*) from s'",
+)
+MORE_EXACT = {
+    "tier flush s": "shipping to the table",
+    "query 'select count(*) from s'": "reading and computing",
+}
+
+
+def test_every_kind_of_command_says_whom_it_waits_for() -> None:
+    """A server that takes connections and never answers: one line, not silence."""
+    with silent_server(greets=True) as address:
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-m", "headwater", *shlex.split(words), "--server", address],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for words in COMMANDS
+        ]
+        try:
+            for words, process in zip(COMMANDS, running, strict=True):
+                assert process.stderr is not None
+                first = process.stderr.readline()
+                expected = MORE_EXACT.get(words, f"waiting for {address}")
+                assert first == f"{expected} …\n", words
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
