@@ -6,11 +6,11 @@
     │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
     │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
     │    InvalidAssignmentError · FeatureLevelError · TruncatedError · MetadataFullError
-    │    ConditionFailedError
+    │    ConditionFailedError · FixedSettingError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
-    │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError
+    │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError · StreamChangedError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
@@ -145,6 +145,13 @@ class ConditionFailedError(InvalidRequestError):
     """
 
 
+class FixedSettingError(InvalidRequestError):
+    """This setting of a stream cannot change; the message says why, and what to do instead.
+
+    Facts: stream; setting, its name; present and wanted, its values.
+    """
+
+
 class FencedError(HeadwaterError):
     """The sender uses an old epoch: it must refresh its metadata, then retry."""
 
@@ -189,6 +196,10 @@ class StaleWatermarkError(FencedError):
 
 class StreamRecreatedError(FencedError):
     """The stream was deleted and created again under its name. Facts: expected, found (uuids)."""
+
+
+class StreamChangedError(FencedError):
+    """The stream's settings were changed since the sender looked at them. Facts: stream."""
 
 
 class HistoryClaimedError(FencedError):

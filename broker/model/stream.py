@@ -195,6 +195,20 @@ class Stream:
         return cls(**{**values, "config": config})
 
 
+@dataclass(frozen=True, slots=True)
+class AlteredStream:
+    """A stream before and after a change of its settings; equal if nothing was to be changed."""
+
+    before: Stream
+    after: Stream
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """The settings that differ: their values before and after, by name."""
+        before, after = self.before.config.to_dict(), self.after.config.to_dict()
+        return {name: (was, after[name]) for name, was in before.items() if was != after[name]}
+
+
 def _check_type(name: str, declared: str, value: object) -> None:
     """Refuse a JSON value that is not of the field's declared type."""
     optional = "None" in declared

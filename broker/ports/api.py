@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.partition import (
     PartitionHandle,
 )
@@ -59,6 +59,22 @@ class StreamsApi(Protocol):
         """Create a stream durably and start it.
 
         If a stream with this name and the same configuration exists, return that stream.
+        """
+
+    def alter(
+        self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
+    ) -> AlteredStream:
+        """Change settings of a stream, durably; with ``dry_run`` only tell what would become of it.
+
+        ``changes`` has the new values of settings by name. This broker obeys them when the call
+        returns, the other brokers as soon as they have followed the metadata. Records that were
+        stored before stay as they are.
+
+        Raises:
+            InvalidStreamError: a value is out of bounds, or contradicts another one.
+            FixedSettingError: this setting stays what it was when the stream was created.
+            FeatureLevelError: a broker of the cluster is too old to follow the change.
+            UnknownStreamError, StreamRecreatedError, StreamChangedError, UnavailableError.
         """
 
     def delete(self, name: str) -> Stream:

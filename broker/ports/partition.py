@@ -14,6 +14,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
+from broker.model.stream import StreamConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,10 @@ class PartitionWriter(Protocol):
 
 class PartitionHandle(Protocol):
     """A partition's replica on this broker. Any thread."""
+
+    @property
+    def config(self) -> StreamConfig:
+        """The settings of its stream, as this broker obeys them now."""
 
     @property
     def reads(self) -> PartitionReader:

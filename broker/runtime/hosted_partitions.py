@@ -84,7 +84,7 @@ class HostedPartitions:
         # Replaced, never changed: any thread may be looking through one of them.
         self._drivers: dict[StreamUuid, Mapping[int, PartitionDriver]] = {}
         self._streams: dict[StreamUuid, Stream] = {}
-        self._led: dict[StreamUuid, frozenset[int]] = {}
+        self._led: dict[StreamUuid, LedPartitions] = {}
         self._late: dict[PartitionId, OwnerCall] = {}  # views that are not taken in yet
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
@@ -169,8 +169,11 @@ class HostedPartitions:
                         self._refused[partition_id] = failure = error
                         _log.warning("replica_not_opened", stream_uuid=uuid, reason=error.message)
                         continue
-                elif same_brokers and number < len(known) and known[number] is row:
-                    continue
+                else:
+                    if _is_altered(driver, streams[uuid]):
+                        begun.append((driver, driver.configure(streams[uuid])))
+                    if same_brokers and number < len(known) and known[number] is row:
+                        continue
                 driver.tier.learn_cold_end(row.cold_end)
                 if not driver.health.is_damaged and self._marks.are_needed(partition_id, row):
                     fresh.append(driver)
@@ -332,16 +335,21 @@ class HostedPartitions:
 
     def _newly_led(self, uuid: StreamUuid, gone: Sequence[int]) -> LedPartitions | None:
         stream = self._streams[uuid]
-        led = self._led_of(stream, gone)
-        if led.numbers == self._led.get(uuid, frozenset()):
+        led, before = self._led_of(stream, gone), self._led.get(uuid)
+        if led == before or (before is None and not led.numbers):
             return None
-        self._led[uuid] = led.numbers
+        self._led[uuid] = led
         return led
 
     def _led_of(self, stream: Stream, gone: Sequence[int] = ()) -> LedPartitions:
         drivers = self._drivers.get(stream.uuid, {})
         led = (number for number, one in drivers.items() if one.leads and number not in gone)
         return LedPartitions(stream, frozenset(led))
+
+
+def _is_altered(driver: PartitionDriver, stream: Stream) -> bool:
+    """Tell whether a replica has to obey other settings of its stream."""
+    return driver.stream is not stream and driver.stream != stream
 
 
 def _shown(driver: PartitionDriver, state: MetadataState) -> tuple[PartitionDriver, OwnerCall]:

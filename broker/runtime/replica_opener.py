@@ -24,10 +24,10 @@ from broker.runtime.partition.context import (
 from broker.runtime.partition.counters import OnCommit
 from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import Claims
+from broker.runtime.partition.local_log import log_config
 from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
 from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.replica_folders import ReplicaFolders
-from broker.storage.log.partition_log import LogConfig
 
 _log = structlog.get_logger(__name__)
 
@@ -70,11 +70,7 @@ class ReplicaOpener:
             HeadwaterError: a new log has no room.
         """
         stream, partition_id, setting = partition.stream, partition.partition_id, self._setting
-        config = LogConfig(
-            segment_bytes_max=stream.config.segment_bytes_max,
-            segment_age_ms_max=stream.config.segment_age_ms_max,
-            index_interval_bytes=stream.config.index_interval_bytes,
-        )
+        config = log_config(stream.config)
         log = self._folders.open_log(partition_id, config, held=setting.me in row.opened)
         driver = PartitionDriver(
             partition,
@@ -98,7 +94,7 @@ class ReplicaOpener:
                 record_cold_end=setting.record_cold_end,
                 on_sealed=setting.on_sealed,
                 on_commit=setting.on_commit,
-                claims=setting.claims if stream.config.tiering else None,
+                claims=setting.claims,
             ),
         )
         if row.replicas == (setting.me,):

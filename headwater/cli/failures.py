@@ -35,6 +35,7 @@ _HINTS: Final = {
     "OffsetOutOfRangeError": "Start with `--from earliest`, or at an offset within the range.",
     "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
     "message carries at most 8 MiB here.",
+    "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
     "UnknownLeaseError": "Take a new cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
     "that text as `--as-of @FILE`.",

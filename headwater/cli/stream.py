@@ -1,11 +1,10 @@
-"""``headwater stream``: create, list, describe and delete streams."""
+"""``headwater stream``: create, list, describe, alter and delete streams."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,179 +12,47 @@ from broker.errors import HeadwaterError
 from broker.model.stream import Stream
 from headwater.cli import console
 from headwater.cli.discovery import connect, find_server
-from headwater.cli.options import (
-    JsonOption,
-    ServerOption,
-    StreamArgument,
-    duration_option,
-    size_option,
-)
+from headwater.cli.options import JsonOption, ServerOption, StreamArgument
 from headwater.cli.parsing import format_bytes, format_time_us
+from headwater.cli.stream_alter import alter
+from headwater.cli.stream_options import (
+    CompressionOption,
+    DedupIdsOption,
+    DedupWindowOption,
+    FlushIntervalOption,
+    FlushOption,
+    IndexIntervalOption,
+    KeyHeaderOption,
+    LocalRetentionAgeOption,
+    LocalRetentionOption,
+    MinIsrOption,
+    NameArgument,
+    PartitionerOption,
+    PartitionsOption,
+    PubackHeadersOnlyOption,
+    PubackOption,
+    PubackOverlapOption,
+    QueueGroupOption,
+    RecordBytesOption,
+    ReplicationFactorOption,
+    SegmentAgeOption,
+    SegmentBytesOption,
+    SubjectOption,
+    TieringOption,
+    UnshippedOption,
+    setting_text,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, describe and delete streams.",
+    help="Create, list, describe, alter and delete streams.",
     rich_markup_mode="rich",
 )
-
-
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A-Z a-z 0-9 _ -, up to 128.")]
-SubjectOption = Annotated[
-    str | None,
-    typer.Option(
-        help="NATS subject to record, wildcards allowed; partition n > 0 listens to "
-        "SUBJECT.n. Default: the stream's name.",
-        show_default=False,
-    ),
-]
-PartitionsOption = Annotated[
-    int | None, typer.Option(min=1, help="Number of partitions; 1 with a wildcard.")
-]
-PubackOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--puback/--no-puback",
-        help="Answer publishers on their reply subject once the record is on disk, "
-        "as JetStream does.",
-        show_default=False,
-    ),
-]
-PubackOverlapOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--puback-overlap",
-        help="Answer although another stream answers on some of these subjects: a publisher then "
-        "gets several answers, and has to look whose each one is.",
-        show_default=False,
-    ),
-]
-PubackHeadersOnlyOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--puback-headers-only",
-        help="Answer only messages with a header of JetStream publishers (Nats-Msg-Id, "
-        "Nats-Expected-…), never other people's requests.",
-        show_default=False,
-    ),
-]
-PartitionerOption = Annotated[
-    str | None,
-    typer.Option(
-        help="crc32: every producer puts equal keys into one partition, and records without a key "
-        "into one after the other; each_client: producers choose for themselves; default: crc32."
-    ),
-]
-KeyHeaderOption = Annotated[
-    str | None, typer.Option(help="NATS header that carries the key; default: Headwater-Key.")
-]
-QueueGroupOption = Annotated[
-    str | None, typer.Option(help="NATS queue group, for load-balanced ingest.")
-]
-DedupWindowOption = Annotated[
-    int | None,
-    duration_option(
-        "--dedup-window", help="How long a Nats-Msg-Id is remembered; 0s: off; default: 2m."
-    ),
-]
-DedupIdsOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="How many ids are remembered at most; default: 1000000."),
-]
-RecordBytesOption = Annotated[
-    int | None, size_option("--record-bytes", help="Largest record; default: 8MiB.")
-]
-SegmentBytesOption = Annotated[
-    int | None,
-    size_option(
-        "--segment-bytes",
-        help="Size at which a segment is sealed and shipped; default: 128MiB.",
-    ),
-]
-SegmentAgeOption = Annotated[
-    int | None,
-    duration_option(
-        "--segment-age", help="Age at which a smaller segment is sealed and shipped; default: 10m."
-    ),
-]
-IndexIntervalOption = Annotated[
-    int | None,
-    size_option("--index-interval", help="Bytes between index entries; default: 64KiB."),
-]
-FlushOption = Annotated[
-    str | None,
-    typer.Option(
-        help="'always' syncs before every acknowledgement; 'interval' syncs at intervals, so a "
-        "power loss may lose the last interval; default: always."
-    ),
-]
-FlushIntervalOption = Annotated[
-    int | None,
-    duration_option("--flush-interval", help="Interval of --flush interval; default: 200ms."),
-]
-CompressionOption = Annotated[
-    str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
-]
-ReplicationFactorOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=7, help="Brokers that hold each partition; default: the cluster's, usually 3."
-    ),
-]
-MinIsrOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=7,
-        help="Number of in-sync replicas that must have synced a record before it is acknowledged; "
-        "default: the cluster's, usually 2.",
-    ),
-]
-TieringOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--tiering/--no-tiering",
-        help="Keep the history in a Delta table; default: yes.",
-        show_default=False,
-    ),
-]
-LocalRetentionOption = Annotated[
-    int | None,
-    size_option(
-        "--local-retention", help="Keep this much shipped history on local disk; default: 1GiB."
-    ),
-]
-LocalRetentionAgeOption = Annotated[
-    int | None,
-    duration_option(
-        "--local-retention-age",
-        help="Keep shipped history on local disk at most this long; default: no limit.",
-    ),
-]
-UnshippedOption = Annotated[
-    int | None,
-    size_option(
-        "--unshipped",
-        help="Refuse writes while more history than this is unshipped; default: no limit.",
-    ),
-]
-
-
-# Options of ``create`` whose setting has another name: a setting has its unit in the name.
-_SETTING_OF: Final = {
-    "dedup_window": "dedup_window_ms",
-    "dedup_ids": "dedup_ids_max",
-    "record_bytes": "record_bytes_max",
-    "segment_bytes": "segment_bytes_max",
-    "segment_age": "segment_age_ms_max",
-    "index_interval": "index_interval_bytes",
-    "flush_interval": "flush_interval_ms",
-    "local_retention": "local_retention_bytes",
-    "local_retention_age": "local_retention_ms",
-    "unshipped": "unshipped_bytes_max",
-}
+app.command()(alter)
 
 
 @app.command()
@@ -227,7 +94,7 @@ def create(
       headwater stream create clicks --partitions 4 --dedup-window 10m
       headwater stream create payments --replication-factor 3 --min-isr 2
     """
-    given = _settings(locals())
+    given = settings_of(locals())
     given["subject"] = subject or name
     with connect(find_server(server)) as client:
         stream = client.create_stream(name, **given)
@@ -348,7 +215,7 @@ def describe(
             ("uuid", stream.uuid),
             ("created", format_time_us(stream.created_us)),
             ("table", f"{stream.namespace}/{stream.table_name}"),
-            *((key, _setting(key, value)) for key, value in stream.config.to_dict().items()),
+            *((key, setting_text(key, value)) for key, value in stream.config.to_dict().items()),
         ],
         title=stream.name,
     )
@@ -404,16 +271,6 @@ def _table_of(client: Client, stream: Stream) -> str:
     return f"Its table {where} stays." if shipped else "It had no table yet."
 
 
-def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings among the options of ``create`` that were given, by their own names."""
-    rest = {"name", "server", "json"}
-    return {
-        _SETTING_OF.get(option, option): value
-        for option, value in options.items()
-        if option not in rest and value is not None
-    }
-
-
 def _say_created(stream: Any, partitioner: str | None) -> None:
     config = stream.config
     if partitioner not in (None, config.partitioner):
@@ -445,12 +302,3 @@ def values_of(value: Any) -> dict[str, Any]:
 
 def _joined(value: Any) -> Any:
     return " ".join(value) if isinstance(value, list) else value
-
-
-def _setting(name: str, value: Any) -> Any:
-    """Return a setting for people: sizes and durations with their unit."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        return value
-    if "_bytes" in name:
-        return format_bytes(value)
-    return f"{value:,} ms" if "_ms" in name else value

@@ -1,8 +1,9 @@
 """The Python client: streams, producers, reads, leases and cuts over Arrow Flight."""
 
 from headwater.client.async_client import AsyncClient, AsyncProducer
-from headwater.client.client import Client, PartitionPosition, StreamDescription
+from headwater.client.client import Client
 from headwater.client.consumer import Consumed, Consumer
+from headwater.client.descriptions import PartitionPosition, StreamDescription
 from headwater.client.fetch import Fetch, Fetched
 from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.producer import Producer

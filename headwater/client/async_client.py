@@ -15,9 +15,10 @@ from typing import Literal, Self, Unpack
 
 from broker.codec.flight.protocol import AtTime
 from broker.model.records import AppendResult
-from broker.model.stream import Stream
-from headwater.client.client import Client, StreamDescription
+from broker.model.stream import AlteredStream, Stream
+from headwater.client.client import Client
 from headwater.client.consumer import Consumed, Consumer
+from headwater.client.descriptions import StreamDescription
 from headwater.client.partitioned_producer import PartitionedProducer
 from headwater.client.records import Records
 from headwater.client.settings import StreamSettings
@@ -76,6 +77,12 @@ class AsyncClient:
     ) -> Stream:
         """Create a stream, as :meth:`Client.create_stream`."""
         return await asyncio.to_thread(self.client.create_stream, name, subject=subject, **config)
+
+    async def alter_stream(
+        self, name: str, *, dry_run: bool = False, **changes: Unpack[StreamSettings]
+    ) -> AlteredStream:
+        """Change settings of a stream, as :meth:`Client.alter_stream`."""
+        return await asyncio.to_thread(self.client.alter_stream, name, dry_run=dry_run, **changes)
 
     async def stream(self, name: str) -> Stream:
         """Return a stream; raises UnknownStreamError."""

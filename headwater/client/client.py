@@ -10,7 +10,7 @@ import getpass
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -27,11 +27,16 @@ from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.stream import Stream
+from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
 from headwater.client.brokers import Brokers, ToldPlace
 from headwater.client.consumer import Consumer
+from headwater.client.descriptions import (
+    PartitionPosition,
+    StreamDescription,
+    StreamHighWatermarks,
+)
 from headwater.client.fetch import Fetch
 from headwater.client.leader_route import LeaderRoute
 from headwater.client.partitioned_producer import PartitionedProducer, only_partition
@@ -41,47 +46,6 @@ from headwater.client.settings import StreamSettings
 
 _LEASE_TTL_MS: int = 60_000
 _CUT_TIMEOUT_MS: int = 60_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionPosition:
-    """The offsets of a partition: the table and the log together hold ``[start, HW)``."""
-
-    partition: int
-    subject: str
-    start: Offset  # first offset of either tier
-    log_start: Offset  # first offset on local disk
-    high_watermark: Offset
-    leader_epoch: int
-    leader: str | None = None  # the broker that leads it
-
-    @property
-    def records_count(self) -> int:
-        """Committed records that can be read."""
-        return self.high_watermark - self.start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamDescription:
-    """A stream and the positions of its partitions, by number."""
-
-    cluster: str
-    stream: Stream
-    partitions: tuple[PartitionPosition, ...]
-
-    @property
-    def records_count(self) -> int:
-        """Committed records that can be read, in all partitions."""
-        return sum(part.records_count for part in self.partitions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamHighWatermarks:
-    """The high watermark of each partition of a stream, by number."""
-
-    stream_uuid: StreamUuid
-    offsets: tuple[Offset, ...]
-    lineage_ids: tuple[str | None, ...]  # the leadership under which each was committed
 
 
 class Client:
@@ -180,6 +144,34 @@ class Client:
     def locate(self, name: str) -> list[ToldPlace]:
         """Return leader and replicas of each partition, by number; raises UnknownStreamError."""
         return self._brokers.locate(name)
+
+    def alter_stream(
+        self,
+        name: str,
+        *,
+        stream_uuid: StreamUuid | None = None,
+        dry_run: bool = False,
+        **changes: Unpack[StreamSettings],
+    ) -> AlteredStream:
+        """Change settings of a stream, on all its brokers, while it is in use.
+
+        Records that were stored before stay as they are. The broker that is asked obeys the change
+        at once, the others as soon as they hear of it: usually within milliseconds. A setting that
+        is left out stays. With ``dry_run`` nothing is changed.
+
+        Returns:
+            The stream before and after; equal if it was so already.
+
+        Raises:
+            FixedSettingError: a setting cannot change; the message says why, and what to do.
+            InvalidStreamError: a value is out of bounds, or contradicts another setting.
+            FeatureLevelError: a broker of the cluster runs a release that knows no such change.
+            UnknownStreamError, StreamRecreatedError.
+        """
+        uuid = stream_uuid or self.stream(name).uuid  # a second try must not change the next one
+        body = {"name": name, "stream_uuid": uuid, "changes": changes, "dry_run": dry_run}
+        values = self._one("alter_stream", body)
+        return AlteredStream(_stream(values["before"]), _stream(values["after"]))
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays.

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 
 class StreamSettings(TypedDict, total=False):
-    """The keyword arguments of ``Client.create_stream`` besides name and subject."""
+    """The settings of ``Client.create_stream`` and ``Client.alter_stream``, but the subject."""
 
     partitions: int
     partitioner: Literal["crc32", "each_client"]

@@ -13,7 +13,9 @@ import pytest
 from broker.codec.record_batch import PreparedBatch, decode_body, prepare
 from broker.errors import (
     ConditionFailedError,
+    FixedSettingError,
     HeadwaterError,
+    InvalidStreamError,
     OffsetOutOfRangeError,
     SequenceGapError,
     StreamExistsError,
@@ -231,3 +233,23 @@ def test_a_cut_holds_every_partition(broker: BrokerApi) -> None:
     assert [part.hot_end for part in cut.partitions] == [0, 4]
     assert (cut.stream_uuid, cut.cluster) == (broker.streams.get("s").uuid, broker.cluster)
     broker.cuts.renew_lease(cut.lease.lease_id, ttl_ms=10_000)
+
+
+def test_a_stream_is_changed_for_whoever_holds_its_partition(broker: BrokerApi) -> None:
+    """The handle says so at once; what may not change is refused by name."""
+    handle, before = broker.partitions.handle("s", 1), broker.streams.get("s")
+    submit(handle, batch(0, 3))
+    assert broker.streams.alter("s", {"record_bytes_max": 9}, dry_run=True).before == before
+    assert handle.config.record_bytes_max == CONFIG.record_bytes_max
+    altered = broker.streams.alter("s", {"record_bytes_max": 9})
+    assert altered.before == before
+    assert altered.after == broker.streams.get("s")
+    assert altered.changes == {"record_bytes_max": (CONFIG.record_bytes_max, 9)}
+    assert handle.config == altered.after.config
+    assert values(handle, 0, 3) == [0, 1, 2]
+    with pytest.raises(FixedSettingError):
+        broker.streams.alter("s", {"partitions": 3})
+    with pytest.raises(InvalidStreamError):
+        broker.streams.alter("s", {"colour": "red"})
+    with pytest.raises(UnknownStreamError):
+        broker.streams.alter("t", {"puback": True})

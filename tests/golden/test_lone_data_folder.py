@@ -15,7 +15,11 @@ from typing import Any, Final
 import pytest
 
 from broker.codec.record_batch import decode_body
-from broker.core.metadata.state import FEATURE_LEVEL_REPLICATED, MetadataState
+from broker.core.metadata.state import (
+    FEATURE_LEVEL_ALTERED,
+    FEATURE_LEVEL_REPLICATED,
+    MetadataState,
+)
 from broker.model.ids import LeaseId, PartitionId, PartitionNumber
 from broker.runtime.broker import Broker
 from simkit.brokers.lone_broker import Running, image, running
@@ -91,3 +95,22 @@ def test_a_folder_of_the_last_release_opens_with_all_it_held(left: Path, tmp_pat
             assert result.base_offset == 21
         with running(folder) as live:
             assert live.rows() == [*RECORDS["s", 0], b"new"]
+
+
+def test_a_stream_of_the_last_release_can_be_changed(left: Path) -> None:
+    """The first change raises the feature level, for good: older builds do not know the command."""
+    told = _told(left)
+    with running(left) as live:
+        state = live.broker._metadata.state
+        assert state.feature_level == FEATURE_LEVEL_REPLICATED
+        live.broker.streams.alter("wide", {"record_bytes_max": 1000}, dry_run=True)
+        assert live.broker._metadata.state.feature_level == FEATURE_LEVEL_REPLICATED
+        live.broker.streams.alter("wide", {"record_bytes_max": 1000})
+    with running(left) as live:
+        state = live.broker._metadata.state
+        assert state.feature_level == FEATURE_LEVEL_ALTERED
+        before = MetadataState.from_json(json.dumps(told["state"])).streams["wide"]
+        assert state.streams["wide"].config.record_bytes_max == 1000
+        assert state.streams["wide"].uuid == before.uuid
+        for (name, number), values in RECORDS.items():
+            assert _rows(live.broker, name, number) == values

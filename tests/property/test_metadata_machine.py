@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from broker.core.metadata.apply import Rejected, apply
 from broker.core.metadata.changes import partition_changes
 from broker.core.metadata.commands import (
     AllocateIds,
+    AlterStream,
     ChangeIsr,
     Command,
     ConfirmLeader,
@@ -85,7 +87,7 @@ class Proposers:
                 known_sessions=known,
                 clean=self.rng.random() < 0.5,
                 addresses={"peer": "127.0.0.1:1"},
-                features_max=2,
+                features_max=3,
             )
         if drawn < 0.45:
             return FenceBroker(broker=broker, broker_epoch=epoch)
@@ -99,10 +101,24 @@ class Proposers:
             return SetFeatureLevel(expected=state.feature_level, level=self.rng.choice((1, 2, 3)))
         if drawn < 0.75:
             return AllocateIds(count=self.rng.randrange(1, 9))
+        if drawn < 0.78 and state.streams:
+            return self._altered(state)
         if drawn < 0.8 and state.streams:
             name, stream = self.rng.choice(sorted(state.streams.items()))
             return DeleteStream(name=name, expected_uuid=stream.uuid)
         return self._create(state)
+
+    def _altered(self, state: MetadataState) -> Command:
+        """Return a change of a stream, now and then of what it was before."""
+        stream = state.streams[self.rng.choice(sorted(state.streams))]
+        expected = stream
+        if self.rng.random() < 0.1:
+            expected = replace(stream, config=replace(stream.config, local_retention_bytes=1))
+        change = self.rng.choice(
+            ({"min_isr": self.rng.randrange(1, 4)}, {"partitions": 3}, {"local_retention_bytes": 7})
+        )
+        config = StreamConfig.from_dict({**stream.config.to_dict(), **change})
+        return AlterStream(expected=expected, wanted=replace(stream, config=config))
 
     def _create(self, state: MetadataState) -> Command:
         self.created += 1
@@ -259,4 +275,4 @@ def test_logs_reach_every_status_and_every_command() -> None:
                 accepted.add(type(command).__name__)
             statuses |= {one.status for rows in state.partitions.values() for one in rows}
     assert statuses == {"online", "election", "candidate_found", "offline"}
-    assert len(accepted) == 18, sorted(accepted)
+    assert len(accepted) == 19, sorted(accepted)

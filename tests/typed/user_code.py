@@ -21,17 +21,21 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset, OffsetRange
 from broker.model.records import AppendResult
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses
 from headwater.client.brokers import ToldPlace
-from headwater.client.client import PartitionPosition, StreamDescription, StreamHighWatermarks
+from headwater.client.descriptions import (
+    PartitionPosition,
+    StreamDescription,
+    StreamHighWatermarks,
+)
 from headwater.client.fetch import Fetch
 from headwater.reads.as_of import AsOf
 
 
 def streams(client: headwater.Client) -> None:
-    """Create, list, describe and delete."""
+    """Create, list, describe, alter and delete."""
     assert_type(client.address, Addresses)
     made = client.create_stream("orders", partitions=2, puback=True, flush="always")
     assert_type(made, Stream)
@@ -43,6 +47,10 @@ def streams(client: headwater.Client) -> None:
     assert_type(described.partitions, tuple[PartitionPosition, ...])
     assert_type(described.records_count, int)
     assert_type(client.locate("orders"), list[ToldPlace])
+    altered = client.alter_stream("orders", unshipped_bytes_max=None, dry_run=True)
+    assert_type(altered, AlteredStream)
+    assert_type(altered.after, Stream)
+    client.alter_stream("orders", shards=2)  # type: ignore[call-arg]
     assert_type(client.delete_stream("orders", stream_uuid=made.uuid), Stream)
     client.create_stream("orders", shards=2)  # type: ignore[call-arg]
     client.create_stream("orders", partitions="2")  # type: ignore[arg-type]

@@ -74,6 +74,14 @@ class StreamActions:
         """Return all streams."""
         return [_stream_dict(stream) for stream in self._api.streams.all()]
 
+    def alter_stream(
+        self, name: str, stream_uuid: Any, changes: dict[str, Any], dry_run: bool
+    ) -> list[dict[str, Any]]:
+        """Change settings of a stream, if it is the one with this uuid."""
+        check_incarnation(self._api.streams.get(name), stream_uuid)
+        altered = self._api.streams.alter(name, changes, dry_run=dry_run)
+        return [{"before": _stream_dict(altered.before), "after": _stream_dict(altered.after)}]
+
     def delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
         """Delete a stream, if it is the one with this uuid."""
         check_incarnation(self._api.streams.get(name), stream_uuid)

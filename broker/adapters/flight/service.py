@@ -212,7 +212,6 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         with self._place():
             put = PutStream(
                 handle,
-                stream.config,
                 reader.schema,
                 writer,
                 clock=self._clock,

@@ -65,7 +65,6 @@ class PutStream:
     def __init__(
         self,
         handle: PartitionHandle,
-        stream_config: StreamConfig,
         schema: pa.Schema,
         sink: AckSink,
         *,
@@ -76,9 +75,10 @@ class PutStream:
     ) -> None:
         self._policy = policy
         self._explain = explain  # completes an error for the client
-        self._preparer = Preparer(schema, codec=stream_config.compression)
+        self._schema = schema
         self._handle = handle
-        self._stream_config = stream_config
+        self._stream_config = handle.config
+        self._preparer = Preparer(schema, codec=self._stream_config.compression)
         self._sink = sink
         self._sink_lock = threading.Lock()
         self._clock = clock
@@ -206,6 +206,7 @@ class PutStream:
                 "leader lost the batch, the producer's next batch would be refused as a gap",
                 field="app_metadata",
             )
+        self._follow_settings()
         validate(batch)
         check_subjects(batch, self._stream_config)
         if size > self._stream_config.record_bytes_max:
@@ -216,6 +217,13 @@ class PutStream:
             producer_id=producer_id,
             base_sequence=base_sequence,
         )
+
+    def _follow_settings(self) -> None:
+        """Obey the stream's present settings: they may have been changed since the last batch."""
+        config = self._handle.config
+        if config is not self._stream_config:
+            self._stream_config = config
+            self._preparer = Preparer(self._schema, codec=config.compression)
 
     def _submit(self, prepared: PreparedBatch, place: int, size: int) -> None:
         done = self._done(place, size)

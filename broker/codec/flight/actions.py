@@ -40,6 +40,20 @@ def _config(value: object) -> dict[str, Any]:
     return value
 
 
+def _changes(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise InvalidRequestError(
+            "changes must be an object of stream settings, one at least", field="changes"
+        )
+    return value
+
+
+def _dry_run(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequestError("dry_run must be true or false", field="dry_run")
+    return value
+
+
 def _owner(value: object) -> str:
     return short_text(value, "owner", bytes_max=_OWNER_BYTES_MAX)
 
@@ -127,6 +141,12 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         {},
     ),
     "list_streams": ActionSpec("List the streams. {} -> one result per stream.", {}, {}),
+    "alter_stream": ActionSpec(
+        "Change settings of a stream. {name, stream_uuid?, changes: {setting: value, ...}, "
+        "dry_run?} -> {before, after}, two streams; with dry_run nothing is changed.",
+        {"name": _name, "stream_uuid": _optional_uuid, "changes": _changes, "dry_run": _dry_run},
+        {"stream_uuid": None, "dry_run": False},
+    ),
     "delete_stream": ActionSpec(
         "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",
         {"name": _name, "stream_uuid": _optional_uuid},

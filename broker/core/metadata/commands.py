@@ -44,12 +44,12 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
 __all__ = [
-    "COMMAND_BYTES_MAX", "AllocateIds", "BeginLeaderships", "BegunLeadership", "ChangeIsr",
-    "Command", "ConfirmLeader", "CreateStream", "DeleteStream", "DropLease", "ElectUnclean",
-    "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate",
-    "ReassignReplicas", "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease",
-    "SetFeatureLevel", "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker",
-    "WithdrawReplica", "decode", "encode", "encode_new",
+    "COMMAND_BYTES_MAX", "AllocateIds", "AlterStream", "BeginLeaderships", "BegunLeadership",
+    "ChangeIsr", "Command", "ConfirmLeader", "CreateStream", "DeleteStream", "DropLease",
+    "ElectUnclean", "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate", "ReassignReplicas",
+    "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease", "SetFeatureLevel",
+    "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker", "WithdrawReplica",
+    "decode", "encode", "encode_new",
 ]  # fmt: skip
 
 COMMAND_BYTES_MAX: Final = 1024 * 1024
@@ -69,6 +69,19 @@ class CreateStream:
     min_isr: int = 1
     weight_max: int | None = None  # of all metadata with this stream; None: from an older build
     one_answers: bool = False  # refuse a stream that answers publishers of others; False: older
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterStream:
+    """Change the settings of a stream, if it is still as its sender saw it.
+
+    It needs ``FEATURE_LEVEL_ALTERED``: a build that does not know the command would refuse it while
+    the other brokers apply it.
+    """
+
+    expected: Stream
+    wanted: Stream
+    weight_max: int | None = None  # as in CreateStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +134,9 @@ class DropLease:
     lease_id: LeaseId
 
 
-StreamCommand = CreateStream | DeleteStream | RecordColdEnd | TakeLease | RenewLease | DropLease
+StreamCommand = (
+    CreateStream | AlterStream | DeleteStream | RecordColdEnd | TakeLease | RenewLease | DropLease
+)
 Command = StreamCommand | BrokerCommand | PartitionCommand
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
@@ -136,7 +151,7 @@ def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
-    elif isinstance(command, TakeLease):
+    elif isinstance(command, AlterStream | TakeLease):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

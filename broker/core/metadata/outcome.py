@@ -23,6 +23,7 @@ class CommandReply(TypedDict, total=False):
     broker_epoch: int  # RegisterBroker
     created: bool  # CreateStream: False if the same stream was there
     uuid: str  # CreateStream: of the stream
+    changed: bool  # AlterStream: False if the stream was so already
     expires_us: int  # RenewLease
     feature_level: int  # SetFeatureLevel
     first: int  # AllocateIds: the first of the ids

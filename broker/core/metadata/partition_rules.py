@@ -237,6 +237,18 @@ def with_isr(
     return bumped(_reassigned(_proved(replace(changed, eligible=eligible), proved)))
 
 
+def with_min_isr(partition: PartitionState, min_isr: int) -> PartitionState:
+    """Return the partition with another minimum of its ISR.
+
+    The leader obeys it from the view on that shows it. Without a leader no record is committed, so
+    the eligible replicas stay until one is confirmed.
+    """
+    changed = replace(partition, min_isr=min_isr)
+    if changed.leader is not None:
+        changed = _proved(_with_isr(changed, changed.isr))
+    return bumped(changed)
+
+
 def without(partition: PartitionState, broker: BrokerId, *, keeps_data: bool) -> PartitionState:
     """Return the partition after a replica left the ISR, and eligible if its data is lost.
 

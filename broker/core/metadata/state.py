@@ -32,7 +32,8 @@ from broker.model.stream import Stream
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
-FEATURE_LEVEL_MAX: Final = 2  # the highest level that this build understands
+FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed: older builds do not know how
+FEATURE_LEVEL_MAX: Final = 3  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
 DELETED_KEPT_MAX: Final = 4096

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from broker.core.metadata.answering import refused_answers
 from broker.core.metadata.commands import (
+    AlterStream,
     CreateStream,
     DeleteStream,
     DropLease,
@@ -28,6 +29,7 @@ from broker.core.metadata.state import (
     MetadataState,
     PartitionState,
 )
+from broker.core.metadata.stream_alter import alter_stream
 from broker.errors import (
     FeatureLevelError,
     HeadwaterError,
@@ -54,6 +56,8 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
     match command:
         case CreateStream():
             return _create_stream(state, command)
+        case AlterStream():
+            return alter_stream(state, command)
         case DeleteStream():
             return _delete_stream(state, command)
         case RecordColdEnd():

@@ -377,7 +377,7 @@ class PartitionLeader:
                     self._followers[joined] = FollowerProgress(
                         BrokerEpoch(0), caught_up_ms=self._now_ms
                     )
-            self.isr = view.isr
+            self.isr, self._min_isr = view.isr, view.min_isr
         if view.partition_epoch >= self._view.partition_epoch:
             self._view = view
         yield from self._advance()

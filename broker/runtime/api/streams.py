@@ -1,25 +1,34 @@
-"""The cluster's streams: create, delete and look up."""
+"""The cluster's streams: create, alter, delete and look up."""
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import structlog
 
-from broker.core.metadata.commands import CreateStream, DeleteStream
-from broker.errors import UnknownPartitionError, UnknownStreamError
+from broker.core.metadata.apply import Rejected, apply
+from broker.core.metadata.commands import (
+    AlterStream,
+    CreateStream,
+    DeleteStream,
+    SetFeatureLevel,
+)
+from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
+from broker.errors import StreamChangedError, UnknownPartitionError, UnknownStreamError
 from broker.model.ids import BrokerId, StreamUuid
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.system import Clock
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
 _OPEN_S: Final = 10.0  # for the replicas of a new stream that are here
+_ALTER_ATTEMPTS: Final = 5  # other changes that may come between
 _log = structlog.get_logger(__name__)
 
 TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid, namespace
@@ -54,7 +63,7 @@ class Streams:
         self._defaults = defaults
         self._replicas = replicas
         self._follow = follow
-        self._change = threading.RLock()  # one stream is created or deleted at a time
+        self._change = threading.RLock()  # one stream is created, altered or deleted at a time
 
     def create(self, name: str, config: StreamConfig) -> Stream:
         """See ``StreamsApi.create``. Replicas are placed by the newest metadata."""
@@ -89,6 +98,54 @@ class Streams:
             if reply["created"]:
                 _log.info("stream_created", stream=name, stream_uuid=stream_uuid)
             return self.get(name)
+
+    def alter(
+        self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
+    ) -> AlteredStream:
+        """See ``StreamsApi.alter``. A change that came between is looked at, and taken in."""
+        self._metadata.barrier(timeout_ms=CONFIRM_MS)
+        with self._change:
+            for _ in range(_ALTER_ATTEMPTS - 1):
+                with suppress(StreamChangedError):
+                    return self._alter(name, changes, dry_run=dry_run)
+            return self._alter(name, changes, dry_run=dry_run)
+
+    def _alter(self, name: str, changes: Mapping[str, Any], *, dry_run: bool) -> AlteredStream:
+        before = self.get(name)
+        altered = AlteredStream(before, self._altered(before, changes))
+        command = AlterStream(expected=before, wanted=altered.after)
+        if dry_run:
+            self._refuse_in_vain(command)
+            return altered
+        self._raise_level()
+        reply = self._metadata.propose(command)
+        self._follow()
+        if reply["changed"]:
+            told = {setting: after for setting, (_, after) in altered.changes.items()}
+            _log.info("stream_altered", stream=name, stream_uuid=before.uuid, **told)
+        return altered
+
+    def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
+        config = StreamConfig.from_dict({**stream.config.to_dict(), **changes})
+        if config.tiering and not stream.config.tiering:  # meanwhile there may be a table there
+            table_name = self._defaults.table_name(stream.name, stream.uuid, stream.namespace)
+            stream = replace(stream, table_name=table_name)
+        return replace(stream, config=config)
+
+    def _refuse_in_vain(self, command: AlterStream) -> None:
+        """Raise what the metadata would answer to a command, and propose nothing."""
+        state = self._metadata.state
+        level = max(state.feature_level, FEATURE_LEVEL_ALTERED)
+        _, reply = apply(replace(state, feature_level=level), command)
+        if isinstance(reply, Rejected):
+            raise reply.error
+
+    def _raise_level(self) -> None:
+        """Let the cluster take commands that older builds do not know; once, and for good."""
+        level = self._metadata.state.feature_level
+        if level < FEATURE_LEVEL_ALTERED:
+            command = SetFeatureLevel(expected=level, level=FEATURE_LEVEL_ALTERED)
+            self._metadata.propose(command)
 
     def delete(self, name: str) -> Stream:
         """See ``StreamsApi.delete``."""

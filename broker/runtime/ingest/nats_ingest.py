@@ -150,7 +150,8 @@ class NatsIngest:
     async def serve(self, stream: Stream, logs: Mapping[int, PartitionWriter]) -> None:
         """Subscribe for these partitions of a stream, by number, and for no other partitions.
 
-        The subscriptions are active on the server when this returns.
+        Partitions that were served before go on, by the stream's present settings. The
+        subscriptions are active on the server when this returns.
 
         Raises:
             InvalidStreamError: the server does not allow one of the subjects.
@@ -164,6 +165,8 @@ class NatsIngest:
             if all(one.number != number for one in kept)
         ]
         gone = [one for one in present if one not in kept]
+        for one in kept:
+            one.configure(stream)
         # Before the server is asked: the first message may come with the server's confirmation.
         self._by_sid.update({one.sid: one for one in new})
         self._by_stream[stream.uuid] = [*kept, *new]

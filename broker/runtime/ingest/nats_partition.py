@@ -77,11 +77,10 @@ class PartitionIngest:
 
     def __init__(self, stream: Stream, number: int, writes: PartitionWriter, sid: int) -> None:
         """Take over a partition that this broker leads; ``sid`` is its subscription id."""
-        self.stream = stream
         self.number = number
         self.writes = writes
         self.subject = stream.config.partition_subject(number)
-        self.rules = RecordRules.of(stream.name, stream.config, number)
+        self.configure(stream)
         self.sid = sid
         self.counters = _Counters()
         self.pending_bytes = 0
@@ -89,6 +88,11 @@ class PartitionIngest:
         self._dropped_before = 0
         self._pubacks = PubAckEncoder(stream, number)
         self._checks_keys = stream.config.partitions > 1 and stream.config.partitioner == "crc32"
+
+    def configure(self, stream: Stream) -> None:
+        """Take changed settings of the stream, for the messages from now on."""
+        self.stream = stream
+        self.rules = RecordRules.of(stream.name, stream.config, self.number)
 
     def stats(self) -> IngestStats:
         """Return a snapshot. Any thread."""

@@ -65,6 +65,10 @@ class Commits:
         """Number of calls that wait for their answer."""
         return len(self._acks)
 
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings."""
+        self._config = config
+
     def encode(self, batch: pa.RecordBatch) -> PreparedBatch:
         """Return the records as a batch to store."""
         return prepare(batch, now_us=self._clock.now_us(), codec=self._config.compression)

@@ -67,7 +67,7 @@ class PartitionNotices:
     record_cold_end: RecordColdEnd  # durably in the metadata; blocks
     on_sealed: Callable[[PartitionId], None] = _ignore_sealed  # a segment was sealed; quick
     on_commit: OnCommit = ignore_commit
-    claims: Claims | None = None  # of leaderships; None without a lake or without tiering
+    claims: Claims | None = None  # of leaderships of tiered streams; None without a lake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import structlog
 from broker.core.replication.view import Role
 from broker.errors import CorruptDataError, HeadwaterError, LogFailedError, ShuttingDownError
 from broker.model.replica_state import ReplicaState
+from broker.model.stream import Stream, StreamConfig
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import (
@@ -117,6 +118,11 @@ class PartitionDriver:
     # ------------------------------------------------------------------ any thread reads
 
     @property
+    def config(self) -> StreamConfig:
+        """See ``PartitionHandle.config``."""
+        return self.stream.config
+
+    @property
     def leads(self) -> bool:
         """See ``PartitionHandle.leads``."""
         return self.replication.leads
@@ -152,6 +158,23 @@ class PartitionDriver:
         role = self.replication.role
         claiming = role == "leader" and self._gate.due_ms is not None
         return ReplicaState.CLAIMING if claiming else _STATES[role]
+
+    # ------------------------------------------------------------------ changed settings
+
+    def configure(self, stream: Stream) -> OwnerCall:
+        """Begin to obey changed settings of the stream, in a turn. Any thread."""
+        self.stream = stream
+        return self._queue.begin(self._configure)
+
+    def _configure(self) -> None:
+        config = self.stream.config
+        if self.health.failure is None:
+            self._local.configure(config, leads=self.replication.role == "leader")
+        self._commits.configure(config)
+        self.maintenance.configure(config)
+        self.writes.configure(config)
+        if config.tiering:
+            self._gate.claim_again()
 
     # ------------------------------------------------------------------ the end
 

@@ -92,7 +92,7 @@ class Gatekeeper:
     """The gate of one partition with its clock. Owner: the partition's turns; any thread ticks."""
 
     def __init__(self, partition_id: PartitionId, clock: Clock, claims: Claims | None) -> None:
-        """Start without a leadership; ``claims`` is None without a lake or without tiering."""
+        """Start without a leadership; ``claims`` is None without a lake."""
         self._partition_id = partition_id
         self._lineage: Lineage = ()  # of the gate's leadership
         self._clock = clock
@@ -128,6 +128,14 @@ class Gatekeeper:
         is_new = leadership is not None and leadership.lineage_id == first_id
         now_ms = self._alive_ms = self._clock.monotonic_ms()
         self._gate.begin(leadership, held=asked and not is_new, now_ms=now_ms)
+
+    def claim_again(self) -> None:
+        """Claim the present leadership, if there is one: perhaps its stream is tiered only now.
+
+        Writes do not wait: they were taken before without a claim.
+        """
+        if self._lineage:
+            self._ask()
 
     def tick(self) -> None:
         """Notice whether the process was suspended. Any thread."""

@@ -20,9 +20,22 @@ from broker.ports.system import Clock
 from broker.runtime.partition.counters import PartitionCounters
 from broker.runtime.partition.retry_tables import RetryTables
 from broker.runtime.partition.tier_view import RecordColdEnd, TierView
-from broker.storage.log.partition_log import PartitionLog
+from broker.storage.log.partition_log import LogConfig, PartitionLog
 
 BeginLog = Callable[[Offset, EpochHistory], PartitionLog]  # replaces the present one
+
+
+def log_config(config: StreamConfig) -> LogConfig:
+    """Return how the log of a stream with this configuration is laid out."""
+    return LogConfig(
+        segment_bytes_max=config.segment_bytes_max,
+        segment_age_ms_max=config.segment_age_ms_max,
+        index_interval_bytes=config.index_interval_bytes,
+    )
+
+
+def _window_of(config: StreamConfig) -> tuple[int, int]:
+    return config.dedup_window_ms, config.dedup_ids_max
 
 
 class LocalLog:
@@ -45,6 +58,7 @@ class LocalLog:
         self.retries = RetryTables(config)
         self.tier = TierView(partition_id, config, cold_end, record_cold_end)
         self._begin_log = begin_log
+        self._config = config
         self._clock = clock
         self._counters = counters
         self.watch_segments()
@@ -82,6 +96,15 @@ class LocalLog:
         self.tier.watch(self.log.segments())
 
     # ------------------------------------------------------------------ in a turn
+
+    def configure(self, config: StreamConfig, *, leads: bool) -> None:
+        """Take changed settings; a leader reads the ids of another window from the log."""
+        before, self._config = self._config, config
+        self.log.configure(log_config(config))
+        self.tier.configure(config)
+        self.retries.configure(config)
+        if leads and _window_of(before) != _window_of(config):
+            self.begin_leading()
 
     def free(self, plan: Sequence[SegmentInfo], *, leads: bool) -> int:
         """Free the segments of a plan, and return how many were freed.
@@ -174,6 +197,7 @@ class LocalLog:
         """
         self.log.close()
         self.log = self._begin_log(start, EpochHistory.of(prefix.epochs))
+        self.log.configure(log_config(self._config))  # the stream may have been changed since
         self.retries.begin_at(self.log, prefix.producers)
         self.watch_segments()
         return self.log

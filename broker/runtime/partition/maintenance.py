@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from broker.errors import LogFailedError
 from broker.model.ids import PartitionId
+from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.replication import Replication
 
@@ -30,6 +31,10 @@ class Maintenance:
         self._replication = replication
         self._on_sealed = on_sealed
         self._queued = False  # so that only one is queued
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings."""
+        self._config = config
 
     def tick(self) -> None:
         """Queue the work, unless it is queued. Any thread; does not block."""

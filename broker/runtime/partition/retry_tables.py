@@ -36,6 +36,10 @@ class RetryTables:
             window_us=config.dedup_window_ms * 1000, ids_max=config.dedup_ids_max
         )
 
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings; the window of a leader changes with :meth:`begin_leading`."""
+        self._config = config
+
     def follow_log(self, log: PartitionLog) -> None:
         """Read the producers from a log that was opened or cut."""
         self.producers = rebuild_producers(log)

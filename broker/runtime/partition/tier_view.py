@@ -49,6 +49,10 @@ class TierView:
         self._lock = threading.Lock()
         self._accepted_bytes = 0  # of writes that were accepted and are not in the log yet
 
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings."""
+        self._config = config
+
     def watch(self, segments: Sequence[SegmentInfo]) -> None:
         """Count again the bytes that are not in the table."""
         self.unshipped_bytes = sum(
@@ -88,13 +92,11 @@ class TierView:
         Raises:
             OverloadedError: with this write too many bytes would wait to be shipped.
         """
-        limit = self._config.unshipped_bytes_max
-        if limit is None:
-            return
         size_bytes += SEGMENT_HEADER_SIZE  # the write may begin a segment
-        with self._lock:
+        with self._lock:  # counted without a bound, too: there may be one when the write settles
+            limit = self._config.unshipped_bytes_max
             waiting = self.unshipped_bytes + self._accepted_bytes
-            if waiting + size_bytes <= limit:
+            if limit is None or waiting + size_bytes <= limit:
                 self._accepted_bytes += size_bytes
                 return
         raise OverloadedError(
@@ -107,10 +109,9 @@ class TierView:
 
     def settle(self, writes: Sequence[Sized]) -> None:
         """Count accepted writes no more: they are in the log, or were refused."""
-        if self.bounded:
-            with self._lock:
-                for write in writes:
-                    self._accepted_bytes -= write.size_bytes + SEGMENT_HEADER_SIZE
+        with self._lock:
+            for write in writes:
+                self._accepted_bytes -= write.size_bytes + SEGMENT_HEADER_SIZE
 
     def replacement(self, log_end: Offset) -> SegmentCorruptError | None:
         """Return the error if the log ends below its cold end, or None."""

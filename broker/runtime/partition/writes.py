@@ -10,6 +10,7 @@ from broker.codec.record_batch import PreparedBatch
 from broker.errors import HeadwaterError, OverloadedError, ShuttingDownError
 from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
+from broker.model.stream import StreamConfig
 from broker.ports.partition import RecordsOutcome
 from broker.runtime.partition.commits import Commits
 from broker.runtime.partition.context import PartitionContext
@@ -32,7 +33,7 @@ class PartitionWrites:
         maintenance: Maintenance,
     ) -> None:
         """Write groups by ``commits`` while the replica leads and ``gate`` does not refuse."""
-        self._stream = context.stream
+        self._segment_bytes_max = context.stream.config.segment_bytes_max
         self._name = context.name
         self._clock = context.clock
         self._counters = context.counters
@@ -43,6 +44,10 @@ class PartitionWrites:
         self._commits = commits
         self._gate = gate
         self._maintenance = maintenance
+
+    def configure(self, config: StreamConfig) -> None:
+        """Take changed settings."""
+        self._segment_bytes_max = config.segment_bytes_max
 
     # ------------------------------------------------------------------ any thread
 
@@ -75,7 +80,7 @@ class PartitionWrites:
         self._enqueue(RecordsWrite(batch, prepared, message_ids, done, size, policy, expected_end))
 
     def _enqueue(self, write: Write, *, may_block: bool = False) -> None:
-        refuse_too_large(write, self._stream.config.segment_bytes_max)
+        refuse_too_large(write, self._segment_bytes_max)
         self._refuse_if_unable()
         try:
             self._local.tier.accept(write.size_bytes)

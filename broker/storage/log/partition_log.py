@@ -183,6 +183,10 @@ class PartitionLog:
 
     # ------------------------------------------------------------------ writing, owner thread
 
+    def configure(self, config: LogConfig) -> None:
+        """Take other sizes and ages, from the next write on; the index interval must be equal."""
+        self._config = config
+
     def append(
         self, batches: Sequence[PreparedBatch], *, leader_epoch: LeaderEpoch, now_us: int
     ) -> list[Offset]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from broker.codec.record_batch import (
 )
 from broker.codec.schema import ROW_SCHEMA
 from broker.core.metadata.partition_rules import first_lineage
+from broker.core.metadata.stream_alter import refused_change
 from broker.errors import (
     StreamExistsError,
     StreamRecreatedError,
@@ -32,7 +33,7 @@ from broker.model.ids import (
 )
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
-from broker.model.stream import Stream, StreamConfig
+from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.tiering import HeldLease, TierStatus
 from simkit.brokers.memory_partition import MemoryPartition
@@ -122,6 +123,22 @@ class MemoryBroker:
         ]
         self._streams[name] = stream
         return stream
+
+    def alter(
+        self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
+    ) -> AlteredStream:
+        """Change the settings of a stream."""
+        before = self.get(name)
+        config = StreamConfig.from_dict({**before.config.to_dict(), **changes})
+        after = replace(before, config=config)
+        refused = refused_change(before, after)
+        if refused is not None:
+            raise refused
+        if not dry_run:
+            self._streams[name] = after
+            for partition in self._partitions[name]:
+                partition.config = config
+        return AlteredStream(before, after)
 
     def delete(self, name: str) -> Stream:
         """Delete a stream and its records."""

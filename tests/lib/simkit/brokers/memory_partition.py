@@ -56,7 +56,7 @@ class MemoryPartition:
     """A PartitionHandle over a list of encoded batches."""
 
     def __init__(self, stream: Stream, number: int, clock: Clock, queue_batches_max: int) -> None:
-        self._stream = stream
+        self.config = stream.config
         self._clock = clock
         self._queue_batches_max = queue_batches_max
         self.partition_id = PartitionId(stream.uuid, PartitionNumber(number))
@@ -285,7 +285,7 @@ class MemoryPartition:
         offsets: dict[int, Offset] = dict(repeats.stored)
         if fresh:
             rows = batch.take(pa.array(fresh)) if repeats else batch
-            base = self._append(prepare(rows, now_us=now_us, codec=self._stream.config.compression))
+            base = self._append(prepare(rows, now_us=now_us, codec=self.config.compression))
             offsets.update({row: Offset(base + place) for place, row in enumerate(fresh)})
         for row, first in repeats.inside.items():
             offsets[row] = offsets[first]

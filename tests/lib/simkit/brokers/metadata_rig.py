@@ -22,7 +22,7 @@ from broker.core.metadata.commands import (
     decode,
     encode,
 )
-from broker.core.metadata.state import MetadataState, PartitionState
+from broker.core.metadata.state import FEATURE_LEVEL_REPLICATED, MetadataState, PartitionState
 from broker.errors import HeadwaterError
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId, StreamUuid
@@ -38,9 +38,15 @@ class MetadataRig:
     """Applies commands; the newest session of each broker is known."""
 
     def __init__(
-        self, replicas: tuple[BrokerId, ...] = (A, B, C), *, min_isr: int = 2, **config: Any
+        self,
+        replicas: tuple[BrokerId, ...] = (A, B, C),
+        *,
+        min_isr: int = 2,
+        features_max: int = FEATURE_LEVEL_REPLICATED,
+        **config: Any,
     ) -> None:
         self.state = MetadataState()
+        self._features_max = features_max
         for broker in (A, B, C, D):
             self.register(broker)
         settings = StreamConfig(subject="s", **config)
@@ -78,13 +84,23 @@ class MetadataRig:
 
     def register(self, broker: BrokerId, *, wiped: bool = False, **facts: Any) -> None:
         """Start a broker again on the folder that it had, a copy of it, or an empty one."""
+        self.do(self._registration(broker, wiped=wiped, **facts))
+
+    def refused_registration(self, broker: BrokerId, **facts: Any) -> HeadwaterError:
+        """Start a broker again that may not; return why."""
+        return self.refused(self._registration(broker, **facts))
+
+    def _registration(
+        self, broker: BrokerId, *, wiped: bool = False, **facts: Any
+    ) -> RegisterBroker:
         before = self.state.brokers.get(broker)
         session = f"{broker}{0 if before is None else before.epoch}"
         known = () if wiped or before is None else (before.session,)
-        self.do(
-            RegisterBroker(
-                broker=broker, session=session, known_sessions=known, features_max=2, **facts
-            )
+        return RegisterBroker(
+            broker=broker,
+            session=session,
+            known_sessions=known,
+            **{"features_max": self._features_max, **facts},
         )
 
     def fence(self, broker: BrokerId) -> None:

@@ -60,6 +60,70 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     assert [name for name, value in config.to_dict().items() if value == defaults[name]] == []
 
 
+def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) -> None:
+    """Those that may not are refused one by one, with the reason; none lacks an option."""
+    _make(run, "--unshipped", "1GiB", "--local-retention-age", "2d")
+    before = broker.streams.get("orders").config.to_dict()
+    result = run(
+        "stream", "alter", "orders", "--puback", "--puback-overlap", "--puback-headers-only",
+        "--key-header", "K", "--dedup-window", "10m", "--dedup-ids", "500",
+        "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
+        "--flush-interval", "50ms", "--compression", "zstd", "--min-isr", "2",
+        "--local-retention", "1GB", "--local-retention-age", "none", "--unshipped", "none",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    after = broker.streams.get("orders").config.to_dict()
+    fixed = {
+        "--subject": "o.in", "--partitions": "3", "--queue-group": "g",
+        "--partitioner": "each_client", "--index-interval": "4KiB", "--flush": "interval",
+        "--replication-factor": "3",
+    }  # fmt: skip
+    for option, value in fixed.items():
+        refused = run("stream", "alter", "orders", option, value)
+        assert refused.exit_code == 2
+        assert "FixedSettingError" in refused.stderr
+    refused = run("stream", "alter", "orders", "--no-tiering")
+    assert "its table is part of the history" in " ".join(refused.stderr.split())
+    assert broker.streams.get("orders").config.to_dict() == after
+    changed = {name for name, value in after.items() if value != before[name]}
+    assert len(changed) + len(fixed) + len({"tiering"}) == len(before)
+
+
+def test_alter_shows_before_and_after(run: Run, broker: MemoryBroker) -> None:
+    """In units for people, in numbers for scripts; a dry run changes nothing."""
+    _make(run)
+    told = run("stream", "alter", "orders", "--local-retention", "256MiB", "--dry-run")
+    assert "local_retention_bytes  1.0 GiB  256.0 MiB" in told.stdout
+    assert "--dry-run" in told.stderr
+    assert broker.streams.get("orders").config.local_retention_bytes == 1 << 30
+    told = run("stream", "alter", "orders", "--local-retention", "256MiB", "--json")
+    found = json.loads(told.stdout)
+    assert found["changes"] == {"local_retention_bytes": {"before": 1 << 30, "after": 1 << 28}}
+    assert (found["stream"]["name"], found["dry_run"]) == ("orders", False)
+    again = run("stream", "alter", "orders", "--local-retention", "256MiB")
+    assert "already" in again.stderr
+    close = run("stream", "alter", "orders", "--local-retention", str((1 << 28) + 1))
+    assert f"{1 << 28:,}" in close.stdout, "two sizes that look alike are shown in bytes"
+    limit = run("stream", "alter", "orders", "--unshipped", "1GiB")
+    assert "no limit 1.0 GiB" in " ".join(limit.stdout.split())
+
+
+def test_alter_wants_something_to_change(run: Run) -> None:
+    """Without a setting, or with one that is no size, it is a usage error."""
+    _make(run)
+    assert run("stream", "alter", "orders").exit_code == 2
+    assert run("stream", "alter", "orders", "--unshipped", "much").exit_code == 2
+    unknown = run("stream", "alter", "nothing", "--puback")
+    assert (unknown.exit_code, "UnknownStreamError" in unknown.stderr) == (2, True)
+
+
+def test_tiering_that_begins_says_where_the_table_is(run: Run) -> None:
+    """And how to see how far it is."""
+    _make(run, "--no-tiering")
+    begun = run("stream", "alter", "orders", "--tiering")
+    assert "tier status orders" in " ".join(begun.stderr.split())
+
+
 def test_create_again_is_fine_and_otherwise_refused(run: Run) -> None:
     """The same settings change nothing; others are a typed error with a hint."""
     _make(run)

@@ -26,6 +26,7 @@ from broker.errors import (
     ShuttingDownError,
 )
 from broker.model.ids import ProducerId
+from broker.model.offsets import Offset
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import StreamConfig
 from simkit.brokers.memory_broker import MemoryBroker, numbered, records
@@ -73,7 +74,6 @@ class Harness:
         self.sink = Sink()
         self.put = PutStream(
             self.partition,
-            stream,
             schema,
             self.sink,
             clock=broker.clock,
@@ -471,3 +471,22 @@ def test_a_schema_that_no_record_has_is_refused(schema: pa.Schema) -> None:
 def test_any_subset_of_the_columns_is_taken(schema: pa.Schema) -> None:
     """Order, nullability and metadata do not matter."""
     Preparer(schema)
+
+
+def test_a_producer_that_is_connected_obeys_changed_settings(broker: MemoryBroker) -> None:
+    """Its next batch is checked by them, and stored as they say."""
+    harness = Harness(
+        broker, FlightServiceConfig(), StreamConfig(subject="s"), schema=records([b""]).schema
+    )
+    big = b"x" * 50_000
+    harness.send((records([big]), None))
+    assert isinstance(harness.sink.answers(1)[0], AppendResult)
+    broker.streams.alter("s", {"record_bytes_max": 1000, "compression": "zstd"})
+    harness.send((records([big]), None), (records([b"y" * 900]), None))
+    refused, stored = harness.sink.answers(2)
+    assert isinstance(refused, RecordTooLargeError)
+    assert isinstance(stored, AppendResult)
+    harness.finish()
+    first, second = harness.partition.reads.read(Offset(0), Offset(2), bytes_max=1 << 30)
+    assert first.header.codec == "none"
+    assert second.header.codec == "zstd"

@@ -16,6 +16,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "brokers": {},
     "locate": {"name": "s"},
     "list_streams": {},
+    "alter_stream": {
+        "name": "s",
+        "stream_uuid": None,
+        "changes": {"puback": True},
+        "dry_run": True,
+    },
     "delete_stream": {"name": "s", "stream_uuid": None},
     "take_lease": {"name": "s", "owner": "me", "ttl_ms": 1_000},
     "renew_lease": {"lease_id": "l", "ttl_ms": 1_000},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -397,5 +398,30 @@ def test_stopping_without_drain_refuses_what_waits() -> None:
         await scene.ingest.stop(drain=False)
         await room
         assert scene.link.answers()["in.1"]["headwater"]["type"] == "ShuttingDownError"
+
+    play(story())
+
+
+def test_changed_settings_hold_for_the_next_message() -> None:
+    """The subscription goes on: nothing is lost, and nothing comes twice."""
+
+    async def story() -> None:
+        scene = Scene()
+        await scene.start()
+        subscribed = dict(scene.link.subjects)
+        stream = scene.stream("a")
+        smaller = replace(stream, config=replace(stream.config, record_bytes_max=3))
+        scene.ingest.received([scene.batch("a", "1234")])
+        await scene.ingest.serve(smaller, {0: scene.logs["a"]})  # type: ignore[dict-item]
+        assert scene.link.subjects == subscribed
+        scene.ingest.received([scene.batch("a", "5678", "9")])
+        assert scene.logs["a"].values == [b"1234", b"9"]
+        (answer,) = scene.link.answers().values()
+        assert "error" in answer
+        silent = replace(stream, config=replace(stream.config, puback=False))
+        await scene.ingest.serve(silent, {0: scene.logs["a"]})  # type: ignore[dict-item]
+        scene.logs["a"].complete()
+        await soon(lambda: scene.ingest.stats()[0].stored_messages_total == 1)
+        assert len(scene.link.answers()) == 1, "who publishes to it is not answered any more"
 
     play(story())

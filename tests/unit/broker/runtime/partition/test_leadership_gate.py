@@ -167,3 +167,15 @@ def test_a_driver_that_closes_refuses_what_waited(rig: ClaimedRig) -> None:
     rig.close()
     assert isinstance(answers[0], ShuttingDownError)
     assert rig.asked == [ID]
+
+
+def test_a_stream_that_is_tiered_from_now_on_claims_its_leadership(rig: ClaimedRig) -> None:
+    """Its writes do not wait for that: they were taken before without a claim."""
+    rig.admit(ID)
+    stream = rig.driver.stream
+    for tiering, asked in ((False, 1), (True, 2)):
+        config = replace(stream.config, tiering=tiering)
+        rig.driver.configure(replace(stream, config=config))
+        rig.turns.run()
+        assert rig.asked == [ID] * asked
+    assert rig.write(b"at once")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import pytest
+
+from broker.errors import OverloadedError
 from broker.model.ids import PartitionId, PartitionNumber, StreamUuid
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.stream import StreamConfig
@@ -42,3 +47,25 @@ def test_nothing_above_the_cold_end_or_a_lease_is_freed() -> None:
     assert freed(OFFSET_MAX) == [0, 10]
     assert freed(15) == [0]
     assert freed(0) == []
+
+
+def test_a_bound_that_comes_later_counts_the_writes_that_wait() -> None:
+    """They were accepted without a bound, and settle under it: the count stays right."""
+    view = _view(0)
+    write = _Write(size_bytes=100)
+    view.accept(100)
+    bounded = StreamConfig(subject="s", segment_bytes_max=4096, unshipped_bytes_max=8192)
+    view.configure(bounded)
+    with pytest.raises(OverloadedError):
+        view.accept(8000)
+    view.settle([write])
+    view.accept(8000)
+    with pytest.raises(OverloadedError):
+        view.accept(100)
+    view.configure(StreamConfig(subject="s"))
+    view.accept(100)
+
+
+@dataclass(frozen=True)
+class _Write:
+    size_bytes: int

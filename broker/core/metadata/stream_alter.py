@@ -1,0 +1,175 @@
+"""Change the settings of a stream: what may change, and why the rest may not. Pure.
+
+JetStream's stream update is the model: it refuses what an existing log contradicts, and names the
+field ("stream configuration update can not change storage type"). Here a refusal also has the
+reason, and a way out. Source: nats-server, stream.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.core.metadata.answering import refused_answers
+from broker.core.metadata.commands import AlterStream
+from broker.core.metadata.outcome import Applied, Rejected
+from broker.core.metadata.partition_rules import with_min_isr
+from broker.core.metadata.size import refused_growth, weight_of_stream
+from broker.core.metadata.state import FEATURE_LEVEL_ALTERED, MetadataState, PartitionState
+from broker.errors import (
+    FeatureLevelError,
+    FixedSettingError,
+    HeadwaterError,
+    InvalidRequestError,
+    InvalidStreamError,
+    StreamChangedError,
+    StreamRecreatedError,
+    UnknownStreamError,
+)
+from broker.model.stream import Stream
+
+_COPY: Final = "create another stream with the value that you want, and copy what is needed"
+
+# Why a setting stays what it was at the stream's creation, and what to do instead.
+FIXED: Final[Mapping[str, str]] = {
+    "subject": "a record on the partition's own subject is stored without it, so a change would "
+    f"give the whole history another subject; {_COPY}",
+    "partitions": "the table, saved cuts and leases name every partition, and the keys were placed "
+    f"by their number; {_COPY}",
+    "partitioner": "old and new records of one key would be in two partitions, and the latest "
+    f"record of a key would be found twice; {_COPY}",
+    "queue_group": "messages would be lost or stored twice while the subscriptions are exchanged; "
+    "create another stream in that group, then delete this one",
+    "index_interval_bytes": "the indexes on the disks have the distance that they were written "
+    f"with; {_COPY}",
+    "flush": "the brokers would take the change at different moments, and meanwhile an "
+    f"acknowledgement would not say whether its record is on disk; {_COPY}",
+    "replication_factor": "each partition gets its replicas by name: use `headwater cluster move "
+    "STREAM PARTITION --to BROKER,...`, with as many brokers as you want replicas",
+}
+_TIERING_STAYS_ON: Final = (
+    "its table is part of the history: readers take old records from there, and an upload may be "
+    "under way. Create another stream without tiering; to keep little on local disk, lower "
+    "local_retention_bytes"
+)
+_ANSWERS: Final = ("puback", "puback_overlap", "puback_headers_only")
+
+
+def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
+    """Return the state with the changed stream; no record is touched by it."""
+    wanted, expected = command.wanted, command.expected
+    present = state.streams.get(expected.name)
+    refused = _refused_sender(state, command, present)
+    if present is None or refused is not None:
+        assert refused is not None, "an absent stream is refused"
+        return state, Rejected(refused)
+    if present == wanted:
+        return state, {"uuid": present.uuid, "changed": False}
+    rows = state.partitions[present.uuid]
+    refused = refused_change(present, wanted) or _refused_min_isr(present, wanted, rows)
+    if refused is None and _differ(present, wanted, _ANSWERS):
+        others = (one for one in state.streams.values() if one.uuid != present.uuid)
+        refused = refused_answers(wanted, others)
+    weight = state.weight + _weight(wanted, rows) - _weight(present, rows)
+    if refused is None and weight > state.weight:
+        refused = refused_growth(weight, command.weight_max)
+    if refused is not None:
+        return state, Rejected(refused)
+    min_isr = max(1, wanted.config.min_isr)
+    if _differ(present, wanted, ("min_isr",)):
+        rows = tuple(one if one.min_isr == min_isr else with_min_isr(one, min_isr) for one in rows)
+    return (
+        replace(
+            state,
+            streams={**state.streams, wanted.name: wanted},
+            partitions={**state.partitions, wanted.uuid: rows},
+            weight=weight,
+        ),
+        {"uuid": wanted.uuid, "changed": True},
+    )
+
+
+def refused_change(present: Stream, wanted: Stream) -> HeadwaterError | None:
+    """Return why a stream cannot become another one, whatever its records are; None if it can.
+
+    A table's name may change only while the stream gets its first table.
+    """
+    begins = wanted.config.tiering and not present.config.tiering
+    named = replace(wanted, config=present.config, table_name=present.table_name)
+    if named != present or (wanted.table_name != present.table_name and not begins):
+        return InvalidRequestError(
+            f"only the settings of stream {present.name!r} can change: its name, uuid, namespace, "
+            "table and time of creation are what its records are found by",
+            stream=present.name,
+        )
+    before, after = present.config.to_dict(), wanted.config.to_dict()
+    for name, reason in FIXED.items():
+        if before[name] != after[name]:
+            return _fixed(present, name, before[name], after[name], reason)
+    if present.config.tiering and not wanted.config.tiering:
+        return _fixed(present, "tiering", True, False, _TIERING_STAYS_ON)
+    return None
+
+
+def _fixed(stream: Stream, name: str, present: Any, wanted: Any, reason: str) -> FixedSettingError:
+    return FixedSettingError(
+        f"{name} of stream {stream.name!r} is {present!r} and cannot become {wanted!r}: {reason}",
+        stream=stream.name,
+        setting=name,
+        present=present,
+        wanted=wanted,
+    )
+
+
+def _refused_sender(
+    state: MetadataState, command: AlterStream, present: Stream | None
+) -> HeadwaterError | None:
+    """Return why a sender's view does not fit, or None."""
+    name, expected = command.expected.name, command.expected
+    if state.feature_level < FEATURE_LEVEL_ALTERED:
+        return FeatureLevelError(
+            f"to change a stream the cluster needs feature level {FEATURE_LEVEL_ALTERED}; it is at "
+            f"{state.feature_level}",
+            level=state.feature_level,
+        )
+    if present is None:
+        return UnknownStreamError(f"no stream is named {name!r}", stream=name)
+    if present.uuid != expected.uuid:
+        return StreamRecreatedError(
+            f"stream {name!r} was deleted and created again meanwhile",
+            expected=expected.uuid,
+            found=present.uuid,
+        )
+    if present not in (expected, command.wanted):
+        return StreamChangedError(
+            f"the settings of stream {name!r} were changed meanwhile: look at them again",
+            stream=name,
+        )
+    return None
+
+
+def _refused_min_isr(
+    present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
+) -> HeadwaterError | None:
+    """Return the error if a partition has fewer replicas than its ISR would need, or None."""
+    if not _differ(present, wanted, ("min_isr",)):
+        return None
+    fewest = min(len(one.target or one.replicas) for one in rows)
+    if wanted.config.min_isr <= fewest:
+        return None
+    return InvalidStreamError(
+        f"min_isr cannot become {wanted.config.min_isr}: a partition of stream {wanted.name!r} has "
+        f"{fewest} replica(s), so nothing would ever be committed. Give its partitions more "
+        "replicas first: `headwater cluster move`",
+        stream=wanted.name,
+        replicas_count=fewest,
+    )
+
+
+def _differ(present: Stream, wanted: Stream, names: tuple[str, ...]) -> bool:
+    return any(getattr(present.config, one) != getattr(wanted.config, one) for one in names)
+
+
+def _weight(stream: Stream, rows: tuple[PartitionState, ...]) -> int:
+    return weight_of_stream(stream, len(rows))

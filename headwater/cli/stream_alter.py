@@ -1,0 +1,129 @@
+"""``headwater stream alter``: change settings of a stream while it is in use."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from broker.model.stream import AlteredStream
+from headwater.cli import console
+from headwater.cli.discovery import connect, find_server
+from headwater.cli.options import JsonOption, ServerOption, StreamArgument
+from headwater.cli.stream_options import (
+    CompressionOption,
+    DedupIdsOption,
+    DedupWindowOption,
+    FlushIntervalOption,
+    FlushOption,
+    IndexIntervalOption,
+    KeyHeaderOption,
+    LocalRetentionOption,
+    MinIsrOption,
+    PartitionerOption,
+    PartitionsOption,
+    PubackOption,
+    QueueGroupOption,
+    RecordBytesOption,
+    RemovableLocalRetentionAgeOption,
+    RemovableUnshippedOption,
+    ReplicationFactorOption,
+    SegmentAgeOption,
+    SegmentBytesOption,
+    SubjectOption,
+    SwitchedPubackHeadersOnlyOption,
+    SwitchedPubackOverlapOption,
+    TieringOption,
+    setting_text,
+    settings_of,
+)
+
+
+def alter(
+    name: StreamArgument,
+    *,
+    local_retention: LocalRetentionOption = None,
+    local_retention_age: RemovableLocalRetentionAgeOption = None,
+    unshipped: RemovableUnshippedOption = None,
+    record_bytes: RecordBytesOption = None,
+    segment_bytes: SegmentBytesOption = None,
+    segment_age: SegmentAgeOption = None,
+    dedup_window: DedupWindowOption = None,
+    dedup_ids: DedupIdsOption = None,
+    puback: PubackOption = None,
+    puback_overlap: SwitchedPubackOverlapOption = None,
+    puback_headers_only: SwitchedPubackHeadersOnlyOption = None,
+    key_header: KeyHeaderOption = None,
+    compression: CompressionOption = None,
+    flush_interval: FlushIntervalOption = None,
+    min_isr: MinIsrOption = None,
+    tiering: TieringOption = None,
+    subject: SubjectOption = None,
+    partitions: PartitionsOption = None,
+    partitioner: PartitionerOption = None,
+    queue_group: QueueGroupOption = None,
+    index_interval: IndexIntervalOption = None,
+    flush: FlushOption = None,
+    replication_factor: ReplicationFactorOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would change, and change nothing.")
+    ] = False,
+    server: ServerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change settings of a stream, on all its brokers, without a restart.
+
+    A setting that is not named stays (a `default` below is what `create` takes). Records that were
+    stored before stay as they are. From `--subject` on the options name what cannot change: the
+    answer says why, and what to do instead.
+
+    [bold]Examples[/bold]
+
+      headwater stream alter orders --local-retention 256MiB
+      headwater stream alter orders --record-bytes 16MiB --dedup-window 10m --dry-run
+      headwater stream alter orders --unshipped none
+    """
+    given = settings_of(locals())
+    if not given:
+        raise typer.BadParameter("name a setting to change, for example --local-retention 256MiB")
+    with connect(find_server(server)) as client:
+        altered = client.alter_stream(name, dry_run=dry_run, **given)
+    if json:
+        console.json_line(_as_dict(altered, dry_run=dry_run))
+    else:
+        _say_altered(altered, dry_run=dry_run)
+
+
+def _as_dict(altered: AlteredStream, *, dry_run: bool) -> dict[str, Any]:
+    changes = {
+        name: {"before": before, "after": after}
+        for name, (before, after) in altered.changes.items()
+    }
+    return {"stream": dataclasses.asdict(altered.after), "changes": changes, "dry_run": dry_run}
+
+
+def _say_altered(altered: AlteredStream, *, dry_run: bool) -> None:
+    after = altered.after
+    if not altered.changes:
+        console.note(f"{console.plain(after.name)} has these settings already.")
+        return
+    console.columns(
+        ("setting", "before", "after"),
+        ((name, *_texts(name, *values)) for name, values in altered.changes.items()),
+    )
+    if dry_run:
+        console.note("Nothing was changed: --dry-run.")
+        return
+    if "tiering" in altered.changes:
+        console.note(
+            f"Its history goes into the table {console.plain(after.namespace)}/"
+            f"{console.plain(after.table_name)}, from the first record on; "
+            f"`headwater tier status {console.plain(after.name)}` shows how far."
+        )
+
+
+def _texts(name: str, before: Any, after: Any) -> tuple[Any, Any]:
+    """Return two values for people; exact numbers where they would look alike."""
+    shown = [("no limit" if one is None else setting_text(name, one)) for one in (before, after)]
+    return (before, after) if shown[0] == shown[1] else (shown[0], shown[1])

@@ -1,0 +1,228 @@
+"""The settings of a stream as options, declared once for all commands that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from headwater.cli.options import checked, duration_option, size_option
+from headwater.cli.parsing import format_bytes, parse_duration_ms, parse_size
+
+_NO_LIMIT: Final = -1  # of an option, because None means that it was not given
+
+
+def or_none(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a parser that takes the word ``none``, too, for a limit that is taken away."""
+    return lambda text: _NO_LIMIT if text.strip().lower() == "none" else parse(text)
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A-Z a-z 0-9 _ -, up to 128.")]
+SubjectOption = Annotated[
+    str | None,
+    typer.Option(
+        help="NATS subject to record, wildcards allowed; partition n > 0 listens to "
+        "SUBJECT.n. Default: the stream's name.",
+        show_default=False,
+    ),
+]
+PartitionsOption = Annotated[
+    int | None, typer.Option(min=1, help="Number of partitions; 1 with a wildcard.")
+]
+PubackOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback/--no-puback",
+        help="Answer publishers on their reply subject once the record is on disk, "
+        "as JetStream does.",
+        show_default=False,
+    ),
+]
+PubackOverlapOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-overlap",
+        help="Answer although another stream answers on some of these subjects: a publisher then "
+        "gets several answers, and has to look whose each one is.",
+        show_default=False,
+    ),
+]
+PubackHeadersOnlyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-headers-only",
+        help="Answer only messages with a header of JetStream publishers (Nats-Msg-Id, "
+        "Nats-Expected-…), never other people's requests.",
+        show_default=False,
+    ),
+]
+PartitionerOption = Annotated[
+    str | None,
+    typer.Option(
+        help="crc32: every producer puts equal keys into one partition, and records without a key "
+        "into one after the other; each_client: producers choose for themselves; default: crc32."
+    ),
+]
+KeyHeaderOption = Annotated[
+    str | None, typer.Option(help="NATS header that carries the key; default: Headwater-Key.")
+]
+QueueGroupOption = Annotated[
+    str | None, typer.Option(help="NATS queue group, for load-balanced ingest.")
+]
+DedupWindowOption = Annotated[
+    int | None,
+    duration_option(
+        "--dedup-window", help="How long a Nats-Msg-Id is remembered; 0s: off; default: 2m."
+    ),
+]
+DedupIdsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many ids are remembered at most; default: 1000000."),
+]
+RecordBytesOption = Annotated[
+    int | None, size_option("--record-bytes", help="Largest record; default: 8MiB.")
+]
+SegmentBytesOption = Annotated[
+    int | None,
+    size_option(
+        "--segment-bytes",
+        help="Size at which a segment is sealed and shipped; default: 128MiB.",
+    ),
+]
+SegmentAgeOption = Annotated[
+    int | None,
+    duration_option(
+        "--segment-age", help="Age at which a smaller segment is sealed and shipped; default: 10m."
+    ),
+]
+IndexIntervalOption = Annotated[
+    int | None,
+    size_option("--index-interval", help="Bytes between index entries; default: 64KiB."),
+]
+FlushOption = Annotated[
+    str | None,
+    typer.Option(
+        help="'always' syncs before every acknowledgement; 'interval' syncs at intervals, so a "
+        "power loss may lose the last interval; default: always."
+    ),
+]
+FlushIntervalOption = Annotated[
+    int | None,
+    duration_option("--flush-interval", help="Interval of --flush interval; default: 200ms."),
+]
+CompressionOption = Annotated[
+    str | None, typer.Option(help="none, lz4 or zstd, on disk and on the wire; default: none.")
+]
+ReplicationFactorOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=7, help="Brokers that hold each partition; default: the cluster's, usually 3."
+    ),
+]
+MinIsrOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=7,
+        help="Number of in-sync replicas that must have synced a record before it is acknowledged; "
+        "default: the cluster's, usually 2.",
+    ),
+]
+TieringOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--tiering/--no-tiering",
+        help="Keep the history in a Delta table; default: yes.",
+        show_default=False,
+    ),
+]
+LocalRetentionOption = Annotated[
+    int | None,
+    size_option(
+        "--local-retention", help="Keep this much shipped history on local disk; default: 1GiB."
+    ),
+]
+LocalRetentionAgeOption = Annotated[
+    int | None,
+    duration_option(
+        "--local-retention-age",
+        help="Keep shipped history on local disk at most this long; default: no limit.",
+    ),
+]
+UnshippedOption = Annotated[
+    int | None,
+    size_option(
+        "--unshipped",
+        help="Refuse writes while more history than this is unshipped; default: no limit.",
+    ),
+]
+
+# The same settings where a limit can be taken away again, and a switch turned back.
+RemovableLocalRetentionAgeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--local-retention-age",
+        metavar="DURATION|none",
+        parser=checked(or_none(parse_duration_ms)),
+        help="Keep shipped history on local disk at most this long.",
+    ),
+]
+RemovableUnshippedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--unshipped",
+        metavar="SIZE|none",
+        parser=checked(or_none(parse_size)),
+        help="Refuse writes while more history than this is unshipped.",
+    ),
+]
+SwitchedPubackOverlapOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-overlap/--no-puback-overlap",
+        help="Answer although another stream answers on some of these subjects.",
+        show_default=False,
+    ),
+]
+SwitchedPubackHeadersOnlyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--puback-headers-only/--no-puback-headers-only",
+        help="Answer only messages with a header of JetStream publishers.",
+        show_default=False,
+    ),
+]
+
+# Options whose setting has another name: a setting has its unit in the name.
+SETTING_OF: Final = {
+    "dedup_window": "dedup_window_ms",
+    "dedup_ids": "dedup_ids_max",
+    "record_bytes": "record_bytes_max",
+    "segment_bytes": "segment_bytes_max",
+    "segment_age": "segment_age_ms_max",
+    "index_interval": "index_interval_bytes",
+    "flush_interval": "flush_interval_ms",
+    "local_retention": "local_retention_bytes",
+    "local_retention_age": "local_retention_ms",
+    "unshipped": "unshipped_bytes_max",
+}
+
+
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings among the options of a command that were given, by their own names."""
+    rest = {"name", "server", "json", "dry_run"}
+    return {
+        SETTING_OF.get(option, option): None if value == _NO_LIMIT else value
+        for option, value in options.items()
+        if option not in rest and value is not None
+    }
+
+
+def setting_text(name: str, value: Any) -> Any:
+    """Return a setting of a stream for people: sizes and durations with their unit."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if "_bytes" in name:
+        return format_bytes(value)
+    return f"{value:,} ms" if "_ms" in name else value

@@ -1,0 +1,50 @@
+"""A stream and its partitions, as a broker describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.model.ids import StreamUuid
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPosition:
+    """The offsets of a partition: the table and the log together hold ``[start, HW)``."""
+
+    partition: int
+    subject: str
+    start: Offset  # first offset of either tier
+    log_start: Offset  # first offset on local disk
+    high_watermark: Offset
+    leader_epoch: int
+    leader: str | None = None  # the broker that leads it
+
+    @property
+    def records_count(self) -> int:
+        """Committed records that can be read."""
+        return self.high_watermark - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """A stream and the positions of its partitions, by number."""
+
+    cluster: str
+    stream: Stream
+    partitions: tuple[PartitionPosition, ...]
+
+    @property
+    def records_count(self) -> int:
+        """Committed records that can be read, in all partitions."""
+        return sum(part.records_count for part in self.partitions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHighWatermarks:
+    """The high watermark of each partition of a stream, by number."""
+
+    stream_uuid: StreamUuid
+    offsets: tuple[Offset, ...]
+    lineage_ids: tuple[str | None, ...]  # the leadership under which each was committed

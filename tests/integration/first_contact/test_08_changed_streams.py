@@ -1,0 +1,175 @@
+"""Issue 11, item 8: streams can be changed while they are in use; what may not says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import headwater
+from broker.errors import RecordTooLargeError, UnavailableError
+from clusterkit.load import check, load, stored
+from clusterkit.running import Cluster
+from crashkit.stage import Stage, staged
+from headwater.cli.main import app
+from headwater.client import Client
+from headwater.local.embedded import start_nats
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def _run(server: str, *arguments: str, exit_code: int = 0) -> Any:
+    """Run ``headwater stream …`` as a person would."""
+    result = CliRunner().invoke(app, ["stream", *arguments, "--server", server])
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def _put(client: Client, stream: str, *values: bytes) -> None:
+    with client.producer(stream) as producer:
+        for value in values:
+            producer.send([value]).result(60)
+
+
+def _whole(url: str, stream: str) -> list[bytes]:
+    """Read table and tail, certified."""
+    rows, certificate = headwater.read_table(stream, server=url)
+    assert certificate.records_count == rows.num_rows
+    values: list[bytes] = rows.column("value").to_pylist()
+    return values
+
+
+# ---------------------------------------------------------------------------- one broker
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A broker with a lake."""
+    with staged(tmp_path) as found:
+        yield found
+
+
+def test_a_change_holds_at_once_and_after_a_kill(stage: Stage) -> None:
+    """For a producer that is connected, too; the command shows before and after."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s")
+
+    def send_around_the_change() -> None:
+        with client.producer("s") as producer:
+            producer.send([b"x" * 5000]).result(60)
+            told = json.loads(_run(url, "alter", "s", "--record-bytes", "4KiB", "--json").stdout)
+            assert told["changes"] == {"record_bytes_max": {"before": 8 << 20, "after": 4096}}
+            producer.send([b"x" * 5000]).result(60)
+
+    with pytest.raises(RecordTooLargeError):
+        send_around_the_change()
+    _put(client, "s", b"small")
+    stage.broker.kill()
+    stage.broker.start()
+    stage.broker.wait_ready()
+    with pytest.raises(RecordTooLargeError), client.producer("s") as producer:
+        producer.send([b"x" * 5000]).result(60)
+    assert stored(client, "s") == [b"x" * 5000, b"small"]
+
+
+def test_less_retention_frees_what_is_in_the_table_and_no_more(stage: Stage) -> None:
+    """What is read is the same before, between and after, and certified."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", segment_bytes_max=4096, dedup_window_ms=0)
+    sent = [b"%04d" % number * 100 for number in range(200)]
+    _put(client, "s", *sent)
+    client.tier_flush("s")
+    assert client.describe("s").partitions[0].log_start == 0
+    _run(url, "alter", "s", "--local-retention", "0")
+    for number in range(3_000):  # until the next look at the log
+        if client.describe("s").partitions[0].log_start > 0:
+            break
+        sent.append(b"more %d" % number)
+        _put(client, "s", sent[-1])
+    (freed,) = client.describe("s").partitions
+    assert 0 < freed.log_start <= client.tier_status("s")[0].cold.end
+    assert freed.start == 0
+    assert stored(client, "s") == sent
+    assert _whole(url, "s") == sent
+
+
+def test_a_stream_without_a_table_gets_one_with_all_its_records(stage: Stage) -> None:
+    """From the first record on; a restart between them changes nothing."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", tiering=False, segment_bytes_max=4096)
+    sent = [b"%04d" % number * 100 for number in range(100)]
+    _put(client, "s", *sent)
+    begun = _run(url, "alter", "s", "--tiering")
+    assert "default/s" in begun.output
+    _put(client, "s", b"after")
+    client.tier_flush("s")
+    stage.broker.kill()
+    stage.broker.start()
+    stage.broker.wait_ready()
+    (status,) = client.tier_status("s")
+    assert (status.cold.start, status.cold.end) == (0, 101)
+    assert _whole(url, "s") == [*sent, b"after"]
+    refused = _run(url, "alter", "s", "--no-tiering", exit_code=2)
+    assert "FixedSettingError" in refused.output
+
+
+# ---------------------------------------------------------------------------- three brokers
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three brokers, in sync."""
+    with start_nats(tmp_path / "nats") as nats:
+        found = Cluster(tmp_path, nats)
+        try:
+            found.start_all()
+            yield found
+        finally:
+            found.close()
+
+
+def test_leaders_followers_and_their_successors_obey(cluster: Cluster) -> None:
+    """Under load, which loses nothing; the broker that was down hears of it when it is back."""
+    client = cluster.client()
+    client.create_stream("s", replication_factor=3, min_isr=2)
+    leader = cluster.leader("s")
+    away = (leader + 1) % 3
+    with load(client, "s") as running:
+        running.wait_acked(20)
+        cluster.kill(away)
+        _run(cluster.url, "alter", "s", "--segment-bytes", "4KiB", "--record-bytes", "1000")
+        running.wait_acked(200)
+        cluster.start(away)
+        cluster.wait_for(cluster.in_sync("s"), "every replica in sync")
+        running.wait_acked(50)
+        cluster.kill(leader)
+        running.wait_acked(50)
+    successor = cluster.client(cluster.url_of(cluster.leader("s")))
+    assert successor.stream("s").config.segment_bytes_max == 4096
+    with pytest.raises(RecordTooLargeError), successor.producer("s") as producer:
+        producer.send([b"x" * 1001]).result(60)
+    cluster.start(leader)
+    cluster.wait_for(cluster.in_sync("s"), "every replica in sync")
+    check(client, "s", running)
+
+
+def test_the_minimum_of_in_sync_replicas_goes_up_and_down(cluster: Cluster) -> None:
+    """Up: a record waits for all three. Down, with one of them gone: it does not."""
+    client = cluster.client()
+    client.create_stream("s", replication_factor=3, min_isr=1)
+    _put(client, "s", b"0")
+    _run(cluster.url, "alter", "s", "--min-isr", "3")
+    _put(client, "s", b"1")
+    cluster.kill((cluster.leader("s") + 1) % 3)
+    cluster.wait_for(lambda: len(cluster.look("s").isr) == 2, "the ISR without the dead one")
+    with pytest.raises(UnavailableError), client.producer("s", retry_ms_max=500) as producer:
+        producer.send([b"too few"]).result(60)
+    refused = _run(cluster.url, "alter", "s", "--min-isr", "4", exit_code=2)
+    assert "InvalidStreamError" in refused.output
+    _run(cluster.url, "alter", "s", "--min-isr", "2")
+    _put(client, "s", b"2")
+    assert stored(client, "s") == [b"0", b"1", b"2"]
