@@ -40,6 +40,7 @@ _UP_STOP_TIMEOUT_S: Final = 120.0  # before it ends, a broker stores and answers
 _POLL_S: Final = 0.02
 _LOG_TAIL_BYTES: Final = 2000
 _HELD_PORTS_MAX: Final = 256  # each costs a file descriptor
+_MOTO: Final = "headwater.local.moto_server"
 _SHIM: Final = Path(__file__).with_name("exec_with_parent.py")
 
 _held_ports: Final[deque[int]] = deque()  # descriptors of bound sockets, until this process ends
@@ -284,7 +285,7 @@ def _start_moto_on_free_port(folder: Path) -> EmbeddedServer:
 
 def _start_moto_once(folder: Path, port: int) -> EmbeddedServer:
     log = folder / "moto.log"
-    command = [sys.executable, "-m", "moto.server", "--host", LOOPBACK, "--port", str(port)]
+    command = [sys.executable, "-m", _MOTO, "--host", LOOPBACK, "--port", str(port)]
     process = spawn(command, log)
     server = EmbeddedServer(
         name="moto",

