@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headwater.local.embedded import moto_environment, start_moto
+from simkit.servers.spark_session import activate, is_other_active, settings_of
 from simkit.tier.lake_broker import Served, serving
 from spark_jobs.read.held_reads import release_all
 from spark_jobs.session import build_session
@@ -34,6 +35,25 @@ def spark(moto_env: dict[str, str]) -> Iterator[SparkSession]:
     session = build_session("headwater-tests", "local[2]", lake=lake)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def session_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test sets in Spark's session it takes back; else the next test meets it.
+
+    Also the active session, by whose settings Spark reads a schema in words: PySpark makes a
+    session the active one when it makes rows from Python's.
+    """
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    spark: SparkSession = request.getfixturevalue("spark")
+    before = settings_of(spark)
+    yield
+    other = is_other_active(spark)
+    activate(spark)
+    assert settings_of(spark) == before
+    assert not other, "another session is left active; see simkit/servers/spark_session.py"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 import headwater
 from broker.model.offsets import Offset
 from headwater.client import Client
+from simkit.servers.spark_session import activate
 from simkit.tier.lake_broker import Served
 from spark_jobs.jobs import snapshot
 from spark_jobs.jobs.job import Report
@@ -44,6 +45,7 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
         found.conf.set(name, value)
     yield found
     release_all()
+    activate(spark)
 
 
 @pytest.fixture
