@@ -44,6 +44,7 @@ def test_a_local_session_listens_on_the_loopback_only() -> None:
 
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
     assert local["spark.sql.shuffle.partitions"] == "3"
+    assert local["spark.sql.sources.parallelPartitionDiscovery.parallelism"] == "3"
     assert "spark.driver.bindAddress" not in remote
     assert local["spark.ui.enabled"] == remote["spark.ui.enabled"] == "false"
     assert local["spark.pyspark.python"] == sys.executable
