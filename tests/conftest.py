@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,26 @@ with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a tes
 # The seed of the order; workers inherit it. 0 keeps the order of the files.
 ORDER = "HEADWATER_TEST_ORDER"
 os.environ.setdefault(ORDER, str(random.SystemRandom().randrange(1, 100_000)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--cpu-report``: what each test costs, as tests/lib/cpu_report.py describes."""
+    parser.addoption(
+        "--cpu-report",
+        nargs="?",
+        const=str(Path(__file__).parents[1] / "out/cpu.json"),
+        metavar="FILE",
+        help="write the CPU seconds of each test and of all processes that it starts",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count CPU seconds if that is asked for."""
+    target = config.getoption("--cpu-report")
+    if target:
+        from cpu_report import CpuReport
+
+        config.pluginmanager.register(CpuReport(Path(target)))
 
 
 def pytest_report_header() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simkit.seed_hunt import broken_seed, hunting_order, is_caught, never_seen
+from simkit.seed_hunt import broken_seed, hunted, hunting_order, is_caught, never_seen
 
 
 def _breaks_at_three(seed: int) -> None:
@@ -57,3 +57,35 @@ def test_what_never_happens_is_named() -> None:
     assert never_seen(["1", "9"], run, range(5)) == ["9"]
     assert never_seen(["0", "1"], run, range(5)) == []
     assert lived == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_what_is_known_to_happen_in_some_seeds_is_looked_for_there_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole hunt says when the known seeds do not suffice, and which do."""
+    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
+    lived: list[int] = []
+
+    def run(seed: int) -> dict[str, int]:
+        lived.append(seed)
+        return {str(seed): 1}
+
+    assert never_seen(["3", "1"], run, range(5), known=[3]) == []
+    assert lived == [3, 0, 1]
+    monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
+    assert never_seen(["3", "1"], run, range(5), known=[3, 1]) == []
+    with pytest.raises(LookupError, match=r"\['1'\]; all of it is in \[1, 3\]"):
+        never_seen(["3", "1"], run, range(5), known=[3])
+
+
+def test_a_known_seed_that_shows_a_mutant_no_longer_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hunt goes on from it, and a whole one names the seed that does."""
+    monkeypatch.delenv("HEADWATER_WHOLE_HUNT", raising=False)
+    assert hunted(_breaks_at_three, known=2, count=5)
+    assert not hunted(_breaks_at_three, known=0, count=3)
+    monkeypatch.setenv("HEADWATER_WHOLE_HUNT", "1")
+    assert hunted(_breaks_at_three, known=3, count=5)
+    with pytest.raises(LookupError, match="seed 2 shows it no longer; the first that does is 3"):
+        hunted(_breaks_at_three, known=2, count=5)
