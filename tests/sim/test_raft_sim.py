@@ -74,6 +74,8 @@ SOMETIMES = (
     "went on without some",
     "transfer asked",
 )
+# Seeds in which, together, all of it happens; others are run when it does not.
+KNOWN_SEEDS = (5008, 5123, 5132, 5217, 5233, 5244, 5269)
 
 
 def _seeds(group: int) -> range:
@@ -98,7 +100,7 @@ def test_no_promise_is_broken_and_the_group_comes_back(group: int) -> None:
 def test_every_situation_is_reached() -> None:
     """Each situation that the group is built for occurs in some seed."""
     seeds = range(5000, 5000 + MUTANT_SEEDS_MAX)
-    assert never_seen(SOMETIMES, lambda seed: run_seed(seed)[0], seeds) == []
+    assert never_seen(SOMETIMES, lambda seed: run_seed(seed)[0], seeds, KNOWN_SEEDS) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

@@ -196,3 +196,24 @@ MUTANTS: Final[dict[str, Mutant]] = {
         believe_a_shorter_log,
     )
 }
+
+# The first seed that shows each; a whole hunt (`make mutants`) says when one no longer does.
+FIRST_SEEDS: Final[dict[str, int]] = {
+    "ack_before_sync": 0,
+    "cut_at_first_bad_batch": 63,
+    "ignore_recovery_point": 40,
+    "ignore_what_later_batches_saw": 111,
+    "skip_folder_sync": 0,
+    "retry_fsync": 3,
+    "believe_the_page_cache": 14,
+    "serve_before_durable": 24,
+    "roll_without_sync": 7,
+    "free_before_log_start_moves": 1,
+    "leave_partial_write": 1,
+    "keep_slots_on_truncate": 1,
+    "forget_the_promise": 51,
+    "promise_after_the_ack": 5,
+    "keep_the_promise_on_truncate": 1,
+    "believe_an_absent_folder": 14,
+    "believe_a_shorter_log": 40,
+}
