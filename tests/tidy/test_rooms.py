@@ -39,6 +39,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "tests/lib/projectfiles.py": (),
     "tests/lib/roomrules.py": (),
     "tests/lib/docclaims.py": (),
+    "tests/lib/cpu_report.py": (),
     "tests/lib/lanes.py": (),
     "tests/lib/airflowkit": (),
     "tests/lib/docfacts.py": (*_PRODUCT, "tests/lib/docclaims.py", "tests/lib/projectfiles.py"),
