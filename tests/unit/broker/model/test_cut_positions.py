@@ -12,7 +12,7 @@ from broker.model.cut import Cut, Lease, PartitionCut
 from broker.model.cut_positions import CutPosition, refusal
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid
-from broker.model.lineage import Leadership, Lineage
+from broker.model.lineage import LINEAGE_KEPT, Leadership, Lineage
 from broker.model.offsets import Offset
 
 FIRST, SECOND, OTHER = ("a" * 32, "b" * 32, "c" * 32)
@@ -45,6 +45,30 @@ def test_a_cut_without_all_partitions_is_refused() -> None:
     one = CutPosition(FIRST, Offset(1))
     assert isinstance(refusal("s", [LINEAGE, LINEAGE], [one]), InvalidCutError)
     assert isinstance(refusal("s", [LINEAGE], [one, one]), InvalidCutError)
+
+
+def test_every_partition_of_a_cut_is_compared() -> None:
+    """Not only the first one."""
+    ours, foreign = CutPosition(SECOND, Offset(900)), CutPosition(OTHER, Offset(5))
+    for number in range(3):
+        positions = [ours, ours, ours]
+        positions[number] = foreign
+        found = refusal("s", [LINEAGE] * 3, positions)
+        assert isinstance(found, ForeignHistoryError)
+        assert f"partition {number} " in found.message
+
+
+def test_a_forgotten_leadership_is_ours_only_for_who_believes_it() -> None:
+    """A lineage that is full has dropped leaderships; a cut of one looks like a foreign one."""
+    full: Lineage = tuple(
+        Leadership(leader_epoch=LeaderEpoch(one + 1), lineage_id=f"{one:032x}", start=Offset(100))
+        for one in range(LINEAGE_KEPT)
+    )
+    forgotten = [CutPosition(OTHER, Offset(100))]
+    assert isinstance(refusal("s", [full], forgotten), ForeignHistoryError)
+    assert refusal("s", [full], forgotten, believe_forgotten=True) is None
+    beyond = [CutPosition(OTHER, Offset(101))]
+    assert isinstance(refusal("s", [full], beyond, believe_forgotten=True), ForeignHistoryError)
 
 
 def test_what_was_saved_before_lineages_still_loads() -> None:

@@ -1,0 +1,362 @@
+"""The rules by which one commit of a table's log is ours, or changes nothing; no table is made.
+
+Commits are written by hand, action by action. What whole tables and other engines do is in
+test_provenance.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.errors import TableMismatchError
+from broker.model.offsets import Offset, OffsetRange
+from simkit.tier.hand_log import (
+    CREATED,
+    PROPERTIES,
+    STREAM,
+    Actions,
+    add,
+    body,
+    described,
+    entry,
+    moved,
+    ours,
+    remove,
+    shipped,
+    stats,
+)
+from tiering.proof.provenance import (
+    ProvedFile,
+    Provenance,
+    Walk,
+    refuse_change,
+    require_listed,
+)
+from tiering.table.commit_files import account_of, file_in
+from tiering.table.ledger import LedgerEntry
+from tiering.table.table import (
+    FILES,
+    KIND_PROPERTY,
+    RANGES,
+    NewFile,
+    TableSnapshot,
+)
+
+A, B, C = entry(0, 10), entry(10, 20), entry(20, 30)
+
+
+def walked(*commits: Actions, base: Provenance | None = None) -> Provenance:
+    """Check commits one after another; return the state behind them."""
+    walk = Walk(base or Provenance(), "t")
+    first = 0 if base is None else base.version + 1
+    for version, actions in enumerate(commits, first):
+        walk.step(version, body(actions))
+    return walk.end()
+
+
+def reason(*commits: Actions) -> str:
+    """Return why the last of these commits is not ours."""
+    with pytest.raises(TableMismatchError) as caught:
+        walked(*commits)
+    assert caught.value.version == len(commits) - 1
+    return str(caught.value.reason)
+
+
+def span(start: int, end: int) -> OffsetRange:
+    """Return a range of offsets."""
+    return OffsetRange(Offset(start), Offset(end))
+
+
+# ------------------------------------------------------------------------------ what we ship
+
+
+def test_what_the_uploader_commits_is_ours() -> None:
+    """Ranges that go on, files with their checksums, the ends of two partitions."""
+    other = entry(0, 5, partition=1)
+    state = walked(CREATED, shipped(A), shipped(B, other), shipped(C))
+    assert state.ranges == {0: span(0, 30), 1: span(0, 5)}
+    assert set(state.files) == {one.path for one in (A, B, C, other)}
+    assert state.files[A.path] == ProvedFile(file_in(add(A)["add"]), 7, "e")
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        (shipped(C), "does not begin at the cold end"),
+        (shipped(entry(5, 15)), "does not begin at the cold end"),
+        (shipped(entry(0, 5, partition=7)), "does not begin at the cold end"),
+        ([*shipped(B), remove(A)], "ships ranges and removes files"),
+        ([*shipped(B)[:-1], *moved(21)], "its transactions give the ends"),
+        ([*shipped(B), *moved(5, partition=1)], "its transactions give the ends"),
+        ([*shipped(B), *moved(20, start=1)], "its transactions give the ends"),
+        (shipped(B)[:-1], "its transactions give the ends"),
+        ([*shipped(B), add(B)], "other files than its ranges"),
+        ([*shipped(B), add(C)], "other files than its ranges"),
+        ([one for one in shipped(B) if "add" not in one], "other files than its ranges"),
+        ([shipped(B)[0], add(B, changes=False), *moved(20)], "it describes a file as"),
+        ([shipped(B)[0], add(B, changes=None), *moved(20)], "it describes a file as"),
+        ([shipped(B)[0], add(B, size=8), *moved(20)], "it describes a file as"),
+        ([shipped(B)[0], add(B, stats=stats(B, numRecords=9)), *moved(20)], "describes a file as"),
+        (
+            [shipped(B)[0], add(B, stats=stats(B, minValues__offset=11)), *moved(20)],
+            "it describes a file as",
+        ),
+        (
+            [shipped(B)[0], add(B, stats=stats(B, minValues__key="a")), *moved(20)],
+            "statistics of a file that its account does not have",
+        ),
+        (
+            [shipped(B)[0], add(B, stats=stats(B, nullCount__offset=1)), *moved(20)],
+            "statistics of a file that its account does not have",
+        ),
+        ([ours(**{RANGES: "{"}), add(B), *moved(20)], "its account cannot be read"),
+        ([*shipped(B), {"other": {}}], "actions that this build does not know"),
+        (
+            [shipped(B)[0], *moved(20), {"txn": {"appId": moved(1)[0]["txn"]["appId"]}}],
+            "no version",
+        ),
+    ],
+)
+def test_a_commit_with_our_id_that_does_not_fit_its_ranges_is_foreign(
+    commit: Actions, words: str
+) -> None:
+    """Whoever copied our commit id: every part is compared with the account."""
+    assert words in reason(CREATED, shipped(A), commit)
+
+
+# ------------------------------------------------------------------------------ what we replace
+
+
+def account(*files: LedgerEntry) -> str:
+    """Return the account of the files that a commit of ours adds in place of others."""
+    return json.dumps(
+        [
+            account_of(
+                NewFile(
+                    path=one.path,
+                    size_bytes=one.size_bytes,
+                    partition=one.partition,
+                    modified_us=1,
+                    stats_json=stats(one),
+                    crc32c=11,
+                )
+            )
+            for one in files
+        ]
+    )
+
+
+JOINED = replace(entry(0, 20), path="partition=0/joined.parquet")
+
+
+def test_a_compaction_of_ours_keeps_the_rows() -> None:
+    """Two files become one; its checksum is that of the account."""
+    commit = [
+        ours(**{FILES: account(JOINED)}),
+        add(JOINED, changes=False),
+        remove(A, changes=False),
+        remove(B, changes=False),
+    ]
+    state = walked(CREATED, shipped(A), shipped(B), commit, shipped(C))
+    assert set(state.files) == {JOINED.path, C.path}
+    assert (state.files[JOINED.path].crc32c, state.files[JOINED.path].ours) == (11, True)
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        ([ours(**{FILES: account(JOINED)}), add(B, changes=False)], "than its account has"),
+        (
+            [ours(**{FILES: account(JOINED)}), *[add(JOINED, changes=False)] * 2,
+             remove(A, changes=False), remove(B, changes=False)],
+            "than its account has",
+        ),
+        (
+            [ours(**{FILES: account(JOINED)}), add(JOINED, changes=False, stats="{}"),
+             remove(A, changes=False), remove(B, changes=False)],
+            "than its account has",
+        ),
+        (
+            [ours(**{FILES: account(JOINED)}), add(JOINED, changes=False),
+             remove(A, changes=False)],
+            "claims to change no data",
+        ),
+        ([ours(**{FILES: account()}), remove(B), *moved(20, start=10)], "not below the start"),
+        ([ours(**{FILES: account()}), remove(A), *moved(20, start=9)], "not below the start"),
+        ([ours(**{FILES: account()}), remove(A)], "not below the start"),
+        ([ours(**{FILES: account()}), remove(C), *moved(20, start=20)], "not below the start"),
+        ([ours(**{FILES: account(C)}), add(C), *moved(30)], "no account of them"),
+        ([ours(), add(C), *moved(30)], "no account of them"),
+        ([ours(**{FILES: account()}), *moved(20, start=21)], "would hold [21, 20)"),
+        ([ours(**{FILES: account()}), *moved(-1)], "would hold [0, -1)"),
+    ],
+)  # fmt: skip
+def test_a_replacement_that_loses_or_adds_rows_is_foreign(commit: Actions, words: str) -> None:
+    """Also with our commit id: a compaction keeps rows, an expiry removes those below the start."""
+    assert words in reason(CREATED, shipped(A), shipped(B), commit)
+
+
+def test_an_expiry_removes_what_ends_at_the_new_start() -> None:
+    """Exactly there, and nothing above."""
+    commit = [ours(**{FILES: account()}), remove(A), *moved(20, start=10)]
+    state = walked(CREATED, shipped(A), shipped(B), commit)
+    assert (state.ranges[0], set(state.files)) == (span(10, 20), {B.path})
+
+
+def test_an_advance_of_a_key_snapshot_may_add_rows() -> None:
+    """Its rows are the job's result; a history's are copies of the log's."""
+    kind = [described(configuration={**PROPERTIES, KIND_PROPERTY: "latest"})]
+    assert A.path in walked(kind, [ours(**{FILES: account(A)}), add(A)]).files
+    nowhere = entry(0, 10, partition=7)
+    commit = [ours(**{FILES: account(nowhere)}), add(nowhere)]
+    assert "belongs to no partition" in reason(kind, commit)
+
+
+# ------------------------------------------------------------------------------ others' commits
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        ([remove(A)], "changes data and has no commit id"),
+        ([remove(A, changes=None)], "changes data and has no commit id"),
+        ([add(C, changes=None)], "changes data and has no commit id"),
+        ([remove(C, changes=False)], "which was not there"),
+        ([remove(A, changes=False)], "claims to change no data"),
+        ([add(C, changes=False)], "claims to change no data"),
+        ([add(A, changes=False), remove(A, changes=False)], "adds and removes"),
+        (moved(10), "moves our transactions"),
+        (
+            [add(replace(JOINED, partition=1), changes=False), remove(A, changes=False),
+             remove(B, changes=False)],
+            "claims to change no data",
+        ),
+        ([add(A, changes=False, size=8)], "changes the statistics"),
+        ([add(A, changes=False, stats=stats(A, numRecords=9))], "changes the statistics"),
+        (
+            [add(A, changes=False,
+                 stats=stats(A, maxValues__timestamp="1970-01-01T00:00:06.500Z"))],
+            "changes the statistics",
+        ),
+        ([described(id="other")], "changes the table's id"),
+        ([described(configuration={**PROPERTIES, "headwater.stream": "x"})], "our properties"),
+        ([described(partitionColumns=[])], "columns"),
+        ([{"cdc": {}}, {"unknown": {}}], "does not know"),
+        ([add(replace(A, partition=7), changes=False)], ""),
+    ],
+)  # fmt: skip
+def test_a_commit_of_others_that_changes_something_is_foreign(commit: Actions, words: str) -> None:
+    """Rows, bounds, statistics, our transactions, what the table is."""
+    assert words in reason(CREATED, shipped(A), shipped(B), commit)
+
+
+def test_a_file_without_statistics_of_no_partition_is_foreign() -> None:
+    """Counts cannot show it: its partition is none of the stream's."""
+    nowhere = replace(JOINED, partition=7)
+    commit = [add(nowhere, changes=False, stats="{}")]
+    assert reason(CREATED, shipped(A), commit)
+
+
+OPTIMIZE = [add(JOINED, changes=False), remove(A, changes=False), remove(B, changes=False)]
+
+
+def test_rows_that_others_rewrote_are_to_be_compared() -> None:
+    """Until then they are not ours; a file that is only described again keeps its checksums."""
+    state = walked(CREATED, shipped(A), shipped(B), OPTIMIZE, shipped(C))
+    assert state.files[JOINED.path] == ProvedFile(file_in(add(JOINED)["add"]), ours=False)
+    again = add(C, changes=False, stats=stats(C, maxValues__timestamp="1970-01-01T00:00:06.001Z"))
+    state = walked(CREATED, shipped(A), shipped(B), shipped(C), [again])
+    assert (state.files[C.path].crc32c, state.files[C.path].ours) == (7, True)
+
+
+def test_statistics_that_others_add_to_our_file_are_to_be_compared() -> None:
+    """Readers skip files by them."""
+    again = add(C, changes=False, stats=stats(C, minValues__key="a"))
+    state = walked(CREATED, shipped(A), shipped(B), shipped(C), [again])
+    assert (state.files[C.path].crc32c, state.files[C.path].ours) == (7, False)
+    assert state.files[C.path].claims is not None
+    back = walked(CREATED, shipped(A), shipped(B), shipped(C), [again], [add(C, changes=False)])
+    assert not back.files[C.path].ours
+
+
+@pytest.mark.parametrize(
+    ("foreign", "undone"),
+    [
+        ([remove(A)], [add(A)]),
+        ([add(C)], [remove(C)]),
+        ([described(configuration={**PROPERTIES, "headwater.stream": "x"})], [described()]),
+        (moved(11), moved(20)),
+    ],
+)
+def test_a_foreign_change_is_an_error_until_everything_is_as_before(
+    foreign: Actions, undone: Actions
+) -> None:
+    """Files, what the table is, ranges; then the files are known by their checksums again."""
+    before = (CREATED, shipped(A), shipped(B))
+    for later in ((foreign,), (foreign, [{"commitInfo": {}}]), (foreign, shipped(C))):
+        with pytest.raises(TableMismatchError) as caught:
+            walked(*before, *later)
+        assert caught.value.version == 3
+    state = walked(*before, foreign, undone)
+    assert state.files == walked(*before).files
+    assert walked(*before, foreign, undone, shipped(C)).ranges[0] == span(0, 30)
+
+
+@pytest.mark.parametrize("changes", [True, None])
+def test_a_rival_s_commit_that_changes_data_without_our_id_is_refused(
+    changes: bool | None,
+) -> None:
+    """The quick check of a writer that lost a race."""
+    for actions in ([add(A, changes=changes)], [remove(A, changes=changes)]):
+        with pytest.raises(TableMismatchError, match="has no commit id of ours"):
+            refuse_change(3, body([*actions, {"commitInfo": {}}]), "t")
+        refuse_change(3, body([*actions, ours()]), "t")
+    refuse_change(3, body([add(A, changes=False), remove(B, changes=False)]), "t")
+
+
+# ------------------------------------------------------------------------------ what is listed
+
+
+def snapshot(state: Provenance) -> TableSnapshot:
+    """Return the version as a Delta library reads it."""
+    return TableSnapshot(
+        uri="t", version=state.version, stream_uuid=STREAM.uuid, cluster="c",
+        properties={**state.properties, "delta.other": "1"}, table_id=state.table_id,
+        files=tuple(one.file for one in state.files.values()), ranges=state.ranges,
+    )  # fmt: skip
+
+
+def _first_file(found: TableSnapshot, **values: Any) -> TableSnapshot:
+    return replace(found, files=(replace(found.files[0], **values), *found.files[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: replace(one, properties={**one.properties, "headwater.stream": "x"}),
+         "other properties"),
+        (lambda one: replace(one, properties={"delta.other": "1"}), "other properties"),
+        (lambda one: replace(one, ranges={**one.ranges, 0: span(0, 19)}), "has the ranges"),
+        (lambda one: replace(one, ranges={**one.ranges, 0: span(1, 20)}), "has the ranges"),
+        (lambda one: replace(one, files=one.files[1:]), "does not list"),
+        (lambda one: replace(one, files=(*one.files, replace(one.files[0], path="x"))),
+         "which no proved commit added"),
+        (lambda one: _first_file(one, size_bytes=8), "describes a file as"),
+        (lambda one: _first_file(one, min_offset=Offset(1)), "describes a file as"),
+        (lambda one: _first_file(one, max_timestamp_us=6_001_000), "describes a file as"),
+    ],
+)  # fmt: skip
+def test_a_version_that_is_listed_differently_is_refused(
+    change: Callable[[TableSnapshot], TableSnapshot], words: str
+) -> None:
+    """A checkpoint or a commit was edited after it was written."""
+    state = walked(CREATED, shipped(A), shipped(B))
+    listed = snapshot(state)
+    require_listed(state, listed)
+    with pytest.raises(TableMismatchError, match=words):
+        require_listed(state, change(listed))
