@@ -285,6 +285,12 @@ class Faults:
         self._world.note("clock rate changed")
         self._some().machine.set_rate(self._world.rng.choice((0.9, 1.0, 1.1)))
 
+    def _ask(self) -> None:
+        """No fault: some member is asked for the newest. Drawn only by who names it."""
+        metadata = self._house.house
+        assert isinstance(metadata, RaftHouse), "only Raft has barriers to look at"
+        metadata.ask_newest()
+
     def _office(self) -> None:
         self._house.house.change_leader()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from broker.core.raft.events import Propose
+from broker.core.raft.events import BarrierFailed, BarrierPassed, Propose
 from broker.core.raft.rejoin import Rejoin
 from broker.model.raft import Floor
 from broker.runtime.cluster import registration
@@ -125,6 +126,34 @@ def barrier_passes_on_its_own_word() -> Any:
     return replaced(RaftPump, "_try_waiting", try_waiting)
 
 
+def barrier_that_fails_passes() -> Any:
+    """Answer a barrier that nobody could confirm with what is applied here."""
+
+    def perform(self: Any, effects: Any) -> None:
+        index = self._applying.index
+        original(
+            self,
+            [
+                BarrierPassed(one.number, index) if isinstance(one, BarrierFailed) else one
+                for one in effects
+            ],
+        )
+
+    original: Any = RaftPump._perform
+    return replaced(RaftPump, "_perform", perform)
+
+
+def snapshot_is_told_to_nobody() -> Any:
+    """Become a snapshot's state, and let who listens hear of it with the next entry."""
+
+    def restore(self: Any, snapshot: Any) -> None:
+        with mock.patch.object(Applying, "_publish"):
+            original(self, snapshot)
+
+    original: Any = Applying.restore
+    return replaced(Applying, "restore", restore)
+
+
 def office_is_not_asked() -> Any:
     """Hand to the leader of now what a controller of an earlier term has decided."""
 
@@ -152,8 +181,17 @@ def retry_is_another_proposal() -> Any:
     return replaced(Waiting, "due", due)
 
 
+def session_is_persisted_late() -> Any:
+    """Write the session down durably, once the metadata has taken it."""
+    return _session_is_written_late(durably=True)
+
+
 def session_is_persisted_after_it_registers() -> Any:
     """Write the session down once the metadata has taken it, and do not wait for the disk."""
+    return _session_is_written_late(durably=False)
+
+
+def _session_is_written_late(*, durably: bool) -> Any:
     begin: Any = vars(registration)["begin_session"]
     take: Any = Registration._take
 
@@ -165,7 +203,8 @@ def session_is_persisted_after_it_registers() -> Any:
         take(self, error, now_ms)
         if self.broker_epoch is not None:
             ours = mock.patch("uuid.uuid4", return_value=mock.Mock(hex=self.session))
-            with ours, mock.patch.object(self._files, "sync_folder"):
+            waiting = nullcontext() if durably else mock.patch.object(self._files, "sync_folder")
+            with ours, waiting:
                 begin(self._files)
 
     return together(
@@ -216,9 +255,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         applied_out_of_order,
         snapshot_forgets_the_last_entry,
         barrier_passes_on_its_own_word,
+        barrier_that_fails_passes,
+        snapshot_is_told_to_nobody,
         office_is_not_asked,
         retry_is_another_proposal,
         session_is_persisted_after_it_registers,
+        session_is_persisted_late,
         floor_is_forgotten,
         older_folder_is_not_compared,
         one_round_is_enough,
@@ -229,8 +271,10 @@ BIASED: Final[dict[str, frozenset[str]]] = {
     "answered_before_the_sync": frozenset({"all", "power"}),
     "term_and_vote_are_not_saved": frozenset({"all", "cut", "one-way", "office"}),
     "barrier_passes_on_its_own_word": frozenset({"cut", "one-way"}),
+    "barrier_that_fails_passes": frozenset({"cut", "one-way", "ask"}),
     "office_is_not_asked": frozenset({"cut", "one-way", "office"}),
     "session_is_persisted_after_it_registers": frozenset({"all", "power"}),
+    "session_is_persisted_late": frozenset({"middle", "kill"}),
     "floor_is_forgotten": frozenset({"wipe", "office", "cut", "one-way"}),
     "older_folder_is_not_compared": frozenset({"older", "office", "cut", "kill"}),
     "one_round_is_enough": frozenset({"wipe", "kill", "all"}),
@@ -240,9 +284,11 @@ FIRST_SEEDS: Final = {
     "term_and_vote_are_not_saved": 4,
     "snapshot_forgets_the_last_entry": 9,
     "barrier_passes_on_its_own_word": 10,
+    "snapshot_is_told_to_nobody": 9,
     "office_is_not_asked": 7,
     "retry_is_another_proposal": 7,
     "session_is_persisted_after_it_registers": 1,
+    "session_is_persisted_late": 45,
     "floor_is_forgotten": 1,
     "one_round_is_enough": 11,
 }
@@ -250,6 +296,8 @@ QUICK: Final = (  # in every `make test`; the others are hunted by `make sim` an
     "answered_before_the_sync",
     "answered_before_it_is_applied",
     "applied_out_of_order",
+    "barrier_that_fails_passes",
+    "snapshot_is_told_to_nobody",
     "snapshot_forgets_the_last_entry",
     "session_is_persisted_after_it_registers",
     "floor_is_forgotten",

@@ -27,6 +27,7 @@ from broker.errors import HeadwaterError, UnavailableError
 from broker.model.raft import Entry, Floor, NodeId
 from broker.model.raft_messages import Message
 from broker.ports.cluster import ControlTransport
+from broker.ports.pumps import Driven, PumpTurn
 from broker.ports.system import Files
 from broker.runtime.metadata.controllers_note import note_controllers, noted_controllers
 from broker.runtime.metadata.raft.rejoin import ControlDesk, TakingPart
@@ -107,11 +108,21 @@ class HouseLog(RaftMetadataLog):
             transport=transport,
             journal=journal,
             journal_bytes_max=journal_bytes_max,
-            drive=drive_of(machine, beneath=True),
+            drive=self._drive,
             random=machine.world.rng.randint,
         )
         self._apply: Any = self._applying.apply
         self._applying.apply = self._watched  # type: ignore[method-assign]  # and looked at
+
+    def _drive(self, name: str, turn: PumpTurn) -> Driven:
+        """Drive the pump, and look behind each turn at who has heard of what was applied."""
+
+        def looked_at(now_ms: int) -> int:
+            next_ms = turn(now_ms)
+            self._watch.turn_ended(self._machine.process, self.applied_index)
+            return next_ms
+
+        return drive_of(self._machine, beneath=True)(name, looked_at)
 
     def _watched(self, entries: tuple[Entry, ...]) -> list[Outcome]:
         outcomes: list[Outcome] = self._apply(entries)
@@ -258,6 +269,7 @@ class RaftHouse:
 
     def _learn(self, name: str, index: int, state: MetadataState) -> None:
         self._watch.learned(name, index, state)
+        self._watch.heard(self._machines[name].process, index)
         log = self._log(name)
         office = None if log is None else log.office
         if office is not None and office > self._term:
@@ -320,6 +332,12 @@ class RaftHouse:
     def _heard(self, error: HeadwaterError | None) -> None:
         if error is not None:
             self._world.note("operator's command refused or lost", error.message)
+
+    def ask_newest(self) -> None:
+        """Let some member be asked for what is committed; ``RaftWatch`` looks at the answer."""
+        log = self._log(self._world.rng.choice(sorted(self._machines)))
+        if log is not None:
+            log.barrier_soon(lambda _error: None, timeout_ms=self._patience_ms)
 
     def change_leader(self) -> None:
         """Ask the leader to hand over to somebody."""

@@ -1,6 +1,7 @@
 """What has to hold of the Raft beneath a house, looked at from outside.
 
-At one index there is one entry and one state, for ever. A proposal takes effect at most as often as
+At one index there is one entry and one state, for ever. Who listens in a process has heard of
+everything that it has applied. A proposal takes effect at most as often as
 it was made. A barrier that passes shows what any member had applied when it began. What was decided
 in an office is never handed to its successor. A disk remembers the term that its member has spoken
 in; a member with an empty disk takes part above that term, and above what it had acknowledged.
@@ -31,6 +32,7 @@ class RaftWatch:
         self._spoke_in: Counter[str] = Counter()  # the highest term, by member
         self._heeded_in: Counter[str] = Counter()  # the same; another member knows that term
         self._acked: Counter[str] = Counter()  # the highest index, by member
+        self._heard: dict[str, int] = {}  # what subscribers in a process were told last
 
     def proposed(self, payload: bytes, office: int | None) -> None:
         """A process proposes."""
@@ -58,6 +60,15 @@ class RaftWatch:
         assert known == state, f"{name} has applied another state than others at {index}"
         if index > self.index:
             self.index, self.state = index, state
+
+    def heard(self, process: str, index: int) -> None:
+        """Somebody in a process hears of a state."""
+        self._heard[process] = index
+
+    def turn_ended(self, process: str, index: int) -> None:
+        """A turn of a process is over: who listens there has heard of everything applied."""
+        told = self._heard.get(process, index)  # nobody listens yet
+        assert told == index, f"{process} has applied {index}, and who listens knows of {told}"
 
     def passed(self, name: str, began_index: int, applied_index: int) -> None:
         """A barrier has passed at a member, that began when somebody had applied so much."""
