@@ -298,7 +298,9 @@ def test_a_foreign_change_is_an_error_until_everything_is_as_before(
 ) -> None:
     """Files, what the table is, ranges; then the files are known by their checksums again."""
     before = (CREATED, shipped(A), shipped(B))
-    for later in ((foreign,), (foreign, [{"commitInfo": {}}]), (foreign, shipped(C))):
+    stories: list[tuple[Actions, ...]]
+    stories = [(foreign,), (foreign, [{"commitInfo": {}}]), (foreign, shipped(C))]
+    for later in stories:
         with pytest.raises(TableMismatchError) as caught:
             walked(*before, *later)
         assert caught.value.version == 3

@@ -122,10 +122,11 @@ def test_a_claim_of_the_next_epoch_is_noticed(claims: Claims, thorough: bool) ->
 def test_a_claim_is_ours_by_stream_id_and_epoch_together(claims: Claims) -> None:
     """Another incarnation's, or our id under an epoch that it did not have."""
     other_uuid = "00000000-0000-0000-0000-000000000009"
-    for place, put in (
-        ("incarnation", lambda one: one.put(LINEAGE[1], uuid=other_uuid)),
-        ("epoch", lambda one: one.put(leadership(6, lineage_id=LINEAGE[0].lineage_id))),
-    ):
+    stories: dict[str, Callable[[Claims], object]] = {
+        "incarnation": lambda one: one.put(LINEAGE[1], uuid=other_uuid),
+        "epoch": lambda one: one.put(leadership(6, lineage_id=LINEAGE[0].lineage_id)),
+    }
+    for place, put in stories.items():
         found = Claims(claims.store.config.root / place)
         put(found)
         with pytest.raises(HistoryClaimedError):

@@ -40,8 +40,9 @@ class Driver:
     def __init__(self) -> None:
         self.turn: PumpTurn = lambda _: NEVER_MS
 
-    def drive(self, _: str, turn: PumpTurn) -> Driven:
+    def drive(self, name: str, turn: PumpTurn) -> Driven:
         """See ``Drive``."""
+        assert name == "claims"
         self.turn = turn
         return self
 
