@@ -38,6 +38,7 @@ class NodeConfig:
     namespace: str = "default"  # the folder of the lake that this cluster's tables are in
     data_dir: str = "headwater-data/broker"
     commit_threads: int = 4  # partitions that may sync at the same time
+    message_ids_bytes_max: int = 64 * 1024 * 1024  # of memory, for the ids of all partitions
 
     def __post_init__(self) -> None:
         for name in ("id", "cluster", "namespace"):
@@ -45,6 +46,8 @@ class NodeConfig:
                 raise InvalidConfigError(f"node.{name} must be 1 to 128 of A-Z a-z 0-9 _ -")
         if not 1 <= self.commit_threads <= 64:
             raise InvalidConfigError("node.commit_threads must be 1 to 64")
+        if not 1024 * 1024 <= self.message_ids_bytes_max <= 64 * 1024**3:
+            raise InvalidConfigError("node.message_ids_bytes_max must be 1 MiB to 64 GiB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

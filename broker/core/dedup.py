@@ -1,8 +1,8 @@
-"""Recognising retries: by producer sequences (exact) and by message ids (within a window).
+"""Recognising retries by producer sequences, exactly. By message ids: see ``message_ids.py``.
 
-Both tables are derived from the log. A restart rebuilds them from the newest producer state and the
+The table is derived from the log. A restart rebuilds it from the newest producer state and the
 batches after it. So a batch that was acknowledged is still recognised after the restart.
-Source: Kafka's idempotent producer (KIP-98: five batches in flight); JetStream's Nats-Msg-Id.
+Source: Kafka's idempotent producer (KIP-98: five batches in flight).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final
 
 from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
@@ -215,108 +214,3 @@ class ProducerPlan:
         """Put all planned batches into the table: the group is in the log."""
         for (producer, base_sequence), (records_count, base_offset) in self._planned.items():
             self._table.add(producer, base_sequence, records_count, base_offset)
-
-
-class MessageIdWindow:
-    """Message ids of the last ``window_us``, and the offsets of their records."""
-
-    def __init__(self, *, window_us: int, ids_max: int) -> None:
-        """Remember at most ``ids_max`` ids; ``window_us`` 0 turns the window off."""
-        self._window_us = window_us
-        self._ids_max = ids_max
-        self._seen: OrderedDict[str, tuple[Offset, int]] = OrderedDict()
-        self.forgotten_early = 0  # ids that were dropped within the window, because of ``ids_max``
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def find(self, message_id: str, now_us: int) -> Offset | None:
-        """Return the offset of the record with this id within the window, or None."""
-        seen = self._seen.get(message_id)
-        if seen is None or seen[1] <= now_us - self._window_us:
-            return None
-        return seen[0]
-
-    def add(self, message_id: str, offset: Offset, now_us: int) -> None:
-        """Remember an id whose record was stored at ``offset``."""
-        if self._window_us:
-            self._seen[message_id] = (offset, now_us)
-            self._seen.move_to_end(message_id)
-
-    def oldest_offset(self) -> Offset | None:
-        """Return the lowest offset of the remembered ids; None if there is no id."""
-        return next(iter(self._seen.values()))[0] if self._seen else None
-
-    def expire(self, now_us: int) -> None:
-        """Forget ids that are older than the window, and the oldest ids above ``ids_max``."""
-        horizon_us = now_us - self._window_us
-        while self._seen:
-            message_id, (_, stamp_us) = next(iter(self._seen.items()))
-            if stamp_us > horizon_us:
-                if len(self._seen) <= self._ids_max:
-                    return
-                self.forgotten_early += 1
-            del self._seen[message_id]
-
-
-class IdLookup(Protocol):
-    """A table in which message ids are looked up."""
-
-    def find(self, message_id: str, now_us: int) -> Offset | None:
-        """Return the offset of the record with this id, or None."""
-
-
-class IdPlan:
-    """The message ids of a group, added to the window when the group is written."""
-
-    def __init__(self, window: MessageIdWindow) -> None:
-        """Plan on top of ``window``."""
-        self._window = window
-        self._planned: dict[str, Offset] = {}
-
-    def find(self, message_id: str, now_us: int) -> Offset | None:
-        """See :meth:`MessageIdWindow.find`."""
-        offset = self._planned.get(message_id)
-        return self._window.find(message_id, now_us) if offset is None else offset
-
-    def add(self, message_id: str, offset: Offset) -> None:
-        """Plan an id."""
-        self._planned[message_id] = offset
-
-    def apply(self, now_us: int) -> None:
-        """Put all planned ids into the window: the group is in the log."""
-        for message_id, offset in self._planned.items():
-            self._window.add(message_id, offset, now_us)
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """Rows of a batch whose message id was stored before, or occurs earlier in the batch.
-
-    ``stored`` maps a row to the offset of the stored record. ``inside`` maps a row to the earlier
-    row.
-    """
-
-    stored: dict[int, Offset]
-    inside: dict[int, int]
-
-    def __bool__(self) -> bool:
-        return bool(self.stored or self.inside)
-
-
-def find_repeats(window: IdLookup, message_ids: Sequence[str | None], now_us: int) -> Repeats:
-    """Compare a batch's ids with the window and with each other."""
-    stored: dict[int, Offset] = {}
-    inside: dict[int, int] = {}
-    first_rows: dict[str, int] = {}
-    for row, message_id in enumerate(message_ids):
-        if message_id is None:
-            continue
-        offset = window.find(message_id, now_us)
-        if offset is not None:
-            stored[row] = offset
-        elif message_id in first_rows:
-            inside[row] = first_rows[message_id]
-        else:
-            first_rows[message_id] = row
-    return Repeats(stored, inside)

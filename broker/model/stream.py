@@ -44,7 +44,7 @@ class StreamConfig:
         False  # answer only messages with a header of JetStream's publishers
     )
     dedup_window_ms: int = 120_000  # JetStream's default window for Nats-Msg-Id
-    dedup_ids_max: int = 1_000_000  # bounds memory: an id takes about 150 B
+    dedup_ids_max: int = 1_000_000  # per partition; the broker has a bound for all: NodeConfig
     record_bytes_max: int = 8 * MIB  # value + key + headers of one record
     segment_bytes_max: int = 128 * MIB  # a sealed segment becomes one object of about this size
     segment_age_ms_max: int = 600_000  # keeps the table fresh when few records arrive

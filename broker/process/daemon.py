@@ -51,6 +51,7 @@ from broker.runtime.led import LedPartitions
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.operations import ClusterOperations
 from broker.runtime.partition.commit_scheduler import CommitScheduler
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.process_end import end_process
 from broker.storage.promises.promises import Promises
 from tiering.config import TieringConfig
@@ -174,6 +175,7 @@ class _Daemon:
                 scheduler=scheduler,
                 promises=promises,
                 on_commit=self._commit_done,
+                id_budget=IdBudget(config.node.message_ids_bytes_max),
             ),
             node.pace,
         )

@@ -67,6 +67,9 @@ class PartitionSample:
     overrun_messages_total: int
     syncs_total: int
     freed_segments_total: int
+    message_ids: int
+    message_ids_bytes: int
+    forgotten_ids_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +216,9 @@ _HELP: Final = {
     "overrun_messages_total": "Messages of replicas dropped for lack of room; they are sent again.",
     "syncs_total": "fdatasync calls.",
     "freed_segments_total": "Segments freed from local disk, all of them in the table.",
+    "message_ids": "Message ids in the deduplication window.",
+    "message_ids_bytes": "Memory of the message ids.",
+    "forgotten_ids_total": "Message ids that left the window early: too many, or no room.",
     "received_messages_total": "NATS messages read.",
     "received_bytes_total": "Bytes of messages read.",
     "refused_messages_total": "NATS messages that could not be stored.",

@@ -18,6 +18,7 @@ from broker.process.metrics import (
 )
 from broker.runtime.broker import Broker
 from broker.runtime.ingest.nats_ingest import NatsIngest
+from broker.runtime.partition.driver import PartitionDriver
 
 
 class TierCounts(Protocol):
@@ -77,27 +78,7 @@ class BrokerSamples:
 
     def partition_samples(self) -> list[PartitionSample]:
         """Return one sample per partition."""
-        return [
-            PartitionSample(
-                stream=driver.stream.name,
-                partition=driver.partition_id.number,
-                log_start_offset=driver.reads.log_start,
-                high_watermark=driver.reads.high_watermark,
-                log_end_offset=driver.reads.log_end,
-                cold_end=driver.tier.cold_end,
-                unshipped_bytes=driver.tier.unshipped_bytes,
-                state=driver.state.value,
-                failed=driver.refusal is not None,
-                appended_records_total=driver.counters.appended_records,
-                appended_bytes_total=driver.counters.appended_bytes,
-                duplicate_records_total=driver.counters.duplicate_records,
-                refused_writes_total=driver.counters.refused_writes,
-                overrun_messages_total=driver.counters.dropped_messages,
-                syncs_total=driver.counters.syncs,
-                freed_segments_total=driver.counters.freed_segments,
-            )
-            for driver in self._broker.replicas.all()
-        ]
+        return [_partition_sample(driver) for driver in self._broker.replicas.all()]
 
     def ingest_samples(self) -> list[IngestSample]:
         """Return one sample per NATS subscription."""
@@ -154,3 +135,28 @@ class BrokerSamples:
     def peer_samples(self) -> list[PeerSample]:
         """Return one sample per other broker."""
         return [] if self.cluster is None else self.cluster.peer_samples()
+
+
+def _partition_sample(driver: PartitionDriver) -> PartitionSample:
+    ids = driver.message_ids
+    return PartitionSample(
+        stream=driver.stream.name,
+        partition=driver.partition_id.number,
+        log_start_offset=driver.reads.log_start,
+        high_watermark=driver.reads.high_watermark,
+        log_end_offset=driver.reads.log_end,
+        cold_end=driver.tier.cold_end,
+        unshipped_bytes=driver.tier.unshipped_bytes,
+        state=driver.state.value,
+        failed=driver.refusal is not None,
+        appended_records_total=driver.counters.appended_records,
+        appended_bytes_total=driver.counters.appended_bytes,
+        duplicate_records_total=driver.counters.duplicate_records,
+        refused_writes_total=driver.counters.refused_writes,
+        overrun_messages_total=driver.counters.dropped_messages,
+        syncs_total=driver.counters.syncs,
+        freed_segments_total=driver.counters.freed_segments,
+        message_ids=ids.ids,
+        message_ids_bytes=ids.size_bytes,
+        forgotten_ids_total=ids.forgotten,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -38,6 +38,7 @@ from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commit_scheduler import TurnScheduler
 from broker.runtime.partition.counters import OnCommit, ignore_commit
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.partition.leadership_gate import SETTLE_MS, Claims
 from broker.runtime.partition.tier_view import RecordColdEnd
 from broker.runtime.pumps import on_threads, wait_for_answer
@@ -71,6 +72,7 @@ class BrokerParts:
     scheduler: TurnScheduler
     promises: Promises | None = None  # closed by who made them; None: the broker has its own
     drive: Drive | None = None  # of its pumps; None: threads of its own
+    id_budget: IdBudget = field(default_factory=IdBudget)
     on_commit: OnCommit = ignore_commit
 
 
@@ -163,6 +165,7 @@ class Broker:
             record_cold_end=record_cold_end,
             on_sealed=self.tier_listeners.sealed,
             claims=Claims(self.tier_listeners.leading, pace.claim_ms),
+            id_budget=ports.id_budget,
             on_commit=ports.on_commit,
             limits=pace.limits,
             timing=pace.timing,

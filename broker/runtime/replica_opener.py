@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -23,6 +23,7 @@ from broker.runtime.partition.context import (
 )
 from broker.runtime.partition.counters import OnCommit
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.local_log import log_config
 from broker.runtime.partition.replica_shell import ReplicaIdentity, ReplicaLinks
@@ -46,6 +47,7 @@ class ReplicaSetting:
     on_sealed: Callable[[PartitionId], None]
     on_commit: OnCommit
     claims: Claims | None = None  # of leaderships of tiered streams
+    id_budget: IdBudget = field(default_factory=IdBudget)
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
 
@@ -89,6 +91,7 @@ class ReplicaOpener:
                 clock=setting.clock,
                 scheduler=setting.scheduler,
                 links=setting.make_links(stream, partition_id),
+                id_budget=setting.id_budget,
             ),
             PartitionNotices(
                 record_cold_end=setting.record_cold_end,

@@ -22,6 +22,7 @@ from headwater.cli import console, failures
 from headwater.nats_login import NatsLogin, without_login
 
 _EXPIRES_SOON_DAYS: Final = 14
+_MESSAGE_ID_BYTES: Final = 55  # of memory, about, in a broker's window
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,9 @@ def check(config: BrokerConfig, *, java: bool) -> int:
 
 
 def checked_needs(config: BrokerConfig, *, java: bool) -> Iterator[CheckedNeed]:
-    """Check folder, ports, certificates, NATS and lake; with ``java`` also what Spark needs."""
+    """Check folder, memory, ports, certificates, NATS, lake; with ``java`` what Spark needs."""
     yield _checked("data folder", config.node.data_dir, lambda: _writable(config.node.data_dir))
+    yield _checked("message ids", _ids_room(config), lambda: _memory_suffices(config))
     for name, host, port in _ports(config):
         yield _checked(name, f"{host}:{port}", lambda host=host, port=port: _free(host, port))  # type: ignore[misc]
     for section, ca, certificate, key in _certificates(config):
@@ -91,6 +93,21 @@ def _writable(folder: str) -> None:
         raise InvalidConfigError(f"{path} is not a folder")
     if not os.access(path, os.W_OK | os.X_OK):
         raise InvalidConfigError(f"this user may not write in {path}")
+
+
+def _ids_room(config: BrokerConfig) -> str:
+    bytes_max = config.node.message_ids_bytes_max
+    millions = bytes_max / _MESSAGE_ID_BYTES / 1e6
+    return f"{bytes_max / 2**20:.0f} MiB of memory for about {millions:.1f} million of them"
+
+
+def _memory_suffices(config: BrokerConfig) -> None:
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.node.message_ids_bytes_max > machine // 2:
+        raise InvalidConfigError(
+            "node.message_ids_bytes_max is more than half of this machine's memory, "
+            f"{machine / 2**20:.0f} MiB"
+        )
 
 
 def _ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:

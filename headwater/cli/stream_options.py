@@ -78,7 +78,7 @@ DedupWindowOption = Annotated[
 ]
 DedupIdsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="How many ids are remembered at most; default: 1000000."),
+    typer.Option(min=1, help="How many ids a partition remembers at most; default: 1000000."),
 ]
 RecordBytesOption = Annotated[
     int | None, size_option("--record-bytes", help="Largest record; default: 8MiB.")

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.record_batch import PreparedBatch, prepare
-from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.core.dedup import ProducerTable
+from broker.core.message_ids import MessageIdWindow
 from broker.errors import (
     DiskFullError,
     HeadwaterError,

@@ -31,7 +31,7 @@ from broker.model.records import AckPolicy, Headers
 from broker.model.stream import StreamConfig
 
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
-MESSAGE_ID_BYTES_MAX: Final = 1024  # ids are kept in memory for the whole deduplication window
+MESSAGE_ID_BYTES_MAX: Final = 1024
 _VECTOR_ROWS_MIN: Final = 64  # for fewer rows a Python loop is faster than numpy
 _FIXED_BYTES: Final = 2048  # an Arrow message with every column is 1.2 KiB without a byte of data
 _ROW_BYTES: Final = 16  # timestamp, validity and padding
@@ -215,7 +215,7 @@ class _Columns:
         self._subjects = _expand(messages.runs, self._count)
         self._replies: Mapping[int, bytes] = messages.replies  # of publishers, once sorted
         self._reply_data: Mapping[int, bytes] = {}  # of messages that ask for no PubAck
-        self._of_publishers: set[int] = set()  # rows with a header of JetStream's publishers
+        self._of_publishers: set[int] = set()  # rows with such a header, if only those are answered
         self._expected: dict[int, Offset] = {}  # the log end that a row waits for
         self._keys: dict[int, bytes] = {}
         self._headers: dict[int, Headers] = {}
@@ -264,9 +264,9 @@ class _Columns:
 
     def _read_conditions(self, row: int, headers: Headers) -> None:
         """Check what a JetStream publisher asks for; a stream that only records asks nothing."""
-        if conditions.is_of_a_publisher(headers):
-            self._of_publishers.add(row)
         rules = self._rules
+        if rules.headers_only and conditions.is_of_a_publisher(headers):
+            self._of_publishers.add(row)
         try:
             end = conditions.check(headers, stream=rules.stream, partitions=rules.partitions)
         except ConditionFailedError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.offsets import Offset
@@ -12,6 +12,7 @@ from broker.ports.system import Clock
 from broker.runtime.partition.commit_scheduler import TurnScheduler
 from broker.runtime.partition.counters import OnCommit, PartitionCounters, ignore_commit
 from broker.runtime.partition.health import PartitionHealth
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.local_log import BeginLog, LocalLog
 from broker.runtime.partition.queue import TurnQueue
@@ -53,11 +54,12 @@ class OpenedLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPorts:
-    """What a partition uses of its broker: time, turns, and the way to other replicas."""
+    """What a partition uses of its broker: time, turns, the way to other replicas, memory."""
 
     clock: Clock
     scheduler: TurnScheduler
     links: ReplicaLinks
+    id_budget: IdBudget = field(default_factory=IdBudget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from broker.codec.record_batch import BatchHeader, decode_body
 from broker.codec.schema import OFFSET_DELTA_FIELD, OPTIONAL_COLUMNS, TIMESTAMP_FIELD
-from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.core.dedup import ProducerTable
+from broker.core.message_ids import MessageIdWindow, digest_of
 from broker.errors import MetadataCorruptError
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
@@ -89,7 +90,7 @@ def _add_ids(parts: Sequence[_Part], window: MessageIdWindow) -> None:
         ids, offsets[rows].tolist(), stamps[rows].tolist(), strict=True
     ):
         if message_id and offset != last_offset:  # only a record's first id counts, as in ingest
-            window.add(message_id.decode(errors="replace"), Offset(offset), stamp)
+            window.add(digest_of(message_id.decode(errors="replace")), Offset(offset), stamp)
             last_offset = offset
 
 

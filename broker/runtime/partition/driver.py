@@ -35,6 +35,7 @@ from broker.runtime.partition.queue import CALL_S_MAX, OwnerCall, TurnQueue, Wor
 from broker.runtime.partition.reads import PartitionReads
 from broker.runtime.partition.replica_shell import ReplicaIdentity
 from broker.runtime.partition.replication import Replication
+from broker.runtime.partition.retry_tables import MessageIdCounts
 from broker.runtime.partition.tier_source import LocalTierSource
 from broker.runtime.partition.writes import PartitionWrites
 
@@ -73,6 +74,7 @@ class PartitionDriver:
             begin_log=opened.begin_log,
             clock=ports.clock,
             counters=self.counters,
+            room=ports.id_budget.share(),
         )
         self._queue = TurnQueue(self, ports.scheduler, str(self.partition_id))
         self.health = PartitionHealth(partition.name, self._local)
@@ -136,6 +138,11 @@ class PartitionDriver:
     def refusal(self) -> HeadwaterError | None:
         """Why writes are refused: the log has failed, or another process leads this history."""
         return self.health.failure or self._gate.refusal
+
+    @property
+    def message_ids(self) -> MessageIdCounts:
+        """The window of message ids, for metrics."""
+        return self._local.retries.counts()
 
     @property
     def may_free(self) -> bool:
@@ -207,6 +214,7 @@ class PartitionDriver:
         self._commits.abandon(ShuttingDownError(reason))
         if self.health.failure is None:
             self._local.save_producers()
+        self._local.end_leading()
         self._local.log.close()
 
     # ------------------------------------------------------------------ the owner's turns

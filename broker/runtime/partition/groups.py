@@ -17,14 +17,8 @@ import pyarrow as pa
 from broker.codec.disk.segment_format import SEGMENT_HEADER_SIZE
 from broker.codec.nats.conditions import wrong_last_sequence
 from broker.codec.record_batch import PreparedBatch
-from broker.core.dedup import (
-    IdPlan,
-    MessageIdWindow,
-    ProducerPlan,
-    ProducerTable,
-    Repeats,
-    find_repeats,
-)
+from broker.core.dedup import ProducerPlan, ProducerTable
+from broker.core.message_ids import IdPlan, MessageIdWindow, Repeats, digests_of, find_repeats
 from broker.errors import HeadwaterError, RecordTooLargeError, SequenceGapError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import NO_PRODUCER
@@ -191,21 +185,21 @@ class CommitGroup:
         if write.expected_end not in (None, self._end):
             return wrong_last_sequence(self.end)
         rows = write.batch.num_rows
-        ids = write.message_ids
-        if ids is None:
+        if write.message_ids is None:
             base = self._place(write.prepared)
             return RecordsOutcome(_offsets(base, rows), frozenset(), self.leader_epoch)
-        repeats = find_repeats(self._id_plan, ids, self.now_us)
+        digests = digests_of(write.message_ids)
+        repeats = find_repeats(self._id_plan, digests, self.now_us)
         if not repeats:
             base = self._place(write.prepared)
-            offsets: Sequence[Offset] = _offsets(base, rows)
-        else:
-            offsets = self._place_rest(write.batch, repeats)
+            every = _offsets(base, rows)
+            self._id_plan.add_all(zip(digests, every, strict=True))
+            return RecordsOutcome(every, frozenset(), self.leader_epoch)
+        offsets = self._place_rest(write.batch, repeats)
         duplicates = frozenset(repeats.stored) | frozenset(repeats.inside)
         self.duplicates_count += len(duplicates)
-        for row, message_id in enumerate(ids):
-            if message_id is not None and row not in duplicates:
-                self._id_plan.add(message_id, offsets[row])
+        ids = enumerate(zip(digests, offsets, strict=True))
+        self._id_plan.add_all(one for row, one in ids if row not in duplicates)
         return RecordsOutcome(offsets, duplicates, self.leader_epoch)
 
     def _place_rest(self, batch: pa.RecordBatch, repeats: Repeats) -> list[Offset]:

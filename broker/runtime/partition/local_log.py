@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from broker.core.dedup import BATCHES_KEPT
+from broker.core.message_ids import Room
 from broker.errors import DiskFullError, SegmentCorruptError
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import PartitionId
@@ -52,10 +53,14 @@ class LocalLog:
         begin_log: BeginLog,
         clock: Clock,
         counters: PartitionCounters,
+        room: Room | None = None,
     ) -> None:
-        """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks."""
+        """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks.
+
+        ``room`` bounds the memory of the message ids; None: nothing does.
+        """
         self.log = log  # :meth:`replace` sets another log; any thread reads
-        self.retries = RetryTables(config)
+        self.retries = RetryTables(config, room)
         self.tier = TierView(partition_id, config, cold_end, record_cold_end)
         self._begin_log = begin_log
         self._config = config
@@ -148,6 +153,10 @@ class LocalLog:
     def begin_leading(self) -> None:
         """Read the message ids from the log, because publishes are taken from now on."""
         self.retries.begin_leading(self.log, self._clock.now_us())
+
+    def end_leading(self) -> None:
+        """Return the memory of the message ids: publishes are not taken any more."""
+        self.retries.end_leading()
 
     def grown(self, size_bytes: int) -> None:
         """Count an appended group; exactly, with the heads of segments, if they are bounded."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from broker.errors import LogFailedError
 from broker.model.ids import PartitionId
 from broker.model.stream import StreamConfig
 from broker.runtime.partition.context import PartitionContext
 from broker.runtime.partition.replication import Replication
+
+_log = structlog.get_logger(__name__)
 
 
 class Maintenance:
@@ -22,6 +26,7 @@ class Maintenance:
     ) -> None:
         """Call ``on_sealed`` in a turn after segments were sealed; it must be quick."""
         self._partition_id = context.partition_id
+        self._name = context.name
         self._config = context.stream.config
         self._clock = context.clock
         self._counters = context.counters
@@ -31,6 +36,8 @@ class Maintenance:
         self._replication = replication
         self._on_sealed = on_sealed
         self._queued = False  # so that only one is queued
+        self._forgotten_ids = 0  # message ids that left the window early, as far as was told
+        self._told_until_us = 0  # so long the next ones are not worth another warning
 
     def configure(self, config: StreamConfig) -> None:
         """Take changed settings."""
@@ -55,7 +62,7 @@ class Maintenance:
     def _maintain(self) -> None:
         self._queued = False
         now_us = self._clock.now_us()
-        self._local.retries.window.expire(now_us)
+        self._expire_ids(now_us)
         shell = self._replication.shell
         if shell is None or self._health.failure is not None:
             return
@@ -66,3 +73,21 @@ class Maintenance:
             self._counters.syncs = shell.sync_count
         self._local.log.roll_if_due(now_us)
         self.notice_roll()
+
+    def _expire_ids(self, now_us: int) -> None:
+        """Return the memory of message ids that left the window; warn once of those that had to."""
+        retries = self._local.retries
+        retries.window.expire(now_us)
+        count = retries.forgotten_ids - self._forgotten_ids
+        if not count:
+            return
+        self._forgotten_ids += count
+        if now_us >= self._told_until_us:
+            _log.warning(
+                "message_ids_forgotten_early",
+                partition=self._name,
+                ids=count,
+                effect="a message that is sent again with one of these ids is stored again",
+                bounds="dedup_ids_max of the stream, node.message_ids_bytes_max of the broker",
+            )
+        self._told_until_us = now_us + self._config.dedup_window_ms * 1000

@@ -185,6 +185,7 @@ class Replication:
         """See ``ReplicaOwner``: publishers must retry at the next leader, with the same ids."""
         reason = f"this broker stopped leading {self._name} before the commit"
         self._commits.abandon(NotLeaderError(reason))
+        self._local.end_leading()
 
     def fail(self, error: HeadwaterError) -> None:
         """See ``ReplicaOwner``."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.core.dedup import ProducerTable
+from broker.core.message_ids import MessageIdWindow, Room
 from broker.model.ids import NO_PRODUCER
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
@@ -21,19 +23,40 @@ from broker.storage.log.partition_log import PartitionLog
 _BATCHES_SENT_MAX: Final = 200_000  # of all producers, sent to a follower that begins a new log
 
 
+@dataclass(frozen=True, slots=True)
+class MessageIdCounts:
+    """The message ids of a partition at one moment."""
+
+    ids: int  # in the window
+    size_bytes: int  # of the memory that they take
+    forgotten: int  # that left the window early, since the start
+
+
 class RetryTables:
     """The producer table and the window of message ids. Owner: the partition's turns."""
 
-    def __init__(self, config: StreamConfig) -> None:
-        """Start empty."""
+    def __init__(self, config: StreamConfig, room: Room | None = None) -> None:
+        """Start empty. ``room`` bounds the memory of the window; None: nothing does."""
         self._config = config
+        self._room = room
         self.producers = ProducerTable()
         self.window = self._new_window()
+        self._forgotten_before = 0  # by earlier windows
+
+    @property
+    def forgotten_ids(self) -> int:
+        """Number of message ids that left the window early, since the start. Any thread."""
+        return self._forgotten_before + self.window.forgotten_early
+
+    def counts(self) -> MessageIdCounts:
+        """Return the counts of the window. Any thread."""
+        window = self.window
+        return MessageIdCounts(len(window), window.size_bytes, self.forgotten_ids)
 
     def _new_window(self) -> MessageIdWindow:
         config = self._config
         return MessageIdWindow(
-            window_us=config.dedup_window_ms * 1000, ids_max=config.dedup_ids_max
+            window_us=config.dedup_window_ms * 1000, ids_max=config.dedup_ids_max, room=self._room
         )
 
     def configure(self, config: StreamConfig) -> None:
@@ -46,8 +69,14 @@ class RetryTables:
 
     def begin_leading(self, log: PartitionLog, now_us: int) -> None:
         """Read the message ids from the log."""
+        self.window.clear()
+        self._forgotten_before += self.window.forgotten_early
         self.window = self._new_window()
         rebuild_window(log, self.window, now_us, self._config)
+
+    def end_leading(self) -> None:
+        """Forget the message ids, and return their memory: the next leader has its own."""
+        self.window.clear()
 
     def copied(self, batches: Sequence[StoredBatch]) -> int:
         """Add the producers of batches from another leader; return the bytes of the batches."""

@@ -33,6 +33,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         "[flight]\nport = 70000\n",
         '[flight]\ntls_cert_file = "x"\n',
         '[node]\ncluster = "a b"\n',
+        "[node]\nmessage_ids_bytes_max = 1048575\n",
         "[flight\n",
     ],
 )

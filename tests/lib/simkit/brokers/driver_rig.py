@@ -27,6 +27,7 @@ from broker.runtime.partition.context import (
     StreamPartition,
 )
 from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.id_budget import IdBudget
 from broker.runtime.partition.leadership_gate import Claims
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaIdentity, ReplicaLinks
 from broker.storage.log.partition_log import LogConfig, PartitionLog
@@ -96,6 +97,7 @@ class DriverRig:
         links: ReplicaLinks | None = None,
         cold_end: int = 0,
         claims: Claims | None = None,
+        id_budget: IdBudget | None = None,
         **settings: Any,
     ) -> None:
         self.files = files
@@ -124,7 +126,12 @@ class DriverRig:
             StreamPartition(stream, 0),
             OpenedLog(log=self.log, begin_log=begin_log, cold_end=Offset(cold_end)),
             ReplicaIdentity(me=ME, broker_epoch=BrokerEpoch(epoch)),
-            PartitionPorts(clock=self.clock, scheduler=self.turns, links=links or AloneLinks()),
+            PartitionPorts(
+                clock=self.clock,
+                scheduler=self.turns,
+                links=links or AloneLinks(),
+                id_budget=id_budget or IdBudget(),
+            ),
             PartitionNotices(
                 record_cold_end=lambda _partition, end: self.recorded.append(end), claims=claims
             ),

@@ -20,7 +20,8 @@ from broker.codec.record_batch import (
     encode_header,
     prepare,
 )
-from broker.core.dedup import MessageIdWindow, ProducerTable, find_repeats
+from broker.core.dedup import ProducerTable
+from broker.core.message_ids import MessageIdWindow, digests_of, find_repeats
 from broker.errors import (
     HeadwaterError,
     OffsetOutOfRangeError,
@@ -278,7 +279,8 @@ class MemoryPartition:
 
     def _append_records(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> RecordsOutcome:
         now_us = self._clock.now_us()
-        repeats = find_repeats(self._window, ids, now_us)
+        digests = digests_of(ids)
+        repeats = find_repeats(self._window, digests, now_us)
         fresh = [
             row for row in range(batch.num_rows) if row not in {**repeats.stored, **repeats.inside}
         ]
@@ -290,9 +292,9 @@ class MemoryPartition:
         for row, first in repeats.inside.items():
             offsets[row] = offsets[first]
         for row in fresh:
-            message_id = ids[row]
-            if message_id is not None:
-                self._window.add(message_id, offsets[row], now_us)
+            digest = digests[row]
+            if digest is not None:
+                self._window.add(digest, offsets[row], now_us)
         self._window.expire(now_us)
         return RecordsOutcome(
             [offsets[row] for row in range(batch.num_rows)],

@@ -6,12 +6,13 @@ A mutant replaces one step of the product for the length of a `with`; its docstr
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from broker.adapters.disk import files as disk_files
 from broker.adapters.disk.files import DiskFile, DiskFiles
-from broker.core.dedup import IdPlan, ProducerPlan, ProducerTable
+from broker.core.dedup import ProducerPlan, ProducerTable
+from broker.core.message_ids import Digest, IdPlan
 from broker.core.retention import LocalRetention, plan_local_frees
 from broker.model.offsets import Offset
 from broker.runtime.api.cuts import Cuts
@@ -191,10 +192,12 @@ def plans_are_remembered_at_once() -> Any:
     def add(self: ProducerPlan, *batch: Any) -> None:
         self._table.add(*batch)
 
-    def add_id(self: IdPlan, message_id: str, offset: Offset) -> None:
-        self._window.add(message_id, offset, 1_700_000_000_000_000)
+    def add_ids(self: IdPlan, ids: Iterable[tuple[Digest | None, Offset]]) -> None:
+        for digest, offset in ids:
+            if digest is not None:
+                self._window.add(digest, offset, 1_700_000_000_000_000)
 
-    return together(replaced(ProducerPlan, "add", add), replaced(IdPlan, "add", add_id))
+    return together(replaced(ProducerPlan, "add", add), replaced(IdPlan, "add_all", add_ids))
 
 
 def crashes_poison_nothing() -> Any:

@@ -6,13 +6,7 @@ import tracemalloc
 
 import pytest
 
-from broker.core.dedup import (
-    IdPlan,
-    MessageIdWindow,
-    ProducerPlan,
-    ProducerTable,
-    find_repeats,
-)
+from broker.core.dedup import ProducerPlan, ProducerTable
 from broker.errors import MetadataCorruptError, SequenceGapError
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset
@@ -81,17 +75,6 @@ def test_a_window_refused_as_a_whole_takes_nothing_from_what_is_remembered() -> 
     assert table.find(P, 64, 1) is None
 
 
-def test_an_id_that_a_group_plans_is_in_no_window_before_it_is_written() -> None:
-    """As with producers; within the group it counts at once."""
-    window = MessageIdWindow(window_us=1_000, ids_max=10)
-    plan = IdPlan(window)
-    plan.add("a", Offset(5))
-    assert plan.find("a", 10) == 5
-    assert window.find("a", 10) is None
-    plan.apply(10)
-    assert window.find("a", 10) == 5
-
-
 def test_producers_are_forgotten_whole_by_one_budget_of_bytes() -> None:
     """The longest silent first; whoever is forgotten may only begin, as one never known."""
     table = ProducerTable(bytes_max=8_000)
@@ -143,36 +126,6 @@ def test_damaged_producer_state_is_named(data: bytes) -> None:
         ProducerTable.from_state(data)
 
 
-def test_a_message_id_counts_within_its_window_only() -> None:
-    """The id is known until the window has passed, and can be stored again after it."""
-    window = MessageIdWindow(window_us=1_000, ids_max=10)
-    window.add("a", Offset(5), now_us=10_000)
-    assert window.find("a", 10_999) == 5
-    assert window.find("a", 11_000) is None
-    window.expire(11_000)
-    assert len(window) == 0
-
-
-def test_the_window_is_bounded_and_says_when_it_forgot_early() -> None:
-    """Beyond its bound the oldest id goes, and that is counted, not silent."""
-    window = MessageIdWindow(window_us=1_000_000, ids_max=2)
-    for number in range(4):
-        window.add(str(number), Offset(number), now_us=number)
-    window.expire(4)
-    assert window.forgotten_early == 2
-    assert window.find("1", 4) is None
-    assert window.find("2", 4) == 2
-
-
-def test_repeats_are_found_in_the_window_and_inside_the_batch() -> None:
-    """A row may repeat a stored record or an earlier row; rows without an id never repeat."""
-    window = MessageIdWindow(window_us=1_000, ids_max=10)
-    window.add("old", Offset(3), now_us=0)
-    repeats = find_repeats(window, ["x", None, "old", "x", None, "y"], now_us=1)
-    assert repeats.stored == {2: 3}
-    assert repeats.inside == {3: 0}
-
-
 def _three_producers(*, bytes_max: int) -> ProducerTable:
     """Three producers of one batch each; the first one is used again."""
     table = ProducerTable(bytes_max=bytes_max)
@@ -219,17 +172,6 @@ def test_a_table_below_an_offset_has_the_newest_batches_below_it() -> None:
     below = table.below(Offset(40), batches_max=2)
     assert [below.stored(P, base, 10) for base in (10, 20, 30, 40)] == [None, 20, 30, None]
     assert below.expected(P) == 40
-
-
-def test_ids_expire_in_the_order_of_their_newest_use() -> None:
-    """An id that was stored again, after its window, is the newest one."""
-    window = MessageIdWindow(window_us=10, ids_max=2)
-    window.add("a", Offset(1), 1)
-    window.add("b", Offset(2), 2)
-    window.add("a", Offset(3), 12)
-    window.expire(12)
-    assert (window.find("a", 12), window.find("b", 12)) == (3, None)
-    assert (len(window), window.oldest_offset()) == (1, 3)
 
 
 @pytest.mark.parametrize("version", [0, 2])

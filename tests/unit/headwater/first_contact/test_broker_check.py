@@ -56,6 +56,14 @@ def test_a_taken_port_is_named(config: BrokerConfig, taken: int) -> None:
     assert "cannot listen" in found["Flight port"]
 
 
+def test_the_room_for_message_ids_is_told_and_fits_the_machine(config: BrokerConfig) -> None:
+    """A bound that the memory cannot hold bounds nothing."""
+    found = {one.what: one.detail for one in checked_needs(config, java=False)}
+    assert found["message ids"] == "64 MiB of memory for about 1.2 million of them"
+    node = replace(config.node, message_ids_bytes_max=64 * 1024**3)
+    assert "memory" in _wrong(replace(config, node=node))["message ids"]
+
+
 def test_a_folder_that_cannot_be_made_is_named(config: BrokerConfig, tmp_path: Path) -> None:
     """A file stands where the folder would be."""
     (tmp_path / "file").write_text("")

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from broker.codec.record_batch import prepare
-from broker.core.dedup import MessageIdWindow, ProducerTable
+from broker.core.dedup import ProducerTable
+from broker.core.message_ids import MessageIdWindow, digest_of
 from broker.model.epochs import LeaderEpoch
 from broker.model.offsets import Offset
 from broker.runtime.partition.groups import CommitGroup, RecordsWrite
@@ -20,7 +21,7 @@ START = Offset(10)
 def _group() -> CommitGroup:
     """A group on a log of ten records; that of "old" stands at offset 3."""
     window = MessageIdWindow(window_us=1_000_000, ids_max=10)
-    window.add("old", Offset(3), NOW_US)
+    window.add(digest_of("old"), Offset(3), NOW_US)
     return CommitGroup(
         producers=ProducerTable(),
         window=window,

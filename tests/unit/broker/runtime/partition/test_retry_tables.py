@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.core.message_ids import digest_of
 from broker.model.offsets import Offset
 from broker.model.stream import StreamConfig
 from broker.ports.partition import SegmentInfo
@@ -26,6 +27,6 @@ def test_who_follows_keeps_the_window_for_the_day_it_leads() -> None:
 def test_who_leads_keeps_the_segments_of_the_ids_it_remembers() -> None:
     """To the record."""
     tables = RetryTables(CONFIG)
-    tables.window.add("an-id", Offset(12), NOW_US)
+    tables.window.add(digest_of("an-id"), Offset(12), NOW_US)
     plan = [_segment(0, NOW_US), _segment(10, NOW_US)]
     assert tables.free_of_ids(plan, NOW_US, leads=True) == [0]
