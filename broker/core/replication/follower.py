@@ -12,11 +12,12 @@ time; an answer to an earlier request is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from broker.core.dedup import ProducerTable
+from broker.core.events import TickElapsed
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
     AppendStored,
@@ -27,6 +28,13 @@ from broker.core.replication.effects import (
     ResetLog,
     SendToReplica,
     TruncateLog,
+)
+from broker.core.replication.events import (
+    AppendRefused,
+    FollowerEvent,
+    LogSynced,
+    LogTruncated,
+    MessageCame,
 )
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
@@ -74,14 +82,14 @@ class PartitionFollower:
         broker_epoch: BrokerEpoch,
         leader: BrokerId,
         leader_epoch: LeaderEpoch,
-        facts: LogFacts,
+        facts: Callable[[], LogFacts],
         high_watermark: Offset,
         now_ms: int,
         timing: FollowerTiming = _DEFAULT,
         mute_leaders: int = 0,
         first_request_id: int = 1,
     ) -> None:
-        """Follow ``leader``; call :meth:`start` for the first effects.
+        """Follow ``leader``; call :meth:`start` for the first effects. ``facts`` reads the log.
 
         ``mute_leaders`` is the number of leaders in a row that never sent a message. The more there
         were, the longer this leader may take for its first message. A new leader may need longer
@@ -94,7 +102,8 @@ class PartitionFollower:
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self._facts = facts
+        self._read_facts = facts
+        self._facts = facts()
         self._timing = timing
         self._first_word_ms = timing.leader_ms << min(mute_leaders, _PATIENCE_DOUBLED_MAX)
         self.phase: Phase = "asking"
@@ -102,7 +111,7 @@ class PartitionFollower:
         self._expected_id = 0
         self._sent_ms = self._heard_ms = self._reported_ms = now_ms
         self.has_heard = False  # whether this leader has sent any message
-        self._ask_epoch = facts.epochs.latest
+        self._ask_epoch = self._facts.epochs.latest
         self._fetch_after_truncation = False
         self._leader_high_watermark = Offset(0)  # from the answer that is being appended
         self.walked_back = False  # the leader did not know the newest epoch of this log
@@ -116,7 +125,21 @@ class PartitionFollower:
             return self._fetch(now_ms)
         return self._ask(now_ms)
 
-    def tick(self, now_ms: int) -> list[Effect]:
+    def step(self, event: FollowerEvent) -> list[Effect]:
+        """Take one event; return the effects, which the shell performs in this order."""
+        match event:
+            case MessageCame(message, now_ms):
+                return self._take_message(message, now_ms)
+            case LogSynced(_, now_ms):
+                return self._go_on_after_sync(now_ms)
+            case TickElapsed(now_ms):
+                return self._tick(now_ms)
+            case LogTruncated(now_ms):
+                return self._go_on_after_truncation(now_ms)
+            case AppendRefused(now_ms):
+                return self._wait_for_room(now_ms)
+
+    def _tick(self, now_ms: int) -> list[Effect]:
         """Repeat a request without an answer, fetch while idle, report a silent leader."""
         effects: list[Effect] = []
         timing = self._timing
@@ -145,8 +168,10 @@ class PartitionFollower:
             return min(due_ms, self._sent_ms + timing.request_ms + timing.wait_ms)
         return due_ms
 
-    def message(self, message: Any, now_ms: int) -> list[Effect]:
+    def _take_message(self, message: Any, now_ms: int) -> list[Effect]:
         """Take an answer or a notice of the leader."""
+        if self.phase == "asking":
+            self._facts = self._read_facts()  # retention may have moved the log start
         if message.leader_epoch != self.leader_epoch:
             self.dropped_count += 1  # from another leader, or from an earlier process of this one
             return []
@@ -162,26 +187,24 @@ class PartitionFollower:
                 self.dropped_count += 1
                 return []
 
-    def truncated(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Continue after a durable truncation."""
-        assert self.phase == "truncating", "this follower asked for no truncation"
-        self._facts = facts
+    def _go_on_after_truncation(self, now_ms: int) -> list[Effect]:
+        if self.phase != "truncating":
+            return []  # an earlier follower asked for it
+        self._facts = self._read_facts()
         return self._fetch(now_ms) if self._fetch_after_truncation else self._ask(now_ms)
 
-    def synced(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Continue after the fetched batches are durable: the next fetch tells the leader."""
-        assert self.phase == "appending", "no batches were fetched"
-        self._facts = facts
+    def _go_on_after_sync(self, now_ms: int) -> list[Effect]:
+        """The fetched batches are durable: the next fetch tells the leader."""
+        self._facts = self._read_facts()
+        if self.phase != "appending":
+            return []  # an earlier follower's sync
         return [*self._advance(self._leader_high_watermark), *self._fetch(now_ms)]
 
-    def refreshed(self, facts: LogFacts) -> None:
-        """Take new facts of the log: an earlier follower's sync is done, or records were freed."""
-        self._facts = facts
-
-    def failed_append(self, facts: LogFacts, now_ms: int) -> list[Effect]:
-        """Continue after a full disk refused the batches: fetch again after ``idle_ms``."""
-        assert self.phase == "appending", "no batches were fetched"
-        self._facts = facts
+    def _wait_for_room(self, now_ms: int) -> list[Effect]:
+        """A full disk refused the batches: fetch again after ``idle_ms``."""
+        if self.phase != "appending":
+            return []
+        self._facts = self._read_facts()
         self.phase, self._sent_ms = "idle", now_ms
         return []
 

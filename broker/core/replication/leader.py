@@ -10,7 +10,6 @@ the ISR is this broker.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from broker.core.events import TickElapsed
@@ -19,6 +18,15 @@ from broker.core.replication.effects import (
     ProposeIsr,
     SendRecords,
     SendToReplica,
+)
+from broker.core.replication.events import (
+    IsrAnswered,
+    LeaderEvent,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    RequestCame,
+    ViewChanged,
 )
 from broker.core.replication.isr import FollowerProgress, LagLimits, high_watermark
 from broker.core.replication.view import PartitionView
@@ -37,75 +45,9 @@ from broker.model.replica_messages import (
     Refusal,
 )
 
-__all__ = [
-    "AdvanceHighWatermark",
-    "IsrAnswered",
-    "LeaseGranted",
-    "LogAppended",
-    "LogSynced",
-    "PartitionLeader",
-    "RequestCame",
-    "ViewChanged",
-]
-
 _PROPOSAL_MS: Final = 1_000  # an ISR proposal without an answer is made again after this
 
 
-@dataclass(frozen=True, slots=True)
-class LogAppended:
-    """The leader's own log has records below ``log_end``, synced or not."""
-
-    log_end: Offset
-
-
-@dataclass(frozen=True, slots=True)
-class LogSynced:
-    """The leader's own log is durable below ``synced_end``."""
-
-    synced_end: Offset
-    now_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCame:
-    """A follower sent a request; a fetch also has the follower's synced end."""
-
-    request: FetchRequest | EpochEndRequest
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ViewChanged:
-    """The metadata of the partition has changed."""
-
-    view: PartitionView
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class IsrAnswered:
-    """The metadata log accepted or refused an ISR proposal of this partition epoch."""
-
-    partition_epoch: int
-    accepted: bool
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
-    """The controller answered this broker's heartbeat.
-
-    Until ``until_ms``, on this broker's own monotonic clock, no other broker becomes leader because
-    this broker is silent.
-    """
-
-    until_ms: int
-    now_ms: int
-
-
-LeaderEvent = (
-    LogAppended | LogSynced | RequestCame | ViewChanged | IsrAnswered | LeaseGranted | TickElapsed
-)
 LeaderEffect = AdvanceHighWatermark | SendToReplica | SendRecords | ProposeIsr
 
 
@@ -237,6 +179,7 @@ class PartitionLeader:
                 self._now_ms = max(self._now_ms, now_ms)
                 return list(self._answer(request))
             case ViewChanged(view, now_ms):
+                assert view is not None, "a partition that is gone has no leader"
                 self._now_ms = max(self._now_ms, now_ms)
                 return list(self._take_view(view))
             case IsrAnswered(partition_epoch, accepted, now_ms):

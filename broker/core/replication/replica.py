@@ -22,18 +22,22 @@ from broker.core.replication.effects import (
     StartLeading,
     StopLeading,
 )
-from broker.core.replication.follower import FollowerTiming, PartitionFollower
-from broker.core.replication.isr import LagLimits
-from broker.core.replication.leader import (
+from broker.core.replication.events import (
+    AppendRefused,
     IsrAnswered,
     LeaderEvent,
     LeaseGranted,
     LogAppended,
     LogSynced,
-    PartitionLeader,
+    LogTruncated,
+    MessageCame,
+    ReplicaEvent,
     RequestCame,
     ViewChanged,
 )
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.isr import LagLimits
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView, Role
 from broker.model.epochs import BrokerEpoch
 from broker.model.ids import BrokerId
@@ -100,10 +104,28 @@ class PartitionReplica:
         active = self.leader or self.follower
         return self._known if active is None else active.high_watermark
 
+    def step(self, event: ReplicaEvent) -> list[Effect]:
+        """Take one event; return the effects, which the shell performs in this order."""
+        match event:
+            case MessageCame(message, now_ms):
+                return self._take_message(message, now_ms)
+            case LogSynced() if self.follower is not None:
+                return self.follower.step(event)
+            case LogAppended() | LogSynced() | IsrAnswered():
+                return self._lead(event)
+            case TickElapsed(now_ms):
+                return self._tick(event, now_ms)
+            case LeaseGranted(until_ms):
+                self._lease_until_ms = max(self._lease_until_ms, until_ms)
+                return self._lead(event)
+            case ViewChanged(view, now_ms):
+                return self._take_view(view, now_ms)
+            case LogTruncated() | AppendRefused():
+                return [] if self.follower is None else self.follower.step(event)
+
     # ------------------------------------------------------------------ metadata
 
-    def view_changed(self, view: PartitionView | None, now_ms: int) -> list[Effect]:
-        """Take a newer view; None when the partition is gone."""
+    def _take_view(self, view: PartitionView | None, now_ms: int) -> list[Effect]:
         if view is None:
             self.view = None
             return self._leave_role("none")
@@ -166,7 +188,7 @@ class PartitionReplica:
                 broker_epoch=self._broker_epoch,
                 leader=view.leader,
                 leader_epoch=view.leader_epoch,
-                facts=facts,
+                facts=self._facts,
                 high_watermark=self._known,
                 now_ms=now_ms,
                 timing=self._timing,
@@ -204,53 +226,16 @@ class PartitionReplica:
             ProposeLeadership(view.leader_epoch),
         ]
 
-    def isr_answered(self, partition_epoch: int, *, accepted: bool, now_ms: int) -> list[Effect]:
-        """Take the metadata log's answer to a ``ProposeIsr``."""
-        return self._lead(IsrAnswered(partition_epoch, accepted, now_ms))
+    # ------------------------------------------------------------------ peers, time
 
-    def lease_granted(self, until_ms: int, now_ms: int) -> list[Effect]:
-        """Take a new lease, on this broker's own monotonic clock."""
-        self._lease_until_ms = max(self._lease_until_ms, until_ms)
-        return self._lead(LeaseGranted(until_ms, now_ms))
-
-    # ------------------------------------------------------------------ log, peers, time
-
-    def appended(self, log_end: Offset) -> list[Effect]:
-        """Take note that the leader's own publishes are written, but not yet synced."""
-        return self._lead(LogAppended(log_end))
-
-    def synced(self, now_ms: int) -> list[Effect]:
-        """Take note that the log is durable to its end: after publishes or ``AppendStored``."""
-        if self.follower is not None:
-            if self.follower.phase != "appending":
-                self.follower.refreshed(self._facts())
-                return []
-            return self.follower.synced(self._facts(), now_ms)
-        return self._lead(LogSynced(self._facts().synced_end, now_ms))
-
-    def truncated(self, now_ms: int) -> list[Effect]:
-        """Take note that a ``TruncateLog`` is done, durably."""
-        if self.follower is None or self.follower.phase != "truncating":
-            return []
-        return self.follower.truncated(self._facts(), now_ms)
-
-    def failed_append(self, now_ms: int) -> list[Effect]:
-        """Take note that a full disk refused an ``AppendStored``; whole batches may be written."""
-        if self.follower is None or self.follower.phase != "appending":
-            return []
-        return self.follower.failed_append(self._facts(), now_ms)
-
-    def message(self, message: ReplicaMessage, now_ms: int) -> list[Effect]:
-        """Take a message of another replica."""
+    def _take_message(self, message: ReplicaMessage, now_ms: int) -> list[Effect]:
         if isinstance(message, FetchRequest | EpochEndRequest):
             if self.leader is not None:
                 return self._lead(RequestCame(message, now_ms))
             return [SendToReplica(message.follower, not_leader(message))]
         if self.follower is None:
             return []
-        if self.follower.phase == "asking":
-            self.follower.refreshed(self._facts())  # retention may have moved the log start
-        return self.follower.message(message, now_ms)
+        return self.follower.step(MessageCame(message, now_ms))
 
     @property
     def due_ms(self) -> int | None:
@@ -261,14 +246,14 @@ class PartitionReplica:
             return self._confirmed_ms + _CONFIRM_MS
         return None if self.leader is None else self.leader.due_ms
 
-    def tick(self, now_ms: int) -> list[Effect]:
+    def _tick(self, tick: TickElapsed, now_ms: int) -> list[Effect]:
         """Handle the passing of time: the timers of the present role."""
         if self.follower is not None:
-            return self.follower.tick(now_ms)
+            return self.follower.step(tick)
         if self._confirmed_ms is not None and now_ms - self._confirmed_ms >= _CONFIRM_MS:
             assert self.view is not None, "a candidate has a view"
             return self._confirm(self.view, now_ms)
-        return self._lead(TickElapsed(now_ms))
+        return self._lead(tick)
 
     def _lead(self, event: LeaderEvent) -> list[Effect]:
         return [] if self.leader is None else list[Any](self.leader.step(event))

@@ -13,7 +13,18 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.core.events import TickElapsed
 from broker.core.replication import effects as does
+from broker.core.replication.events import (
+    AppendRefused,
+    IsrAnswered,
+    LeaseGranted,
+    LogAppended,
+    LogSynced,
+    LogTruncated,
+    MessageCame,
+    ViewChanged,
+)
 from broker.core.replication.follower import FollowerTiming
 from broker.core.replication.isr import LagLimits
 from broker.core.replication.leader import PartitionLeader
@@ -191,7 +202,7 @@ class ReplicaShell:
         """Take a newer view."""
         self.refresh_lease()
         before = self._replica.role
-        self._do(self._replica.view_changed(view, self._now_ms()))
+        self._do(self._replica.step(ViewChanged(view, self._now_ms())))
         role = self._replica.role
         if "leader" in (before, role):
             self._links.lead_changed(leads=role == "leader")
@@ -199,14 +210,14 @@ class ReplicaShell:
     def message(self, message: ReplicaMessage) -> None:
         """Take a message of another replica."""
         self.refresh_lease()
-        self._do(self._replica.message(message, self._now_ms()))
+        self._do(self._replica.step(MessageCame(message, self._now_ms())))
 
     def refresh_lease(self) -> None:
         """Take the broker's lease, if it has been extended."""
         until_ms = self._links.lease_until_ms()
         if until_ms > self._lease_until_ms:
             self._lease_until_ms = until_ms
-            self._do(self._replica.lease_granted(until_ms, self._now_ms()))
+            self._do(self._replica.step(LeaseGranted(until_ms, self._now_ms())))
 
     @property
     def due_ms(self) -> int | None:
@@ -216,11 +227,11 @@ class ReplicaShell:
     def tick(self) -> None:
         """Time has passed."""
         self.refresh_lease()
-        self._do(self._replica.tick(self._now_ms()))
+        self._do(self._replica.step(TickElapsed(self._now_ms())))
 
     def appended(self) -> None:
         """Take note of written, unsynced publishes: followers may fetch them already."""
-        self._do(self._replica.appended(self._local.log.log_end))
+        self._do(self._replica.step(LogAppended(self._local.log.log_end)))
 
     def sync(self) -> None:
         """Sync the log and tell the replication core.
@@ -229,11 +240,13 @@ class ReplicaShell:
             LogFailedError: see ``PartitionLog.sync``.
         """
         self._sync()
-        self._do(self._replica.synced(self._now_ms()))
+        self.written()
 
     def written(self) -> None:
-        """Tell the replication core of a write to a stream that syncs by interval."""
-        self._do(self._replica.synced(self._now_ms()))
+        """Tell the replication core what is durable; a stream that syncs by interval says: all."""
+        log = self._local.log
+        end = log.log_end if self._interval else log.synced_end
+        self._do(self._replica.step(LogSynced(end, self._now_ms())))
 
     # ------------------------------------------------------------------ effects
 
@@ -358,7 +371,7 @@ class ReplicaShell:
             _log.warning("new_log_waits", partition=self._name, reason=error.message)
             self._owner.later(_TRUNCATE_AGAIN_MS, lambda: self._reset(start, prefix))
             return
-        self._do(self._replica.truncated(self._now_ms()))
+        self._do(self._replica.step(LogTruncated(self._now_ms())))
 
     def _begin_at(self, start: Offset) -> None:
         """Replace the log by an empty one at the cold end, after an unclean election."""
@@ -383,7 +396,7 @@ class ReplicaShell:
         except DiskFullError as error:
             _log.warning("follower_disk_full", partition=self._name, reason=error.message)
             self._local.shrunk()
-            self._do(self._replica.failed_append(self._now_ms()))
+            self._do(self._replica.step(AppendRefused(self._now_ms())))
             return
         self.sync()
 
@@ -403,12 +416,12 @@ class ReplicaShell:
             return
         if end < log_end:
             _log.info("log_truncated", partition=self._name, start=end, end=log_end)
-        self._do(self._replica.truncated(self._now_ms()))
+        self._do(self._replica.step(LogTruncated(self._now_ms())))
 
     def _propose_isr(self, wanted: does.ProposeIsr) -> None:
         def take(accepted: bool) -> None:
             epoch, now_ms = wanted.partition_epoch, self._now_ms()
-            self._do(self._replica.isr_answered(epoch, accepted=accepted, now_ms=now_ms))
+            self._do(self._replica.step(IsrAnswered(epoch, accepted, now_ms)))
 
         self._links.propose_isr(
             wanted, lambda accepted: self._owner.later(0, partial(take, accepted))

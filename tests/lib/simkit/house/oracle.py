@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.core.metadata.state import PartitionState
 from broker.core.replication import effects as does
+from broker.core.replication.events import MessageCame
 from broker.core.replication.replica import PartitionReplica
 from broker.model.epoch_history import EpochHistory
 from broker.model.ids import BrokerId, PartitionId
@@ -266,7 +267,7 @@ def watching(house: House) -> Iterator[None]:
     oracle = house.oracle
     do_one: Any = ReplicaShell._do_one
     message: Any = ReplicaShell.message
-    step: Any = PartitionReplica.message
+    step: Any = PartitionReplica.step
     place: list[situations.Place] = []  # of the message that is being taken
     append: Any = PartitionLog.append
     append_stored: Any = PartitionLog.append_stored
@@ -294,9 +295,10 @@ def watching(house: House) -> Iterator[None]:
         situations.before_message(house, place[0], self, taken)
         message(self, taken)
 
-    def watched_step(self: Any, taken: Any, now_ms: int) -> Any:
-        effects = step(self, taken, now_ms)
+    def watched_step(self: Any, event: Any) -> Any:
+        effects = step(self, event)
         leader = self.leader
+        taken = event.message if isinstance(event, MessageCame) else None
         if leader is not None and isinstance(taken, FetchRequest):
             counted = leader.progress().get(taken.follower)
             told = (taken.broker_epoch, taken.synced_end)
@@ -321,7 +323,7 @@ def watching(house: House) -> Iterator[None]:
     with together(
         replaced(ReplicaShell, "_do_one", watched_effect),
         replaced(ReplicaShell, "message", watched_message),
-        replaced(PartitionReplica, "message", watched_step),
+        replaced(PartitionReplica, "step", watched_step),
         replaced(PartitionLog, "append", watched_append),
         replaced(PartitionLog, "append_stored", watched_copy),
     ):

@@ -16,7 +16,6 @@ from broker.core import election as election_module
 from broker.core.election import ElectionCore
 from broker.core.election_events import LogEndAnswered
 from broker.core.metadata import broker_apply, partition_apply, partition_rules
-from broker.core.replication import leader as leader_module
 from broker.core.replication import replica as replica_module
 from broker.core.replication.effects import (
     AdvanceHighWatermark,
@@ -24,6 +23,7 @@ from broker.core.replication.effects import (
     ResetLog,
     TruncateLog,
 )
+from broker.core.replication.events import LogAppended, LogSynced
 from broker.core.replication.follower import PartitionFollower
 from broker.core.replication.isr import FollowerProgress
 from broker.core.replication.leader import PartitionLeader
@@ -74,12 +74,12 @@ def align_one_step() -> Any:
 def unfenced_answers() -> Any:
     """Take answers of any epoch and any request (A3)."""
 
-    def message(self: Any, message: Any, now_ms: int) -> Any:
+    def take(self: Any, message: Any, now_ms: int) -> Any:
         return original(self, replace(message, leader_epoch=self.leader_epoch), now_ms)
 
-    original: Any = PartitionFollower.message
+    original: Any = PartitionFollower._take_message
     return together(
-        replaced(PartitionFollower, "message", message),
+        replaced(PartitionFollower, "_take_message", take),
         replaced(PartitionFollower, "_is_expected", lambda self, _, phase: self.phase == phase),
         _no_divergence(),
     )
@@ -140,9 +140,9 @@ def leader_acks_before_sync() -> Any:
     """Count the leader's own log as it is written (NATS, Kafka by default; D1)."""
 
     def step(self: Any, event: Any) -> Any:
-        if isinstance(event, leader_module.LogAppended):
-            event = leader_module.LogSynced(event.log_end)
-        elif isinstance(event, leader_module.LogSynced):
+        if isinstance(event, LogAppended):
+            event = LogSynced(event.log_end)
+        elif isinstance(event, LogSynced):
             event = replace(event, synced_end=max(event.synced_end, self._synced_end))
         return original(self, event)
 
@@ -383,14 +383,14 @@ def _compared(compared: Any) -> Any:
 def act_on_a_view_of_a_former_life() -> Any:
     """Lead by what the metadata said before this process registered (A25)."""
 
-    def view_changed(self: Any, view: Any, now_ms: int) -> Any:
+    def take_view(self: Any, view: Any, now_ms: int) -> Any:
         if view is not None:
             mine = {**view.broker_epochs, self._me: self._broker_epoch}
             view = replace(view, broker_epochs=mine)
         return original(self, view, now_ms)
 
-    original: Any = PartitionReplica.view_changed
-    return replaced(PartitionReplica, "view_changed", view_changed)
+    original: Any = PartitionReplica._take_view
+    return replaced(PartitionReplica, "_take_view", take_view)
 
 
 def request_ids_repeat() -> Any:

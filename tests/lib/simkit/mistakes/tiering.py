@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from broker.core.dedup import ProducerTable
+from broker.core.replication.events import LogTruncated
 from broker.model.offsets import OFFSET_MAX, Offset
 from broker.model.replica_messages import LogPrefix
 from broker.runtime.api.cold_tier import ColdTier
@@ -125,7 +126,7 @@ def log_is_not_replaced() -> Any:
         end = min(max(start, kept.log_start), kept.log_end)
         kept.truncate(end)
         self._local.shrunk()
-        self._do(self._replica.truncated(self._now_ms()))
+        self._do(self._replica.step(LogTruncated(self._now_ms())))
 
     return replaced(ReplicaShell, "_reset", reset)
 

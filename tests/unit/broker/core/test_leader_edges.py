@@ -12,16 +12,16 @@ import pytest
 
 from broker.core.events import TickElapsed
 from broker.core.replication.effects import ProposeIsr, SendToReplica
-from broker.core.replication.isr import FollowerProgress, LagLimits
-from broker.core.replication.leader import (
+from broker.core.replication.events import (
     IsrAnswered,
     LeaseGranted,
     LogAppended,
     LogSynced,
-    PartitionLeader,
     RequestCame,
     ViewChanged,
 )
+from broker.core.replication.isr import FollowerProgress, LagLimits
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch

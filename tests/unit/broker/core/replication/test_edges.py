@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.codec.record_batch import BatchHeader
+from broker.core.events import TickElapsed
 from broker.core.metadata.commands import StopBroker
 from broker.core.replication.effects import (
     LogFacts,
@@ -17,6 +18,7 @@ from broker.core.replication.effects import (
     ReportLeader,
     SendToReplica,
 )
+from broker.core.replication.events import AppendRefused, LogSynced, MessageCame, ViewChanged
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.replica import PartitionReplica, first_request_id
 from broker.core.replication.view import PartitionView, view_of
@@ -49,11 +51,23 @@ def _follower(facts: LogFacts) -> PartitionFollower:
         broker_epoch=ONE,
         leader=A,
         leader_epoch=LeaderEpoch(5),
-        facts=facts,
+        facts=lambda: facts,
         high_watermark=Offset(0),
         now_ms=0,
         timing=TIMING,
     )
+
+
+def _refused_append(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
+    """Tell that a full disk refused the batches, and the log is now so."""
+    follower._read_facts = lambda: facts
+    return list(follower.step(AppendRefused(now_ms)))
+
+
+def _synced(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
+    """Tell that the log is durable to its end, and is now so."""
+    follower._read_facts = lambda: facts
+    return list(follower.step(LogSynced(facts.synced_end, now_ms)))
 
 
 def _batch(base: int, epoch: int) -> StoredBatch:
@@ -93,7 +107,7 @@ def test_epochs_never_fall_within_an_answer() -> None:
     """A batch of an older epoch behind a newer one is of another log."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
-    assert follower.message(_answer(request, _batch(0, 5), _batch(1, 4)), 1) == []
+    assert follower.step(MessageCame(_answer(request, _batch(0, 5), _batch(1, 4)), 1)) == []
     assert follower.dropped_count == 1
 
 
@@ -101,7 +115,7 @@ def test_an_answer_for_another_place_says_nothing() -> None:
     """Not even that there is nothing new."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
-    assert follower.message(_answer(request, start=4), 1) == []
+    assert follower.step(MessageCame(_answer(request, start=4), 1)) == []
     assert (follower.phase, follower.dropped_count) == ("fetching", 1)
 
 
@@ -109,8 +123,8 @@ def test_a_follower_tells_what_is_durable() -> None:
     """Written records count for nothing before their sync."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
-    follower.message(_answer(request, _batch(0, 5)), 1)
-    request = _fetch_of(follower.synced(_facts(3, synced=1), 2))
+    follower.step(MessageCame(_answer(request, _batch(0, 5)), 1))
+    request = _fetch_of(_synced(follower, _facts(3, synced=1), 2))
     assert (request.fetch_from, request.synced_end) == (3, 1)
 
 
@@ -120,12 +134,12 @@ def test_a_leader_that_refuses_again_and_again_is_reported_in_time() -> None:
     request = _fetch_of(follower.start(0))
     reported = []
     for now_ms in range(5, 500, 5):
-        effects = follower.tick(now_ms)
+        effects = follower.step(TickElapsed(now_ms))
         reported += [now_ms for one in effects if isinstance(one, ReportLeader)]
         for effect in effects:
             if isinstance(effect, SendToReplica):
                 request = _fetch_of([effect])
-        follower.message(replace(_answer(request), refusal="not_leader"), now_ms)
+        follower.step(MessageCame(replace(_answer(request), refusal="not_leader"), now_ms))
     assert reported == [400]
 
 
@@ -133,10 +147,10 @@ def test_after_a_full_disk_the_follower_pauses() -> None:
     """There will hardly be room at once; the pause is that of an idle follower."""
     follower = _follower(_facts(0))
     request = _fetch_of(follower.start(0))
-    follower.message(_answer(request, _batch(0, 5)), 1)
-    assert follower.failed_append(_facts(0), 10) == []
-    assert follower.tick(209) == []
-    assert _fetch_of(follower.tick(210)).fetch_from == 0
+    follower.step(MessageCame(_answer(request, _batch(0, 5)), 1))
+    assert _refused_append(follower, _facts(0), 10) == []
+    assert follower.step(TickElapsed(209)) == []
+    assert _fetch_of(follower.step(TickElapsed(210))).fetch_from == 0
 
 
 # ---------------------------------------------------------------------------- the replica
@@ -171,8 +185,8 @@ def _replica(end: int, *, process: int = 1, known: int = 0) -> PartitionReplica:
 def test_a_candidate_that_lacks_one_record_of_the_table_does_not_lead() -> None:
     """Offset 199 is in the table; it would be given to another record."""
     named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
-    assert _replica(199).view_changed(named, 1) == [RefuseLeadership(Offset(199), Offset(200))]
-    assert _replica(200).view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
+    assert _replica(199).step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(199), Offset(200))]
+    assert _replica(200).step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
 
 
 def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
@@ -186,7 +200,7 @@ def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
                 partition_epoch=PartitionEpoch(epoch + 2),
                 broker_epochs={A: BrokerEpoch(process), B: ONE, C: ONE},
             )
-            ids.append(_fetch_of(replica.view_changed(view, 0)).request_id)
+            ids.append(_fetch_of(replica.step(ViewChanged(view, 0))).request_id)
     assert len(set(ids)) == len(ids)
     assert ids == sorted(ids)
     assert first_request_id(BrokerEpoch(2)) - first_request_id(ONE) >= 1 << 32
@@ -195,14 +209,14 @@ def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
 def test_what_was_known_to_be_committed_outlives_the_role() -> None:
     """A follower that becomes leader does not show less than before."""
     replica = _replica(10, known=4)
-    replica.view_changed(_view(), 0)
+    replica.step(ViewChanged(_view(), 0))
     assert replica.follower is not None
     replica.follower.high_watermark = Offset(8)
     waiting = _view(
         leader=None, status="election", leader_epoch=LeaderEpoch(4),
         partition_epoch=PartitionEpoch(6),
     )  # fmt: skip
-    replica.view_changed(waiting, 1)
+    replica.step(ViewChanged(waiting, 1))
     assert replica.high_watermark == 8
 
 

@@ -7,16 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from broker.core.events import TickElapsed
-from broker.core.replication.effects import ProposeIsr
+from broker.core.replication.effects import AdvanceHighWatermark, ProposeIsr
+from broker.core.replication.events import LogAppended, LogSynced, RequestCame, ViewChanged
 from broker.core.replication.isr import LagLimits, high_watermark
-from broker.core.replication.leader import (
-    AdvanceHighWatermark,
-    LogAppended,
-    LogSynced,
-    PartitionLeader,
-    RequestCame,
-    ViewChanged,
-)
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.view import PartitionView
 from broker.model.epochs import BrokerEpoch, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId

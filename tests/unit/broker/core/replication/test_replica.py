@@ -14,6 +14,7 @@ from broker.codec.record_batch import BatchHeader
 from broker.core.events import TickElapsed
 from broker.core.replication.acks import AckQueue
 from broker.core.replication.effects import (
+    AdvanceHighWatermark,
     AppendStored,
     BeginLogAt,
     LogFacts,
@@ -29,18 +30,19 @@ from broker.core.replication.effects import (
     StopLeading,
     TruncateLog,
 )
-from broker.core.replication.follower import FollowerTiming, PartitionFollower
-from broker.core.replication.isr import FollowerProgress, LagLimits
-from broker.core.replication.leader import (
-    AdvanceHighWatermark,
+from broker.core.replication.events import (
     IsrAnswered,
     LeaseGranted,
     LogAppended,
     LogSynced,
-    PartitionLeader,
+    LogTruncated,
+    MessageCame,
     RequestCame,
     ViewChanged,
 )
+from broker.core.replication.follower import FollowerTiming, PartitionFollower
+from broker.core.replication.isr import FollowerProgress, LagLimits
+from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
 from broker.core.replication.view import PartitionView
@@ -274,11 +276,23 @@ def _follower(facts: LogFacts, *, high_watermark: int = 0, epoch: int = 5) -> Pa
         broker_epoch=ONE,
         leader=A,
         leader_epoch=LeaderEpoch(epoch),
-        facts=facts,
+        facts=lambda: facts,
         high_watermark=Offset(high_watermark),
         now_ms=0,
         timing=FollowerTiming(request_ms=100, idle_ms=200, leader_ms=400),
     )
+
+
+def _truncated(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
+    """Tell that the log is cut, and is now so."""
+    follower._read_facts = lambda: facts
+    return list(follower.step(LogTruncated(now_ms)))
+
+
+def _synced(follower: PartitionFollower, facts: LogFacts, now_ms: int) -> list[Any]:
+    """Tell that the log is durable to its end, and is now so."""
+    follower._read_facts = lambda: facts
+    return list(follower.step(LogSynced(facts.synced_end, now_ms)))
 
 
 def _asked(effects: list[Any]) -> EpochEndRequest:
@@ -302,11 +316,11 @@ def test_alignment_walks_back_to_the_newest_common_epoch() -> None:
     follower = _follower(_facts(30, (1, 0), (3, 10), (4, 20)), high_watermark=8)
     request = _asked(follower.start(0))
     assert request.epoch == 4
-    assert follower.message(_told(request, 2, 12), 1) == [TruncateLog(Offset(10))]
-    request = _asked(follower.truncated(_facts(10, (1, 0)), 2))
+    assert follower.step(MessageCame(_told(request, 2, 12), 1)) == [TruncateLog(Offset(10))]
+    request = _asked(_truncated(follower, _facts(10, (1, 0)), 2))
     assert request.epoch == 1
-    assert follower.message(_told(request, 1, 9), 3) == [TruncateLog(Offset(9))]
-    (send,) = follower.truncated(_facts(9, (1, 0)), 4)
+    assert follower.step(MessageCame(_told(request, 1, 9), 3)) == [TruncateLog(Offset(9))]
+    (send,) = _truncated(follower, _facts(9, (1, 0)), 4)
     assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (9, 1)
@@ -316,7 +330,7 @@ def test_an_epoch_without_records_is_cut_as_well() -> None:
     """Else the log would refuse the older epoch of the next leader's records."""
     follower = _follower(_facts(10, (1, 0), (4, 10)))
     request = _asked(follower.start(0))
-    assert follower.message(_told(request, 2, 12), 1) == [TruncateLog(Offset(10))]
+    assert follower.step(MessageCame(_told(request, 2, 12), 1)) == [TruncateLog(Offset(10))]
 
 
 def test_answers_of_other_epochs_and_requests_are_dropped() -> None:
@@ -327,7 +341,7 @@ def test_answers_of_other_epochs_and_requests_are_dropped() -> None:
         replace(_told(request, 1, 2), leader_epoch=LeaderEpoch(4)),
         replace(_told(request, 1, 2), request_id=99),
     ):
-        assert follower.message(odd, 1) == []
+        assert follower.step(MessageCame(odd, 1)) == []
     assert follower.dropped_count == 2
 
 
@@ -347,12 +361,12 @@ def test_a_follower_below_the_leaders_log_begins_where_that_begins() -> None:
         leader_epoch=LeaderEpoch(5), request_id=request.request_id, start=Offset(40),
         high_watermark=Offset(50), log_end=Offset(60), refusal="below_start", prefix=prefix,
     )  # fmt: skip
-    assert follower.message(answer, 1) == [ResetLog(Offset(40), prefix)]
-    assert follower.message(answer, 2) == [], "once"
+    assert follower.step(MessageCame(answer, 1)) == [ResetLog(Offset(40), prefix)]
+    assert follower.step(MessageCame(answer, 2)) == [], "once"
     facts = LogFacts(
         log_start=Offset(40), log_end=Offset(40), synced_end=Offset(40), epochs=_history((1, 0))
     )
-    (send,) = follower.truncated(facts, 3)
+    (send,) = _truncated(follower, facts, 3)
     assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (40, 1)
@@ -367,7 +381,7 @@ def test_a_log_that_reaches_the_leaders_start_is_never_thrown_away() -> None:
         high_watermark=Offset(0), log_end=Offset(0), refusal="below_start",
         prefix=LogPrefix(epochs=(), producers=b""),
     )  # fmt: skip
-    assert follower.message(old, 1) == []
+    assert follower.step(MessageCame(old, 1)) == []
 
 
 def _batch(base: int, epoch: int) -> StoredBatch:
@@ -407,7 +421,7 @@ def test_a_gap_an_overlap_or_an_epoch_of_the_future_is_never_written(
 ) -> None:
     """The log is extended where it ends, or not at all (A26)."""
     follower, request = _fetching()
-    assert follower.message(_answer(request, *batches), 1) == []
+    assert follower.step(MessageCame(_answer(request, *batches), 1)) == []
     assert follower.dropped_count == 1
 
 
@@ -415,8 +429,8 @@ def test_fetched_records_are_reported_when_they_are_durable() -> None:
     """Append, sync, then the next fetch; the high watermark is learned up to the synced end."""
     follower, request = _fetching()
     batches = (_batch(0, 4), _batch(1, 5), _batch(2, 5))
-    assert follower.message(_answer(request, *batches), 1) == [AppendStored(batches)]
-    advance, send = follower.synced(_facts(3, (4, 0), (5, 1)), 2)
+    assert follower.step(MessageCame(_answer(request, *batches), 1)) == [AppendStored(batches)]
+    advance, send = _synced(follower, _facts(3, (4, 0), (5, 1)), 2)
     assert advance == AdvanceHighWatermark(Offset(2))
     assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
@@ -426,12 +440,12 @@ def test_fetched_records_are_reported_when_they_are_durable() -> None:
 def test_an_idle_follower_shows_life_and_wakes_up_for_a_notice() -> None:
     """Caught up, it asks again after a while, or at once when there is something."""
     follower, request = _fetching()
-    assert follower.message(_answer(request, end=0), 10) == []
-    assert follower.tick(150) == []
-    assert _kinds(follower.tick(210)) == [SendToReplica]
+    assert follower.step(MessageCame(_answer(request, end=0), 10)) == []
+    assert follower.step(TickElapsed(150)) == []
+    assert _kinds(follower.step(TickElapsed(210))) == [SendToReplica]
     follower, request = _fetching()
-    follower.message(_answer(request, end=0), 10)
-    assert _kinds(follower.message(NewDataNotice(leader_epoch=LeaderEpoch(5)), 11)) == [
+    follower.step(MessageCame(_answer(request, end=0), 10))
+    assert _kinds(follower.step(MessageCame(NewDataNotice(leader_epoch=LeaderEpoch(5)), 11))) == [
         SendToReplica
     ]
 
@@ -440,18 +454,20 @@ def test_a_silent_or_refusing_leader_is_reported_again_and_again() -> None:
     """A refusal is no sign of life; the controller adds the reports up."""
     follower, request = _fetching()
     refused = replace(_answer(request), refusal="not_leader")
-    assert follower.message(refused, 50) == []
-    assert _kinds(follower.tick(105)) == [SendToReplica], "a refused request is repeated soon"
-    assert ReportLeader in _kinds(follower.tick(400))
-    assert ReportLeader not in _kinds(follower.tick(500))
-    assert ReportLeader in _kinds(follower.tick(800))
+    assert follower.step(MessageCame(refused, 50)) == []
+    assert _kinds(follower.step(TickElapsed(105))) == [SendToReplica], (
+        "a refused request is repeated soon"
+    )
+    assert ReportLeader in _kinds(follower.step(TickElapsed(400)))
+    assert ReportLeader not in _kinds(follower.step(TickElapsed(500)))
+    assert ReportLeader in _kinds(follower.step(TickElapsed(800)))
 
 
 def test_losing_committed_records_is_said_aloud() -> None:
     """Only an unclean election can cut below the high watermark, and readers must hear (A10)."""
     follower = _follower(_facts(10, (1, 0)), high_watermark=8)
     request = _asked(follower.start(0))
-    effects = follower.message(_told(request, 1, 5), 1)
+    effects = follower.step(MessageCame(_told(request, 1, 5), 1))
     assert effects == [ReportLostRecords(Offset(5), Offset(8)), TruncateLog(Offset(5))]
     assert follower.high_watermark == 5
 
@@ -478,13 +494,13 @@ def test_leaders_that_are_never_heard_get_more_time_each() -> None:
     def report_ms(replica: PartitionReplica, epoch: int, *, heard: bool = False) -> int:
         """Follow B in an epoch; return when it is reported."""
         epochs = {"leader_epoch": LeaderEpoch(epoch), "partition_epoch": PartitionEpoch(epoch)}
-        replica.view_changed(_view(leader=B, **epochs), 0)
+        replica.step(ViewChanged(_view(leader=B, **epochs), 0))
         if heard:
-            replica.message(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 0)
+            replica.step(MessageCame(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 0))
         return next(
             now_ms
             for now_ms in range(0, 60_000, 50)
-            if ReportLeader in _kinds(replica.tick(now_ms))
+            if ReportLeader in _kinds(replica.step(TickElapsed(now_ms)))
         )
 
     replica = _replica(_facts(0))
@@ -501,20 +517,20 @@ def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
     """Candidate, leader, follower; a view from before this process registered says nothing."""
     replica = _replica(_facts(10, (1, 0)))
     former = _view(broker_epochs={A: BrokerEpoch(0), B: ONE, C: ONE})
-    assert replica.view_changed(former, 0) == []
+    assert replica.step(ViewChanged(former, 0)) == []
     named = _view(status="candidate_found", leader=None, candidate=A)
-    assert replica.view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
-    assert replica.tick(2) == []
-    assert replica.tick(400) == [ProposeLeadership(LeaderEpoch(3))]
+    assert replica.step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
+    assert replica.step(TickElapsed(2)) == []
+    assert replica.step(TickElapsed(400)) == [ProposeLeadership(LeaderEpoch(3))]
     led = _view(partition_epoch=PartitionEpoch(6))
-    assert replica.view_changed(led, 401)[0] == StartLeading(LeaderEpoch(3))
-    assert replica.view_changed(named, 402) == []
+    assert replica.step(ViewChanged(led, 401))[0] == StartLeading(LeaderEpoch(3))
+    assert replica.step(ViewChanged(named, 402)) == []
     lost = _view(leader=B, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(7))
-    effects = replica.view_changed(lost, 403)
+    effects = replica.step(ViewChanged(lost, 403))
     assert effects[0] == StopLeading(LeaderEpoch(3))
     assert replica.follower is not None
     replaced = replace(lost, broker_epochs={A: BrokerEpoch(2), B: ONE, C: ONE})
-    assert replica.view_changed(replaced, 404) == []
+    assert replica.step(ViewChanged(replaced, 404)) == []
     assert replica.role == "none"
 
 
@@ -529,22 +545,22 @@ def test_a_late_answer_to_the_former_process_is_not_taken_for_one_to_this_proces
             lease_until_ms=1_000_000,
         )
         epochs = {A: BrokerEpoch(broker_epoch), B: ONE, C: ONE}
-        return replica, _asked(replica.view_changed(_view(leader=B, broker_epochs=epochs), 0))
+        return replica, _asked(replica.step(ViewChanged(_view(leader=B, broker_epochs=epochs), 0)))
 
     _, former = asked(1)
     present, request = asked(2)
-    assert present.message(_told(former, 1, 2), 1) == []
-    assert present.message(_told(request, 1, 2), 2) == [TruncateLog(Offset(2))]
+    assert present.step(MessageCame(_told(former, 1, 2), 1)) == []
+    assert present.step(MessageCame(_told(request, 1, 2), 2)) == [TruncateLog(Offset(2))]
 
 
 def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead() -> None:
     """Offsets that the table holds are given to no other records, whoever was elected how."""
     named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
     replica = _replica(_facts(10, (1, 0)))
-    assert replica.view_changed(named, 1) == [RefuseLeadership(Offset(10), Offset(200))]
+    assert replica.step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(10), Offset(200))]
     unclean = replace(named, isr=frozenset(), partition_epoch=PartitionEpoch(9))
     replica = _replica(_facts(10, (1, 0)))
-    effects = replica.view_changed(unclean, 1)
+    effects = replica.step(ViewChanged(unclean, 1))
     assert effects == [
         BeginLogAt(Offset(200)),
         AdvanceHighWatermark(Offset(200)),
@@ -552,7 +568,7 @@ def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead() -> None:
     ]
     assert replica.high_watermark == 200, "what is in the table was committed"
     at_the_end = _replica(_facts(200, (1, 0)))
-    assert at_the_end.view_changed(named, 1) == [ProposeLeadership(LeaderEpoch(3))]
+    assert at_the_end.step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
 
 
 def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch() -> None:
@@ -565,7 +581,7 @@ def test_requests_to_somebody_who_does_not_lead_are_refused_in_their_own_epoch()
             epoch=LeaderEpoch(1),
         ),
     ):  # fmt: skip
-        (send,) = replica.message(request, 1)
+        (send,) = replica.step(MessageCame(request, 1))
         assert isinstance(send, SendToReplica)
         assert isinstance(send.message, FetchAnswer | EpochEndAnswer)
         assert (send.message.refusal, send.message.leader_epoch) == ("not_leader", 3)

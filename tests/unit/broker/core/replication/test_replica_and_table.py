@@ -15,6 +15,7 @@ from broker.core.replication.effects import (
     StartLeading,
     TruncateLog,
 )
+from broker.core.replication.events import LogTruncated, MessageCame, ViewChanged
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.view import PartitionView
 from broker.model.epoch_history import EpochHistory
@@ -87,7 +88,7 @@ def _answered(replica: PartitionReplica, effects: list[Effect], known: int, end:
         known_epoch=LeaderEpoch(known),
         end=Offset(end),
     )
-    return replica.message(answer, 1)
+    return replica.step(MessageCame(answer, 1))
 
 
 def test_a_log_without_anything_of_the_leader_s_is_given_up() -> None:
@@ -97,11 +98,11 @@ def test_a_log_without_anything_of_the_leader_s_is_given_up() -> None:
     """
     log = Log(24, 24, (1, 0), (2, 10))
     replica = _replica(log)
-    effects = _answered(replica, replica.view_changed(_view(OTHER), 0), known=1, end=24)
+    effects = _answered(replica, replica.step(ViewChanged(_view(OTHER), 0)), known=1, end=24)
     nothing = LogPrefix(epochs=(), producers=ProducerTable().to_state())
     assert effects == [ResetLog(Offset(0), nothing)]
     log.__init__(0, 0)  # type: ignore[misc]
-    (send,) = replica.truncated(2)
+    (send,) = replica.step(LogTruncated(2))
     assert isinstance(send, SendToReplica)
     assert isinstance(send.message, FetchRequest)
     assert (send.message.fetch_from, send.message.last_epoch) == (0, 0)
@@ -111,7 +112,7 @@ def test_records_that_are_freed_while_the_leader_is_asked_are_not_cut() -> None:
     """The log start moves by itself; a cut below it would be outside of the log."""
     log = Log(0, 30, (1, 0), (2, 10))
     replica = _replica(log)
-    effects = replica.view_changed(_view(OTHER), 0)
+    effects = replica.step(ViewChanged(_view(OTHER), 0))
     log.start = 12
     assert isinstance(_answered(replica, effects, known=1, end=24)[0], ResetLog)
 
@@ -119,7 +120,7 @@ def test_records_that_are_freed_while_the_leader_is_asked_are_not_cut() -> None:
 def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_followed() -> None:
     """A leader that others replaced comes back: its own records below the cold end are no loss."""
     replica = _replica(Log(0, 30, (1, 0)))
-    effects = _answered(replica, replica.view_changed(_view(OTHER), 0), known=1, end=15)
+    effects = _answered(replica, replica.step(ViewChanged(_view(OTHER), 0)), known=1, end=15)
     assert effects == [TruncateLog(Offset(15))]
     assert not any(isinstance(one, ReportLostRecords) for one in effects)
 
@@ -127,6 +128,6 @@ def test_that_the_table_reaches_further_says_nothing_of_a_tail_that_nobody_follo
 def test_a_leader_knows_that_what_is_in_the_table_was_committed() -> None:
     """It was elected with everything committed, so with what the table has."""
     replica = _replica(Log(5, 30, (1, 0)))
-    effects = replica.view_changed(_view(ME, isr=frozenset({ME, OTHER}), min_isr=2), 0)
+    effects = replica.step(ViewChanged(_view(ME, isr=frozenset({ME, OTHER}), min_isr=2), 0))
     assert effects == [StartLeading(LeaderEpoch(5)), AdvanceHighWatermark(Offset(20))]
     assert replica.high_watermark == 20
