@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -71,7 +71,7 @@ def add(
       headwater cluster controllers add broker-4
     """
     with _operations(server) as operations:
-        _change(operations, broker, votes=True, timeout_ms=timeout)
+        change(operations, broker, votes=True, timeout_ms=timeout)
         _say(operations.controllers())
 
 
@@ -89,7 +89,7 @@ def remove(
       headwater cluster controllers remove broker-4
     """
     with _operations(server) as operations:
-        _change(operations, broker, votes=False, timeout_ms=timeout)
+        change(operations, broker, votes=False, timeout_ms=timeout)
         _say(operations.controllers())
 
 
@@ -112,15 +112,27 @@ def replace(
     """
     with _operations(server) as operations:
         if old == new:
-            _change(operations, old, votes=False, timeout_ms=timeout)
-        _change(operations, new, votes=True, timeout_ms=timeout)
+            change(operations, old, votes=False, timeout_ms=timeout)
+        change(operations, new, votes=True, timeout_ms=timeout)
         if old != new:
-            _change(operations, old, votes=False, timeout_ms=timeout)
+            change(operations, old, votes=False, timeout_ms=timeout)
         _say(operations.controllers())
 
 
-def _change(operations: Operations, broker: str, *, votes: bool, timeout_ms: int) -> None:
-    """Ask until it is so, and say what it waits for."""
+def change(
+    operations: Operations,
+    broker: str,
+    *,
+    votes: bool,
+    timeout_ms: int,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Ask until it is so, and say what it waits for.
+
+    Raises:
+        UnavailableError: the time is over, or ``is_stopped`` says that nobody waits any more.
+        HeadwaterError: the change is refused.
+    """
     deadline_s = time.monotonic() + timeout_ms / 1000
     said = ""
     while True:
@@ -131,7 +143,7 @@ def _change(operations: Operations, broker: str, *, votes: bool, timeout_ms: int
             done, reason = False, error.message
         if done:
             return
-        if time.monotonic() >= deadline_s:
+        if time.monotonic() >= deadline_s or is_stopped():
             raise UnavailableError(
                 f"{broker} {'does not vote' if votes else 'still votes'}: {reason}. Nothing is "
                 "lost; `headwater cluster controllers` shows how it stands, and the same command "

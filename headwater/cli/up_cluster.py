@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from broker.config import BrokerConfig
-from broker.errors import InvalidConfigError
+from broker.errors import HeadwaterError, InvalidConfigError
 from headwater.cli import console
+from headwater.cli.cluster_controllers import change
 from headwater.cli.failures import EXIT_TRY_LATER
 from headwater.local import embedded
 from headwater.local.embedded_cluster import (
@@ -35,6 +36,7 @@ from headwater.local.runtime_file import DEFAULT_DATA_DIR, FILE_NAME, RuntimeFil
 _WATCH_S: Final = 0.3
 _AGAIN_S: Final = 2.0  # delay of a restart; by then the other brokers have elected new leaders
 _AGAIN_S_MAX: Final = 30.0  # the delay doubles up to this if a broker fails again and again
+_VOTE_MS: Final = 30_000  # until a broker that follows the metadata may vote on it
 _STEADY_S: Final = 60.0  # a broker that ran this long begins with the short delay again
 # `up` sets these for each broker; a variable of the environment would give all the same value.
 _DECIDED: Final = (
@@ -126,14 +128,15 @@ def run_cluster(
     if was_alone is not None:
         console.note(
             f"The broker that was alone here is {console.plain(was_alone)} of the cluster from now "
-            "on. It votes on the metadata; its streams are on it alone until "
-            "`headwater cluster move` gives them more replicas."
+            "on. Its streams are on it alone until `headwater cluster move` gives them more "
+            "replicas."
         )
     with _stop_signal() as stopping, _brokers(cluster) as running:
         for server in running:
             if not stopping.is_set():
                 cluster.wait_ready(server)
         if not stopping.is_set():
+            add_controllers(cluster, stopping.is_set)
             found = _runtime_file(cluster, moto)
             found.write(data)
             _banner(found, cluster, data)
@@ -142,6 +145,36 @@ def run_cluster(
         if code == 0:
             console.note("Stopping: the brokers finish the requests that they have accepted.")
     return code
+
+
+def add_controllers(cluster: EmbeddedCluster, is_stopped: Callable[[], bool]) -> None:
+    """Let the usual number of brokers vote, if a broker that was alone is the only controller.
+
+    Blocks. A change that does not succeed is reported, and goes on at the next start: until it is
+    done the plan names the only controller.
+    """
+    from headwater.client import Client
+    from headwater.client.operations import Operations
+
+    if not cluster.voters:
+        return
+    missing = [one for one in cluster.usual_controllers if one not in cluster.voters]
+    with Client(cluster.flight_url) as client:
+        operations = Operations(client)
+        try:
+            for broker in missing:
+                change(operations, broker, votes=True, timeout_ms=_VOTE_MS, is_stopped=is_stopped)
+        except HeadwaterError as error:
+            console.note(
+                f"[yellow]The cluster has fewer controllers than it should have:[/yellow] "
+                f"{console.plain(error.message)}. The next start goes on with it."
+            )
+            return
+    cluster.note_usual_controllers()
+    console.note(
+        f"{console.plain(', '.join(cluster.controllers))} vote on the metadata from now on: it "
+        "survives the loss of one of them."
+    )
 
 
 @contextmanager

@@ -68,6 +68,11 @@ class EmbeddedCluster:
         """Ids of the brokers that vote on the metadata; by default the first 5, 3 or 1 of them."""
         if self.voters:
             return list(self.voters)
+        return self.usual_controllers
+
+    @property
+    def usual_controllers(self) -> list[str]:
+        """Ids of the first 5, 3 or 1 brokers, which vote in a cluster that begins with all."""
         count = len(self.ports)
         return self.brokers[: 5 if count >= 5 else 3 if count >= 3 else 1]
 
@@ -75,6 +80,11 @@ class EmbeddedCluster:
     def flight_url(self) -> str:
         """The addresses of all brokers, as the ``url`` of a client."""
         return ",".join(f"grpc://{LOOPBACK}:{one.flight}" for one in self.ports.values())
+
+    def note_usual_controllers(self) -> None:
+        """Let the plan name no others than the usual controllers, once these vote."""
+        self.voters = ()
+        _write_plan(self.folder / _PLAN, _Plan(self.ports, ()))
 
     def folder_of(self, broker: str) -> Path:
         """Return a broker's data directory."""

@@ -76,6 +76,25 @@ def _wait_decides(cluster: Cluster) -> None:
     cluster.wait_for(lambda: _status(cluster).confirmed, "a majority of the controllers")
 
 
+def _wait_counted(cluster: Cluster, *, controllers: int, alive: int) -> None:
+    """Wait until every broker that runs shows these numbers in its metrics."""
+
+    def so() -> bool:
+        running = [one for one in range(len(cluster.plan.brokers)) if cluster.runs(one)]
+        scraped = [cluster.metrics(one) for one in running]
+        return (
+            all(
+                (one["headwater_cluster_controllers"], one["headwater_cluster_controllers_alive"])
+                == (controllers, alive)
+                and sum("controller_alive{" in name for name in one) == controllers
+                for one in scraped
+            )
+            and sum(one["headwater_cluster_votes"] for one in scraped) == alive
+        )
+
+    cluster.wait_for(so, f"{alive} of {controllers} controllers in every broker's metrics")
+
+
 def _wait_in_sync(cluster: Cluster, *names: str) -> None:
     def so() -> bool:
         one = cluster.look(STREAM)
@@ -151,6 +170,46 @@ def test_one_controller_becomes_three_and_is_killed_under_load(
     assert "only voter" in refused.output
     refused = _run(cluster, "add", "broker-9", fails=True)
     assert "cluster.brokers" in refused.output
+    _check_stored(cluster, running)
+
+
+def test_one_controller_becomes_three_and_five_and_the_dead_are_replaced_under_load(
+    cluster_of: Callable[..., Cluster],
+) -> None:
+    """Five survive the loss of two; a new id in the place of one, and they survive another."""
+    cluster = cluster_of(brokers=6, voters=1)
+    names = cluster.plan.brokers
+    client = cluster.client()
+    client.create_stream(STREAM, replication_factor=3, min_isr=2)
+    _wait_in_sync(cluster, *cluster.look(STREAM).replicas)
+    holders = set(cluster.look(STREAM).replicas)
+    with load(client, STREAM, every_s=0.05) as running:
+        running.wait_acked(20)
+        for count in (3, 5):
+            for name in names[1:count]:
+                _run(cluster, "add", name)
+            _wait_counted(cluster, controllers=count, alive=count)
+            running.wait_acked(20)
+        office = _status(cluster).controller
+        assert office is not None
+        # Of the three that hold the stream one dies at most, so that it takes writes.
+        rest = [one for one in names if one not in (office, *holders)]
+        new = names[5]
+        dead = next(one for one in rest if one != new)
+        for name in (office, dead):
+            cluster.kill(names.index(name))
+        _wait_decides(cluster)
+        running.wait_acked(20)
+        _wait_counted(cluster, controllers=5, alive=3)
+        _run(cluster, "replace", office, new)
+        assert _voters(cluster) == {one: one != office for one in names}
+        _wait_counted(cluster, controllers=5, alive=4)
+        running.wait_acked(20)
+        another = next((one for one in rest if one not in (dead, new)), new)
+        cluster.kill(names.index(another))
+        _wait_decides(cluster)
+        running.wait_acked(20)
+        _wait_counted(cluster, controllers=5, alive=3)
     _check_stored(cluster, running)
 
 

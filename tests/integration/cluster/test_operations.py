@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,6 @@ def _run(server: str, *arguments: str) -> Any:
     result = CliRunner().invoke(app, ["cluster", *arguments, "--server", server])
     assert result.exit_code == 0, result.output
     return result
-
-
-def _metrics(port: int) -> dict[str, float]:
-    """Scrape a broker; return each series' value by its name with labels.
-
-    Those of a replica are there once the broker has opened it, which is after the stream is made.
-    """
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, _, value in pairs}
 
 
 def _wait(cluster: Cluster, stream: str, so: Callable[[PartitionInfo], bool], what: str) -> None:
@@ -79,7 +67,7 @@ def test_metrics_agree_with_the_status(cluster: Cluster) -> None:
     cluster.client().create_stream("measured")
 
     def agree() -> bool:
-        scraped = [_metrics(ports.http) for ports in cluster.plan.ports.values()]
+        scraped = [cluster.metrics(one) for one in range(len(cluster.plan.brokers))]
         here = '{partition="0",stream="measured"}'
         leading = [one for one in scraped if one.get(f"headwater_replica_leads{here}")]
         lags = [name for one in leading for name in one if "_lag_records" in name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -188,6 +189,18 @@ class Cluster:
         return found
 
     # ------------------------------------------------------------------ waiting
+
+    def metrics(self, number: int) -> dict[str, float]:
+        """Scrape a broker; return each series' value by its name with labels.
+
+        Those of a replica are there once the broker has opened it, which is after the stream is
+        made.
+        """
+        port = self.plan.ports[self.name(number)].http
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
 
     def leader(self, stream: str, partition: int = 0) -> int:
         """Return the number of the broker that leads a partition, once one does."""
