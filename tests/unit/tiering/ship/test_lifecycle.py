@@ -100,6 +100,29 @@ def test_what_is_not_proved_is_not_recorded() -> None:
     assert it.recorded == 0
 
 
+def test_a_table_with_one_record_is_proved_like_any_other() -> None:
+    """Only an empty table has no history to prove."""
+    for cold_end, effect in ((0, tier.ListLog()), (1, tier.ProveHistory())):
+        it = machine()
+        it.step(tier.Woken())
+        it.step(tier.TableLoaded(Offset(cold_end)))
+        assert it.step(tier.LedgerRead(Offset(cold_end))) == effect
+
+
+def test_a_plan_that_fails_is_made_again_from_the_table_on() -> None:
+    """An operator may have mended what was wrong."""
+    for listed, error in (
+        (tier.LogListed([segment(3, 5)], Offset(5)), GapError),
+        (tier.LogListed([], Offset(-1)), TableMismatchError),
+    ):
+        it = machine()
+        for event in (tier.Woken(), tier.TableLoaded(Offset(0)), tier.LedgerRead(Offset(0))):
+            it.step(event)
+        with pytest.raises(error):
+            it.step(listed)
+        assert it.step(tier.Woken()) == tier.LoadTable(Offset(0))
+
+
 def test_a_table_ahead_of_the_log_is_refused() -> None:
     """Rows in the table that our log never committed: another writer, or a replaced disk."""
     it = machine()

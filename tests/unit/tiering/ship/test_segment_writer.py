@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from broker.ports.partition import StoredBatch
 from simkit.tier.source import FIRST_US, MemoryTierSource, make_stream
 from tiering.ship import segment_writer
 from tiering.ship.segment_writer import (
+    RangeFacts,
     SegmentPlace,
     WrittenSegment,
     check_segment,
@@ -152,6 +154,36 @@ def test_what_came_back_must_be_what_was_written(source: MemoryTierSource) -> No
         facts["records_count"] = facts["end"] - facts["start"]
         with pytest.raises(ObjectCorruptError):
             check_segment(body, LedgerEntry.from_dict(facts, key="k"))
+    shifted = {**built.entry.to_dict(), "start": 1, "end": 51}  # as many rows, other offsets
+    with pytest.raises(ObjectCorruptError, match="offsets is"):
+        check_segment(body, LedgerEntry.from_dict(shifted, key="k"))
+
+
+def test_rows_keep_the_epoch_that_they_were_written_in() -> None:
+    """Small batches of one shape are decoded together, those of one epoch only."""
+    source = MemoryTierSource(make_stream())
+    for _ in range(40):
+        source.append(3, batch_records=3)
+        source.lead_again()
+    shapes = [one.header.columns for one in batches(source)]
+    assert any(one == other for one, other in pairwise(shapes))
+    built = write(source, 0, 120)
+    assert rows_of(built).equals(source.truth().select(FILE_SCHEMA.names))
+    assert (built.entry.first_leader_epoch, built.entry.last_leader_epoch) == (1, 40)
+
+
+def test_the_facts_of_a_range_are_those_of_all_its_rows() -> None:
+    """Times need not be in order: the greatest may be in any batch."""
+    source = MemoryTierSource(make_stream())
+    source.append(9, batch_records=3)
+    rows = [one.select(FILE_SCHEMA.names) for one in source.truth().to_batches(max_chunksize=3)]
+    times = [one.column("timestamp").cast(pa.int64()).to_pylist() for one in rows]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        facts = RangeFacts()
+        for at in order:
+            facts.add(rows[at])
+        assert facts.max_us == max(max(one) for one in times)
+        assert facts.min_us == min(min(one) for one in times)
 
 
 def test_ledger_entries_survive_a_commit(source: MemoryTierSource) -> None:
