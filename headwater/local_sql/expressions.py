@@ -75,10 +75,6 @@ _DUCKDB_TYPES: Final = {Kind.INT: "INTEGER", Kind.BIGINT: "BIGINT", Kind.DOUBLE:
 _SPARK_TYPES: Final = {Kind.INT: "INT", Kind.BIGINT: "BIGINT", Kind.DOUBLE: "DOUBLE"}
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d:\d\d(\.\d{1,6})?Z?)?", re.ASCII)
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_JSON_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_TRUNCATIONS: Final = frozenset(
-    {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
-)
 
 
 def only(node: exp.Expr, *known: str) -> None:

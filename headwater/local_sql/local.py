@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from broker.codec.schema import ROW_SCHEMA
-from broker.errors import UnknownStreamError
 from broker.model.certificate import Certificate
 from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
 from headwater.local_sql.expressions import NeedsSparkError
@@ -22,6 +21,7 @@ from headwater.local_sql.translation import Translated, translate_statement
 from headwater.reads.history import History
 from headwater.reads.instant import at_one_instant
 from headwater.reads.leases import held_cut
+from spark_jobs.read.stream_names import stream_named
 
 if TYPE_CHECKING:
     from broker.model.cut import Cut
@@ -36,20 +36,7 @@ def resolve(statement: Statement, client: Client) -> dict[str, str]:
         UnknownStreamError: a name is no stream; a table of a catalog is none either.
     """
     names = [stream.name for stream in client.streams()]
-    return {wanted: _stream(wanted, names) for wanted in statement.relations}
-
-
-def _stream(wanted: str, names: list[str]) -> str:
-    if wanted in names:
-        return wanted
-    alike = [name for name in names if name.lower() == wanted.lower()]
-    if len(alike) == 1:
-        return alike[0]
-    from spark_jobs.source.columns import nearest  # noqa: PLC0415  (only an error needs it)
-
-    raise UnknownStreamError(
-        f"{wanted} is neither a stream nor a table{nearest(wanted, names)}", stream=wanted
-    )
+    return {wanted: stream_named(wanted, names) for wanted in statement.relations}
 
 
 @dataclass

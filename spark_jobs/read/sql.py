@@ -23,8 +23,8 @@ from broker.errors import UnknownStreamError
 from spark_jobs.clients import client_of
 from spark_jobs.read import unified
 from spark_jobs.read.held_reads import READS, HeldQuery, abandon, release
+from spark_jobs.read.stream_names import stream_named
 from spark_jobs.sessions import is_connect
-from spark_jobs.source.columns import nearest
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
@@ -179,13 +179,10 @@ def _missing_stream(error: AnalysisException, client: Client) -> str | None:
     wanted = _unresolved(error)
     if wanted is None:
         return None
-    names = [stream.name for stream in client.streams()]
-    name = _stream_named(wanted, names)
-    if name is None:
-        raise UnknownStreamError(
-            f"{wanted} is neither a stream nor a table{nearest(wanted, names)}", stream=wanted
-        ) from error
-    return name
+    try:
+        return stream_named(wanted, [stream.name for stream in client.streams()])
+    except UnknownStreamError as unknown:
+        raise unknown from error
 
 
 @contextmanager
@@ -214,11 +211,3 @@ def _unresolved(error: AnalysisException) -> str | None:
     text = (error.getMessageParameters() or {}).get("relationName", "")
     quoted = text.startswith("`") and text.endswith("`") and "`.`" not in text
     return text[1:-1].replace("``", "`") if quoted else None
-
-
-def _stream_named(wanted: str, names: list[str]) -> str | None:
-    """Return the stream with that name; else the only one that differs by case, as in Spark."""
-    if wanted in names:
-        return wanted
-    alike = [name for name in names if name.lower() == wanted.lower()]
-    return alike[0] if len(alike) == 1 else None
