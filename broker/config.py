@@ -87,6 +87,36 @@ class FlightConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiftbridgeConfig:
+    """Liftbridge's client API. It is off unless it is asked for."""
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: int = 9292  # 0 takes a free port
+    advertised: str = ""  # host:port that clients are told; default: host and port
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+
+    def __post_init__(self) -> None:
+        _check_port("liftbridge", self.port)
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise InvalidConfigError(
+                "liftbridge needs both tls_cert_file and tls_key_file, or neither"
+            )
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise InvalidConfigError(
+                "liftbridge.tls_client_ca_file needs tls_cert_file and tls_key_file"
+            )
+        if self.advertised:
+            host, _, port = self.advertised.rpartition(":")
+            if not host or not port.isdecimal():
+                raise InvalidConfigError(
+                    f"liftbridge.advertised must be host:port, not {self.advertised!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
     """Metrics and health."""
 
@@ -228,6 +258,7 @@ class BrokerConfig:
     node: NodeConfig = field(default_factory=NodeConfig)
     nats: NatsConfig = field(default_factory=NatsConfig)
     flight: FlightConfig = field(default_factory=FlightConfig)
+    liftbridge: LiftbridgeConfig = field(default_factory=LiftbridgeConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     lake: LakeConfig = field(default_factory=LakeConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -243,6 +274,8 @@ class BrokerConfig:
             )
         if self.flight.port == 0:
             raise InvalidConfigError("in a cluster flight.port must be chosen: others name it")
+        if self.liftbridge.enabled and self.liftbridge.port == 0:
+            raise InvalidConfigError("in a cluster liftbridge.port must be chosen: others name it")
         if self.cluster.replica_transport == "nats" and not self.nats.url:
             raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ class BrokerPlace:
     broker: BrokerId
     flight: str | None  # its Flight address; None if it registered none
     alive: bool
+    addresses: Mapping[str, str] = field(default_factory=dict)  # all of them, by protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,11 @@ class PartitionStanding:
 class StreamsApi(Protocol):
     """The cluster's streams. The methods block; any thread may call them."""
 
-    def create(self, name: str, config: StreamConfig) -> Stream:
+    def create(self, name: str, config: StreamConfig, *, exclusive: bool = False) -> Stream:
         """Create a stream durably and start it.
 
-        If a stream with this name and the same configuration exists, return that stream.
+        If a stream with this name and the same configuration exists, return that stream; with
+        ``exclusive`` raise StreamExistsError instead.
         """
 
     def alter(

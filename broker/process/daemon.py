@@ -25,6 +25,8 @@ from broker.adapters.disk.files import DiskFiles
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
+from broker.adapters.liftbridge.config import service_config
+from broker.adapters.liftbridge.service import LiftbridgeService
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
 from broker.adapters.nats.transport import NatsTransport
 from broker.config import BrokerConfig, FlightConfig
@@ -74,6 +76,7 @@ class ServingAddresses:
 
     flight_port: int
     http_port: int
+    liftbridge_port: int | None  # None: Liftbridge's API is off
     nats_url: str
     lake_uri: str
 
@@ -201,14 +204,25 @@ class _Daemon:
         )
         flight.start()
         self._undo.append(flight.close)
+        liftbridge = self._start_liftbridge(broker, clock)
         self._undo.append(node.hand_over)
         addresses = ServingAddresses(
             flight_port=flight.port,
             http_port=health.port,
+            liftbridge_port=None if liftbridge is None else liftbridge.port,
             nats_url=config.nats.url,
             lake_uri=config.lake.uri,
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
+
+    def _start_liftbridge(self, broker: Broker, clock: SystemClock) -> LiftbridgeService | None:
+        config = self._config.liftbridge
+        if not config.enabled:
+            return None
+        service = LiftbridgeService(broker, clock, service_config(config), not_ready=self._reason)
+        service.start()
+        self._undo.append(service.close)
+        return service
 
     def _say_ready(
         self, addresses: ServingAddresses, directory: str, *, streams_count: int

@@ -389,7 +389,11 @@ def _advertised(config: BrokerConfig, host: str) -> dict[str, str]:
     host = config.cluster.advertised_host or host
     shown = f"[{host}]" if ":" in host else host
     scheme = "grpc+tls" if config.flight.tls_cert_file else "grpc"
-    return {
+    addresses = {
         "flight": f"{scheme}://{shown}:{config.flight.port}",
         "http": f"http://{shown}:{config.http.port}",
     }
+    if config.liftbridge.enabled:
+        told = config.liftbridge.advertised or f"{shown}:{config.liftbridge.port}"
+        addresses["liftbridge"] = told
+    return addresses

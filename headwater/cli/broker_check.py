@@ -112,6 +112,8 @@ def _memory_suffices(config: BrokerConfig) -> None:
 
 def _ports(config: BrokerConfig) -> Iterator[tuple[str, str, int]]:
     yield "Flight port", config.flight.host, config.flight.port
+    if config.liftbridge.enabled:
+        yield "Liftbridge port", config.liftbridge.host, config.liftbridge.port
     yield "HTTP port", config.http.host, config.http.port
     members = config.cluster.members()
     if config.node.id in members and len(members) > 1:
@@ -137,6 +139,8 @@ def _certificates(
 ) -> Iterator[tuple[str, str | None, str | None, str | None]]:
     flight, nats, cluster = config.flight, config.nats, config.cluster
     yield "Flight", flight.tls_client_ca_file, flight.tls_cert_file, flight.tls_key_file
+    lift = config.liftbridge
+    yield "Liftbridge", lift.tls_client_ca_file, lift.tls_cert_file, lift.tls_key_file
     yield "NATS", nats.tls_ca_file, nats.tls_cert_file, nats.tls_key_file
     yield "cluster", cluster.tls_ca_file, cluster.tls_cert_file, cluster.tls_key_file
 

@@ -41,6 +41,7 @@ CLIENTS: Final[dict[str, tuple[str, ...]]] = {
     "psutil": ("broker/process/metrics.py",),
     "crc32c": ("broker/codec/checksum.py",),
     "boto3": ("tiering/store/s3.py",),
+    "h2": ("broker/adapters/liftbridge/http2.py",),
     "botocore": ("tiering/store/s3.py",),
     "deltalake": ("tiering/table/delta_*.py",),  # the library and its two kinds of tables
     "sqlglot": ("headwater/local_sql/*.py",),

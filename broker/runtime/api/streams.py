@@ -19,7 +19,12 @@ from broker.core.metadata.commands import (
     SetFeatureLevel,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
-from broker.errors import StreamChangedError, UnknownPartitionError, UnknownStreamError
+from broker.errors import (
+    StreamChangedError,
+    StreamExistsError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.system import Clock
@@ -65,7 +70,7 @@ class Streams:
         self._follow = follow
         self._change = threading.RLock()  # one stream is created, altered or deleted at a time
 
-    def create(self, name: str, config: StreamConfig) -> Stream:
+    def create(self, name: str, config: StreamConfig, *, exclusive: bool = False) -> Stream:
         """See ``StreamsApi.create``. Replicas are placed by the newest metadata."""
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
         config = self._membership.resolve(config)
@@ -92,6 +97,8 @@ class Streams:
                 min_isr=max(1, config.min_isr),
             )
             reply = self._metadata.propose(command)
+            if exclusive and not reply["created"]:
+                raise StreamExistsError(f"stream {name!r} already exists", stream=name)
             self._follow()
             if self._replicas.wait_for(stream_uuid, _OPEN_S):
                 self._follow()

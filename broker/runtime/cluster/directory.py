@@ -14,6 +14,7 @@ def brokers_in(state: MetadataState) -> list[BrokerPlace]:
             broker=BrokerId(name),
             flight=one.addresses.get("flight"),
             alive=not one.fenced,
+            addresses=one.addresses,
         )
         for name, one in sorted(state.brokers.items())
     ]

@@ -103,10 +103,12 @@ class MemoryBroker:
             for partition in partitions:
                 partition.close()
 
-    def create(self, name: str, config: StreamConfig) -> Stream:
-        """Create a stream; the same name and configuration again is fine."""
+    def create(self, name: str, config: StreamConfig, *, exclusive: bool = False) -> Stream:
+        """Create a stream; the same again is fine, unless ``exclusive``."""
         known = self._streams.get(name)
         if known is not None:
+            if exclusive:
+                raise StreamExistsError(f"stream {name!r} already exists", stream=name)
             if not config.is_kept_by(known.config):
                 raise StreamExistsError(f"stream {name!r} has another configuration", stream=name)
             return known

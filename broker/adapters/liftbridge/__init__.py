@@ -1,0 +1,1 @@
+"""Liftbridge's client API, served over gRPC."""

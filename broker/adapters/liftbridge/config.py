@@ -1,0 +1,41 @@
+"""Where Liftbridge's API listens, and what its callers may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.adapters.liftbridge.http2 import Http2Limits
+from broker.config import LiftbridgeConfig
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiftbridgeServiceConfig:
+    """The service's address, certificates and limits. Certificates are file names."""
+
+    host: str = "127.0.0.1"
+    port: int = 9292  # Liftbridge's; 0 takes a free one
+    advertised: str | None = None  # host:port that clients are told; None: host and port
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
+    connections_max: int = 1024
+    subscriptions_max: int = 512  # a thread each
+    commands_max: int = 32  # calls that change or ask metadata, at one time
+    commit_timeout_ms: int = 30_000  # a published record that is not durable by then is refused
+    answer_bytes_max: int = MIB  # made for one subscriber and not yet taken by its connection
+    http2: Http2Limits = field(default_factory=Http2Limits)
+
+
+def service_config(config: LiftbridgeConfig) -> LiftbridgeServiceConfig:
+    """Return the service's settings for the daemon's."""
+    return LiftbridgeServiceConfig(
+        host=config.host,
+        port=config.port,
+        advertised=config.advertised or None,
+        tls_cert_file=config.tls_cert_file,
+        tls_key_file=config.tls_key_file,
+        tls_client_ca_file=config.tls_client_ca_file,
+    )

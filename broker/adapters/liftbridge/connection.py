@@ -1,0 +1,417 @@
+"""One client's connection: bytes of a socket to calls, and answers back. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.http2 import (
+    CallEnded,
+    CallOpened,
+    ConnectionEnded,
+    Drained,
+    Event,
+    GrpcConnection,
+    HalfClosed,
+    MessageArrived,
+    prefixed,
+)
+from broker.adapters.liftbridge.publishing import PublishCall, Published, parse
+from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
+from broker.adapters.liftbridge.stream_calls import Unary, decode
+from broker.adapters.liftbridge.subscribing import Subscriber
+from broker.errors import HeadwaterError
+from broker.ports.system import Clock
+from broker.wire.liftbridge import api_pb2 as api
+
+_log = structlog.get_logger(__name__)
+
+SERVICE: Final = "/proto.API/"
+_PUBLISH: Final = SERVICE + "Publish"
+_PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
+_SUBSCRIBE: Final = SERVICE + "Subscribe"
+_DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+
+Subscribe = Callable[[api.SubscribeRequest, Subscriber], str]
+"""Serves a subscription on its own thread; returns why it ended."""
+
+
+class Workers(Protocol):
+    """The threads of the service."""
+
+    def run(self, work: Callable[[], object], done: Callable[[object], None]) -> bool:
+        """Run blocking work; ``done`` gets its result, or the exception, on the event loop.
+
+        Returns False if too much is running: ``done`` will not be called.
+        """
+
+    def subscribe(self, work: Callable[[], object], done: Callable[[object], None]) -> bool:
+        """The same for a subscription, which keeps a thread for as long as it lasts."""
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Run on the event loop. Any thread."""
+
+
+@dataclass(slots=True)
+class _Call:
+    path: str
+    payload: bytes | None = None  # of a call with one message
+    window_bytes: int = 0
+    publish: PublishCall | None = None
+    sink: _CallSink | None = None
+    started: bool = False
+    half_closed: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class ClientConnection(asyncio.Protocol):
+    """Serves the calls of one connection."""
+
+    def __init__(
+        self,
+        config: LiftbridgeServiceConfig,
+        clock: Clock,
+        workers: Workers,
+        *,
+        unary: dict[str, Unary],
+        subscribe: Subscribe,
+        look_up: Callable[[str, int], object],
+        forget: Callable[[ClientConnection], None],
+    ) -> None:
+        """``look_up`` finds a partition to publish to; it blocks, and raises."""
+        self._config = config
+        self._clock = clock
+        self._workers = workers
+        self._unary = unary
+        self._subscribe = subscribe
+        self._find = look_up
+        self._forget = forget
+        self._grpc = GrpcConnection(config.http2)
+        self._calls: dict[int, _Call] = {}
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._answers: dict[int, list[bytes]] = {}  # to send together, by call
+        self._writes_soon = False
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the server's preface."""
+        assert isinstance(transport, asyncio.Transport), "not a stream"
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._config.answer_bytes_max)
+        self._grpc.start()
+        self._write()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; messages of one call that came together are handled together."""
+        published: dict[int, list[Published]] = {}
+        now_us = self._clock.now_us()
+        for event in self._grpc.receive(data):
+            if isinstance(event, MessageArrived):
+                self._message(event, published, now_us)
+            else:
+                self._store(published)
+                self._event(event)
+        self._store(published)
+        self._write()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
+        """End every call; their records, if any were published, are stored all the same."""
+        for number in list(self._calls):
+            self._drop(number)
+        self._transport = None
+        self._forget(self)
+
+    def pause_writing(self) -> None:
+        """Let subscriptions wait: the peer takes nothing."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Let subscriptions go on."""
+        self._paused = False
+        for number, call in self._calls.items():
+            if call.sink is not None:
+                call.sink.taken(self._grpc.waiting_bytes(number))
+
+    def close(self) -> None:
+        """Take no more calls, end the running ones, and close."""
+        for number in list(self._calls):
+            self._finish(number, Status(Code.UNAVAILABLE, "the server is closing"))
+        self._grpc.close()
+        self._write()
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------------ calls
+
+    def _event(self, event: Event) -> None:
+        match event:
+            case CallOpened():
+                self._open(event)
+            case HalfClosed():
+                self._half_closed(event.call)
+            case CallEnded():
+                self._drop(event.call)
+            case Drained():
+                call = self._calls.get(event.call)
+                if call is not None and call.sink is not None and not self._paused:
+                    call.sink.taken(0)
+            case ConnectionEnded():
+                if event.reason:
+                    _log.info("liftbridge_connection_refused", reason=event.reason)
+                self._write()
+                if self._transport is not None:
+                    self._transport.close()
+
+    def _open(self, opened: CallOpened) -> None:
+        call = self._calls[opened.call] = _Call(opened.path)
+        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE)
+        if opened.path not in self._unary and opened.path not in known:
+            self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
+            return
+        if opened.timeout_ms is not None:
+            call.timer = asyncio.get_running_loop().call_later(
+                opened.timeout_ms / 1000, self._late, opened.call
+            )
+        if opened.path in (_PUBLISH, _PUBLISH_ASYNC):
+            many = opened.path == _PUBLISH_ASYNC
+            call.publish = PublishCall(
+                _LookUps(self._workers, self._find),
+                self._clock,
+                self._workers.call_soon,
+                lambda published, response, status: self._answer(
+                    opened.call, published, response, status, many=many
+                ),
+            )
+            if many:
+                self._grpc.accept(opened.call)
+
+    def _message(
+        self, event: MessageArrived, published: dict[int, list[Published]], now_us: int
+    ) -> None:
+        call = self._calls.get(event.call)
+        if call is None:
+            self._grpc.used(event.call, event.window_bytes)
+            return
+        if call.publish is None:
+            if call.payload is not None:
+                self._finish(event.call, Status(Code.INTERNAL, "a second message in the call"))
+                return
+            call.payload, call.window_bytes = event.payload, event.window_bytes
+            return
+        try:
+            request = parse(event.payload)
+        except HeadwaterError as error:
+            self._finish(event.call, status_of(error))
+            return
+        one = Published(request, event.window_bytes, now_us)
+        published.setdefault(event.call, []).append(one)
+
+    def _store(self, published: dict[int, list[Published]]) -> None:
+        for number, messages in published.items():
+            call = self._calls.get(number)
+            if call is not None and call.publish is not None:
+                call.publish.take(messages)
+        published.clear()
+
+    def _half_closed(self, number: int) -> None:
+        call = self._calls.get(number)
+        if call is None or call.started:
+            return
+        call.half_closed = True
+        if call.publish is not None:
+            if call.path == _PUBLISH_ASYNC and call.publish.idle:
+                self._finish(number, OK)
+            return
+        if call.payload is None:
+            self._finish(number, Status(Code.INTERNAL, "the call has no message"))
+            return
+        call.started = True
+        self._grpc.used(number, call.window_bytes)
+        if call.path == _SUBSCRIBE:
+            self._start_subscription(number, call, call.payload)
+            return
+        work, payload = self._unary[call.path], call.payload
+        if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
+            self._finish(number, Status(Code.UNAVAILABLE, "too many calls: try again"))
+
+    def _reply(self, number: int, result: object) -> None:
+        if isinstance(result, bytes):
+            self._grpc.send(number, prefixed(result))
+            self._finish(number, OK)
+        else:
+            self._finish(number, _status(result))
+        self._write()
+
+    def _answer(
+        self,
+        number: int,
+        published: Published,
+        response: api.PublishResponse | None,
+        status: Status,
+        *,
+        many: bool,
+    ) -> None:
+        """Answer one published message."""
+        call = self._calls.get(number)
+        if call is None:
+            return
+        self._grpc.used(number, published.window_bytes)
+        if many:
+            if response is not None:
+                answers = self._answers.setdefault(number, [])
+                answers.append(prefixed(response.SerializeToString()))
+            if call.half_closed and call.publish is not None and call.publish.idle:
+                self._finish(number, OK)
+        elif status.code is Code.OK:
+            answer = response if response is not None else api.PublishResponse()
+            self._grpc.send(number, prefixed(answer.SerializeToString()))
+            self._finish(number, OK)
+        else:
+            self._finish(number, status)
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    # ------------------------------------------------------------------ subscriptions
+
+    def _start_subscription(self, number: int, call: _Call, payload: bytes) -> None:
+        try:
+            request = decode(api.SubscribeRequest, payload)
+        except StatusError as error:
+            self._finish(number, error.status)
+            return
+        sink = call.sink = _CallSink(
+            self._config.answer_bytes_max,
+            lambda messages: self._workers.call_soon(lambda: self._deliver(number, messages)),
+        )
+        self._grpc.accept(number)
+
+        def ended(why: object) -> None:
+            told = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
+            self._reply(number, told)
+
+        if not self._workers.subscribe(lambda: self._subscribe(request, sink), ended):
+            self._finish(number, Status(Code.UNAVAILABLE, "too many subscriptions: try another"))
+
+    def _deliver(self, number: int, messages: bytes) -> None:
+        call = self._calls.get(number)
+        if call is None or call.sink is None:
+            return
+        self._grpc.send(number, messages)
+        self._write()
+        if not self._paused:
+            call.sink.taken(self._grpc.waiting_bytes(number))
+
+    # ------------------------------------------------------------------ ends
+
+    def _late(self, number: int) -> None:
+        self._finish(number, _DEADLINE)
+        self._write()
+
+    def _finish(self, number: int, status: Status) -> None:
+        self._drop(number)
+        self._send_answers(number)
+        self._grpc.finish(number, status)
+
+    def _send_answers(self, number: int) -> None:
+        answers = self._answers.pop(number, None)
+        if answers:
+            self._grpc.send(number, b"".join(answers))
+
+    def _drop(self, number: int) -> None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            return
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.sink is not None:
+            call.sink.stop()
+
+    def _write(self) -> None:
+        self._writes_soon = False
+        for number in list(self._answers):
+            self._send_answers(number)
+        output = self._grpc.take_output()
+        if output and self._transport is not None:
+            self._transport.write(output)
+
+
+class _CallSink:
+    """Hands messages of a subscription's thread to the event loop, a bounded number of bytes."""
+
+    def __init__(self, bytes_max: int, deliver: Callable[[bytes], None]) -> None:
+        self._bytes_max = bytes_max
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._under_way: int = 0  # bytes that the connection has not taken
+        self._stopped = False
+
+    def stopped(self) -> bool:
+        """See ``Subscriber.stopped``."""
+        return self._stopped
+
+    def send(self, messages: bytes) -> None:
+        """See ``Subscriber.send``. The subscription's thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way < self._bytes_max or self._stopped)
+            if self._stopped:
+                return
+            self._under_way += len(messages)
+        self._deliver(messages)
+
+    def taken(self, waiting_bytes: int) -> None:
+        """Note how much waits in the connection; what is on its way to it counts as taken.
+
+        The event loop. So at most twice the bound is under way.
+        """
+        with self._changed:
+            self._under_way = waiting_bytes
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let the thread end. The event loop."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+class _LookUps:
+    """Finds partitions on threads of the service."""
+
+    def __init__(self, workers: Workers, find: Callable[[str, int], object]) -> None:
+        self._workers = workers
+        self._find = find
+
+    def look_up(self, stream: str, partition: int, found: Callable[..., None]) -> None:
+        """See ``Looks.look_up``."""
+
+        def done(result: object) -> None:
+            if isinstance(result, Exception) and not isinstance(result, HeadwaterError):
+                _log.error("liftbridge_call_crashed", exc_info=result)
+                result = HeadwaterError("internal error: see the broker's log")
+            found(result)
+
+        if not self._workers.run(lambda: self._find(stream, partition), done):
+            busy = HeadwaterError("too many calls: try again")
+            self._workers.call_soon(lambda: found(busy))
+
+
+def _status(result: object) -> Status:
+    """Return the status of a call that ended by an exception; a bug is logged, not told."""
+    if isinstance(result, StatusError):
+        return result.status
+    if isinstance(result, HeadwaterError):
+        return status_of(result)
+    if isinstance(result, DecodeError):
+        return Status(Code.INVALID_ARGUMENT, "the request is malformed")
+    _log.error("liftbridge_call_crashed", exc_info=result)
+    return Status(Code.INTERNAL, "internal error: see the broker's log")

@@ -1,0 +1,410 @@
+"""gRPC over one HTTP/2 connection, from the server's side, without I/O.
+
+Bytes of the socket go in with :meth:`GrpcConnection.receive`, events come out; answers go in with
+:meth:`~GrpcConnection.accept`, :meth:`~GrpcConnection.send` and :meth:`~GrpcConnection.finish`, and
+:meth:`~GrpcConnection.take_output` has the bytes for the socket. The frames are the library h2's;
+this is the only file that imports it.
+
+What a peer can make this object hold is bounded: header blocks, calls, the bytes of one message,
+the bytes that were received and not yet used (HTTP/2's flow control), and calls that it resets.
+Bytes to send wait here until the peer's window allows them; :meth:`~GrpcConnection.waiting_bytes`
+tells the caller when to stop producing more.
+
+Source: RFC 9113; "gRPC over HTTP2" of the gRPC project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+from h2 import config, connection, errors, events, exceptions, settings
+
+from broker.adapters.liftbridge.statuses import Code, Status
+
+PREFIX_BYTES: Final = 5  # of each message: one byte for its compression, four for its length
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_TIMEOUT_MS: Final = {
+    b"H": 3_600_000.0,
+    b"M": 60_000.0,
+    b"S": 1_000.0,
+    b"m": 1.0,
+    b"u": 0.001,
+    b"n": 0.000_001,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Http2Limits:
+    """What one connection may use."""
+
+    calls_max: int = 1000  # at one time
+    header_bytes_max: int = 16 * 1024  # of one call, uncompressed
+    message_bytes_max: int = 64 * 1024 * 1024 + 64 * 1024  # a record of the largest legal size
+    partial_bytes_max: int = 72 * 1024 * 1024  # beginnings of messages, of all calls together
+    window_bytes: int = 4 * 1024 * 1024  # received of one call and not yet used
+    resets_max: int = 500  # calls that the peer may reset beyond those that it let end
+
+
+@dataclass(frozen=True, slots=True)
+class CallOpened:
+    """A call came in."""
+
+    call: int
+    path: str  # /package.Service/Method
+    timeout_ms: float | None  # until its deadline; None: it has none
+
+
+@dataclass(frozen=True, slots=True)
+class MessageArrived:
+    """A whole message of a call, without its prefix."""
+
+    call: int
+    payload: bytes
+    window_bytes: int  # to give back with `GrpcConnection.used` once the message is handled
+
+
+@dataclass(frozen=True, slots=True)
+class HalfClosed:
+    """The caller sends no more messages in this call."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The caller gave a call up; nothing can be sent in it any more."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The peer's window took everything that waited in a call."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEnded:
+    """The connection has to be closed once the output is written."""
+
+    reason: str  # "" if the peer ended it in order
+
+
+Event = CallOpened | MessageArrived | HalfClosed | CallEnded | Drained | ConnectionEnded
+
+
+@dataclass(slots=True)
+class _Call:
+    received: bytearray = field(default_factory=bytearray)  # the beginning of a message
+    counted_bytes: int = 0  # of it, in the connection's sum
+    waiting: deque[memoryview] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    accepted: bool = False
+    half_closed: bool = False
+    status: Status | None = None  # to send behind what waits
+
+
+class GrpcConnection:
+    """One connection. Owner: whoever owns its socket; no method blocks."""
+
+    def __init__(self, limits: Http2Limits) -> None:
+        self._limits = limits
+        self._h2 = connection.H2Connection(
+            config.H2Configuration(client_side=False, header_encoding=None, logger=None)
+        )
+        self._h2.decoder.max_header_list_size = limits.header_bytes_max
+        self._h2.local_settings = settings.Settings(
+            client=False,
+            initial_values={
+                settings.SettingCodes.MAX_CONCURRENT_STREAMS: limits.calls_max,
+                settings.SettingCodes.MAX_HEADER_LIST_SIZE: limits.header_bytes_max,
+                settings.SettingCodes.INITIAL_WINDOW_SIZE: limits.window_bytes,
+                settings.SettingCodes.ENABLE_PUSH: 0,
+            },
+        )
+        self._calls: dict[int, _Call] = {}
+        self._partial_bytes = 0
+        self._resets = 0
+        self._ended = False
+
+    def start(self) -> None:
+        """Put the server's preface into the output."""
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(self._limits.window_bytes)
+
+    # ------------------------------------------------------------------ from the socket
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes of the socket; return what they mean. Never raises for what a peer sent."""
+        if self._ended:
+            return []
+        try:
+            frames = self._h2.receive_data(data)
+        except exceptions.ProtocolError as broken:
+            return [self._end(f"the peer broke HTTP/2: {broken}")]
+        found: list[Event] = []
+        for frame in frames:
+            try:
+                found += self._event(frame)
+            except exceptions.ProtocolError as broken:
+                found.append(self._end(f"the peer broke HTTP/2: {broken}"))
+            if found and isinstance(found[-1], ConnectionEnded):
+                break
+        return found
+
+    def _event(self, frame: object) -> Iterable[Event]:
+        match frame:
+            case events.RequestReceived():
+                return self._opened(frame)
+            case events.DataReceived():
+                return self._data(frame)
+            case events.StreamEnded():
+                return self._half_closed(frame.stream_id or 0)
+            case events.StreamReset():
+                return self._reset(frame.stream_id or 0)
+            case events.WindowUpdated():
+                return self._window(frame.stream_id or 0)
+            case events.RemoteSettingsChanged():
+                return self._window(0)
+            case events.ConnectionTerminated():
+                return [self._end("")]
+        return []
+
+    def _opened(self, request: Any) -> Iterable[Event]:
+        number = request.stream_id
+        headers = dict(reversed(request.headers))  # of several of one name the first counts
+        self._calls[number] = _Call()
+        if headers.get(b":method") != b"POST" or not headers.get(b"content-type", b"").startswith(
+            b"application/grpc"
+        ):
+            self._refuse_http(number, b"415")
+            return []
+        timeout, timeout_ms = headers.get(b"grpc-timeout"), None
+        if timeout is not None:
+            legal = _TIMEOUT.fullmatch(timeout)
+            if legal is None:
+                self.finish(number, Status(Code.INTERNAL, "grpc-timeout is malformed"))
+                return []
+            timeout_ms = int(legal[1]) * _TIMEOUT_MS[legal[2]]
+        return [CallOpened(number, headers[b":path"].decode("ascii", "replace"), timeout_ms)]
+
+    def _data(self, frame: Any) -> Iterable[Event]:
+        """Cut a frame's data into messages.
+
+        The beginning of a message gives its part of the window back at once, because a message may
+        be larger than the window. A whole message gives its last part back when it was handled.
+        """
+        number, unclaimed = frame.stream_id, frame.flow_controlled_length or 0
+        call = self._calls.get(number)
+        if call is None or call.status is not None:  # answered already: the rest is dropped
+            self.used(number, unclaimed)
+            return []
+        received, before, at = call.received, len(call.received), 0
+        received += frame.data
+        found: list[Event] = []
+        while len(received) - at >= PREFIX_BYTES:
+            length = int.from_bytes(received[at + 1 : at + PREFIX_BYTES], "big")
+            problem = self._problem(received[at], length)
+            if problem is not None:
+                self.finish(number, problem)
+                break
+            end = at + PREFIX_BYTES + length
+            if len(received) < end:
+                break
+            here = end - max(at, before)
+            unclaimed -= here
+            found.append(MessageArrived(number, bytes(received[at + PREFIX_BYTES : end]), here))
+            at = end
+        del received[:at]
+        self._count(call)
+        if self._partial_bytes > self._limits.partial_bytes_max:
+            self.finish(number, Status(Code.RESOURCE_EXHAUSTED, "too many large messages at once"))
+        self.used(number, unclaimed)
+        return found
+
+    def _count(self, call: _Call) -> None:
+        self._partial_bytes += len(call.received) - call.counted_bytes
+        call.counted_bytes = len(call.received)
+
+    def _problem(self, compression: int, length: int) -> Status | None:
+        if compression:
+            return Status(Code.UNIMPLEMENTED, "a compressed message: none is taken here")
+        if length > self._limits.message_bytes_max:
+            return Status(
+                Code.RESOURCE_EXHAUSTED,
+                f"a message of {length} bytes exceeds {self._limits.message_bytes_max} bytes",
+            )
+        return None
+
+    def _half_closed(self, number: int) -> Iterable[Event]:
+        call = self._calls.get(number)
+        if call is None:
+            return []
+        call.half_closed = True
+        if call.received and call.status is None:
+            self.finish(number, Status(Code.INTERNAL, "the call ended in the middle of a message"))
+            return []
+        self._forget_if_over(number, call)
+        return [HalfClosed(number)] if call.status is None else []
+
+    def _reset(self, number: int) -> Iterable[Event]:
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.received.clear()
+            self._count(call)
+        self._resets += 1
+        if self._resets > self._limits.resets_max:
+            calm = errors.ErrorCodes.ENHANCE_YOUR_CALM
+            return [self._end("the peer resets too many calls", calm)]
+        return [CallEnded(number)] if call is not None else []
+
+    def _window(self, number: int) -> Iterable[Event]:
+        numbers = [number] if number else list(self._calls)
+        return [Drained(one) for one in numbers if self._flush(one)]
+
+    def _end(self, reason: str, code: Any = errors.ErrorCodes.PROTOCOL_ERROR) -> ConnectionEnded:
+        if not self._ended:
+            self._ended = True
+            self._calls.clear()
+            with suppress(exceptions.ProtocolError):  # h2 has ended it already
+                self._h2.close_connection(code if reason else errors.ErrorCodes.NO_ERROR)
+        return ConnectionEnded(reason)
+
+    # ------------------------------------------------------------------ to the socket
+
+    def take_output(self) -> bytes:
+        """Return the bytes to write now."""
+        return self._h2.data_to_send()
+
+    def waiting_bytes(self, call: int) -> int:
+        """Return how many bytes of a call wait for the peer's window."""
+        found = self._calls.get(call)
+        return found.waiting_bytes if found is not None else 0
+
+    def is_open(self, call: int) -> bool:
+        """Tell whether an answer in this call can still be sent."""
+        found = self._calls.get(call)
+        return found is not None and found.status is None
+
+    def accept(self, call: int) -> None:
+        """Send the headers of the answer."""
+        found = self._calls.get(call)
+        if found is not None and not found.accepted and found.status is None:
+            found.accepted = True
+            self._h2.send_headers(
+                call, [(b":status", b"200"), (b"content-type", b"application/grpc")]
+            )
+
+    def send(self, call: int, messages: bytes) -> None:
+        """Send messages, each with its prefix, joined; what the window refuses waits."""
+        found = self._calls.get(call)
+        if found is None or found.status is not None:
+            return
+        self.accept(call)
+        if messages:
+            found.waiting.append(memoryview(messages))
+            found.waiting_bytes += len(messages)
+            self._flush(call)
+
+    def finish(self, call: int, status: Status) -> None:
+        """End a call behind what waits; a call that is over already is left alone."""
+        found = self._calls.get(call)
+        if found is None or found.status is not None:
+            return
+        found.status = status
+        found.received.clear()
+        self._count(found)
+        self._flush(call)
+
+    def close(self) -> None:
+        """Tell the peer that no new call is taken."""
+        if not self._ended:
+            self._ended = True
+            self._h2.close_connection()
+
+    def _flush(self, number: int) -> bool:
+        """Send what the peer's window takes; tell whether something waited and nothing does now."""
+        call = self._calls.get(number)
+        if call is None:
+            return False
+        waited = bool(call.waiting)
+        try:
+            while call.waiting:
+                room = min(
+                    self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size
+                )
+                if room <= 0:
+                    return False
+                self._h2.send_data(number, _cut(call, room))
+            if call.status is not None:
+                self._send_status(number, call)
+        except exceptions.StreamClosedError:
+            self._calls.pop(number, None)
+            return False
+        return waited
+
+    def _send_status(self, number: int, call: _Call) -> None:
+        assert call.status is not None, "no status"
+        trailers = [(b"grpc-status", str(int(call.status.code)).encode())]
+        if call.status.message:
+            text = quote(call.status.message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+            trailers.append((b"grpc-message", text.encode()))
+        if not call.accepted:
+            call.accepted = True
+            trailers = [(b":status", b"200"), (b"content-type", b"application/grpc"), *trailers]
+        self._h2.send_headers(number, trailers, end_stream=True)
+        self._forget_if_over(number, call)
+
+    def _forget_if_over(self, number: int, call: _Call) -> None:
+        """Forget a call that is answered; tell a caller that still sends to stop."""
+        if call.status is None or call.waiting:
+            return
+        self._calls.pop(number, None)
+        self._resets = max(0, self._resets - 1)
+        if not call.half_closed:
+            self._stop_caller(number)
+
+    def _refuse_http(self, number: int, status: bytes) -> None:
+        self._h2.send_headers(number, [(b":status", status)], end_stream=True)
+        self._calls.pop(number, None)
+        self._stop_caller(number)
+
+    def _stop_caller(self, number: int) -> None:
+        """Tell the caller of an answered call to send no more."""
+        with suppress(exceptions.StreamClosedError):  # its last frame is here, and not handled yet
+            self._h2.reset_stream(number, errors.ErrorCodes.NO_ERROR)
+
+    def used(self, number: int, size: int) -> None:
+        """Let the peer send as many bytes again in a call as a handled message had."""
+        if size <= 0 or self._ended:
+            return
+        with suppress(exceptions.StreamClosedError, exceptions.NoSuchStreamError):
+            self._h2.acknowledge_received_data(size, number)
+
+
+def prefixed(payload: bytes) -> bytes:
+    """Return a message with its prefix: not compressed, and its length."""
+    return b"\0" + len(payload).to_bytes(4, "big") + payload
+
+
+def _cut(call: _Call, room: int) -> bytes:
+    """Take up to ``room`` bytes of what waits, joined: one frame for many small messages."""
+    parts: list[memoryview] = []
+    while call.waiting and room:
+        first = call.waiting[0]
+        if len(first) <= room:
+            parts.append(call.waiting.popleft())
+        else:
+            parts.append(first[:room])
+            call.waiting[0] = first[room:]
+        room -= len(parts[-1])
+    frame = b"".join(parts)
+    call.waiting_bytes -= len(frame)
+    return frame

@@ -1,0 +1,90 @@
+"""Records as Liftbridge's messages and back. Only here nanoseconds become microseconds.
+
+A message of Liftbridge has two headers of its own, ``subject`` and ``reply``, which replace headers
+of a publisher with these names. An empty key is no key: protobuf's third version cannot tell them
+apart. Source: Liftbridge's API 2.0.0 (proto/broker/wire/liftbridge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from broker.adapters.liftbridge.http2 import prefixed
+from broker.codec.schema import HEADERS_TYPE, ROW_SCHEMA
+from broker.model.records import AckPolicy
+from broker.wire.liftbridge import api_pb2 as api
+from broker.wire.liftbridge import message_pb2 as wire
+
+NS_PER_US: Final = 1000
+COLUMNS: Final = (
+    "offset",
+    "timestamp",
+    "key",
+    "value",
+    "headers",
+    "subject",
+    "reply_subject",
+)
+SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in COLUMNS])
+POLICIES: Final = {
+    wire.LEADER: AckPolicy.LEADER,
+    wire.ALL: AckPolicy.ALL,
+    wire.NONE: AckPolicy.NONE,
+}
+
+
+def encode_rows(
+    rows: pa.RecordBatch, *, stream: str, partition: int, reverse: bool = False
+) -> bytes:
+    """Return rows of :data:`SCHEMA` as messages, each with its prefix, joined."""
+    encoded = [
+        prefixed(message.SerializeToString()) for message in _messages(rows, stream, partition)
+    ]
+    return b"".join(reversed(encoded) if reverse else encoded)
+
+
+def _messages(rows: pa.RecordBatch, stream: str, partition: int) -> Iterator[wire.Message]:
+    stamps = rows.column(1).cast(pa.int64()).to_pylist()
+    columns = [rows.column(place).to_pylist() for place in (0, 2, 3, 4, 5, 6)]
+    for stamp, offset, key, value, headers, subject, reply in zip(stamps, *columns, strict=True):
+        message = wire.Message(
+            offset=offset,
+            key=key,
+            value=value,
+            timestamp=stamp * NS_PER_US,
+            stream=stream,
+            partition=partition,
+            subject=subject,
+            replySubject=reply,
+        )
+        named = message.headers
+        for header in headers or ():
+            named[header["key"]] = header["value"] or b""
+        named["subject"] = (subject or "").encode()
+        named["reply"] = (reply or "").encode()
+        yield message
+
+
+def to_batch(requests: Sequence[api.PublishRequest]) -> pa.RecordBatch:
+    """Return published messages as columns of a producer; the broker stamps the time."""
+    columns = {
+        "key": pa.array([one.key or None for one in requests], pa.binary()),
+        "value": pa.array([one.value for one in requests], pa.binary()),
+    }
+    if any(one.headers for one in requests):
+        # A protobuf map has no order.
+        named = [sorted(one.headers.items()) or None for one in requests]
+        columns["headers"] = pa.array(named, pa.map_(pa.string(), pa.binary())).cast(HEADERS_TYPE)
+    if any(one.correlationId for one in requests):
+        ids = [one.correlationId or None for one in requests]
+        columns["correlation_id"] = pa.array(ids, pa.string())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def size_of(request: api.PublishRequest) -> int:
+    """Return the bytes of a record: value, key and headers."""
+    named = sum(len(name.encode()) + len(value) for name, value in request.headers.items())
+    return len(request.key) + len(request.value) + named

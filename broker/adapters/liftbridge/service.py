@@ -1,0 +1,256 @@
+"""Liftbridge's API as a service: an event loop in a thread, its connections, and its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from broker.adapters.liftbridge import health
+from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
+from broker.adapters.liftbridge.publishing import PublishTarget
+from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
+from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
+from broker.errors import InvalidConfigError, NotLeaderError, UnknownPartitionError
+from broker.ports.api import BrokerApi
+from broker.ports.system import Clock
+from broker.wire.liftbridge import api_pb2 as api
+
+_log = structlog.get_logger(__name__)
+
+_START_S: Final = 30.0
+_WAITING_MAX: Final = 1024  # calls that wait for a thread
+
+
+class LiftbridgeService:
+    """Starts and closes the service. Any thread."""
+
+    def __init__(
+        self,
+        api_: BrokerApi,
+        clock: Clock,
+        config: LiftbridgeServiceConfig,
+        *,
+        not_ready: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``not_ready`` is why the broker should get no work now, for health checks."""
+        self._api = api_
+        self._clock = clock
+        self._config = config
+        self._not_ready = not_ready
+        self._port = 0
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._connections: set[ClientConnection] = set()
+        self._workers: _Threads | None = None
+        self._thread = threading.Thread(target=self._run, name="liftbridge", daemon=True)
+
+    def start(self) -> None:
+        """Bind and serve; returns when the port is bound.
+
+        Raises:
+            InvalidConfigError: the address is taken or the certificates are not usable.
+        """
+        self._thread.start()
+        self._started.wait(_START_S)
+        if self._failure is not None:
+            raise InvalidConfigError(
+                f"Liftbridge's API cannot be served on {self._config.host}:{self._config.port}: "
+                f"{self._failure}"
+            ) from self._failure
+        _log.info("liftbridge_started", host=self._config.host, port=self._port)
+
+    @property
+    def port(self) -> int:
+        """The port that the service listens on."""
+        return self._port
+
+    @property
+    def advertised(self) -> str:
+        """The host:port that clients are told."""
+        return self._config.advertised or f"{self._config.host}:{self._port}"
+
+    def close(self, *, timeout_ms: int = 5_000) -> bool:
+        """End all calls and stop; return whether this took less than ``timeout_ms``."""
+        loop, closing = self._loop, self._closing
+        if loop is None or closing is None:
+            return True
+        try:
+            loop.call_soon_threadsafe(closing.set)
+        except RuntimeError:
+            return True  # the loop has ended
+        self._thread.join(timeout_ms / 1000)
+        return not self._thread.is_alive()
+
+    # ------------------------------------------------------------------ the service's thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except (OSError, ssl.SSLError) as error:
+            self._failure = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        workers = self._workers = _Threads(self._loop, self._config)
+        server = await self._loop.create_server(
+            self._connection, self._config.host, self._config.port, ssl=_tls(self._config)
+        )
+        self._port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        try:
+            await self._closing.wait()
+        finally:
+            server.close()
+            for connection in list(self._connections):
+                connection.close()
+            await server.wait_closed()
+            workers.close()
+
+    def _connection(self) -> asyncio.Protocol:
+        assert self._workers is not None, "not started"
+        if len(self._connections) >= self._config.connections_max:
+            _log.warning("liftbridge_connections_full", limit=self._config.connections_max)
+            return _Refused()
+        connection = ClientConnection(
+            self._config,
+            self._clock,
+            self._workers,
+            unary=self._unary(),
+            subscribe=self._subscribe,
+            look_up=self._look_up,
+            forget=self._connections.discard,
+        )
+        self._connections.add(connection)
+        return connection
+
+    def _unary(self) -> dict[str, Unary]:
+        calls = StreamCalls(self._api, advertised=lambda: self.advertised)
+        return {
+            f"{SERVICE}CreateStream": calls.create,
+            f"{SERVICE}DeleteStream": calls.delete,
+            f"{SERVICE}FetchMetadata": calls.fetch_metadata,
+            f"{SERVICE}FetchPartitionMetadata": calls.fetch_partition_metadata,
+            health.CHECK: lambda payload: health.check(payload, self._not_ready()),
+            **{f"{SERVICE}{name}": _missing(name) for name in _NOT_YET},
+        }
+
+    def _subscribe(self, request: api.SubscribeRequest, sink: Subscriber) -> str:
+        return subscribe(self._api, request, sink)
+
+    def _look_up(self, name: str, partition: int) -> PublishTarget:
+        """Find a partition to publish to. Blocks."""
+        stream = self._api.streams.get(name)
+        if not 0 <= partition < stream.config.partitions:
+            raise UnknownPartitionError(f"stream {name!r} has no partition {partition}")
+        handle = self._api.partitions.handle(name, partition)
+        if not handle.leads:
+            raise NotLeaderError(f"this broker does not lead {name}/{partition}")
+        return PublishTarget(stream, partition, handle)
+
+
+_NOT_YET: Final = (
+    "PauseStream",
+    "SetStreamReadonly",
+    "PublishToSubject",
+    "SetCursor",
+    "FetchCursor",
+    "JoinConsumerGroup",
+    "LeaveConsumerGroup",
+    "FetchConsumerGroupAssignments",
+    "ReportConsumerGroupCoordinator",
+)
+
+
+def _missing(name: str) -> Unary:
+    def refuse(_: bytes) -> bytes:
+        raise StatusError(Code.UNIMPLEMENTED, f"this server has no {name} yet")
+
+    return refuse
+
+
+class _Pool:
+    """Threads, and how much they have to do. The event loop counts."""
+
+    def __init__(self, threads_max: int, running_max: int, name: str) -> None:
+        self.threads = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+        self.running = 0  # or waiting for a thread
+        self.running_max = running_max
+
+
+class _Threads:
+    """Implements ``Workers``: threads for calls, and others for subscriptions, which stay long."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: LiftbridgeServiceConfig) -> None:
+        self._loop = loop
+        self._calls = _Pool(config.commands_max, _WAITING_MAX, "liftbridge-call")
+        self._subscriptions = _Pool(
+            config.subscriptions_max, config.subscriptions_max, "liftbridge-subscription"
+        )
+
+    def run(self, work: Callable[[], object], done: Callable[[object], None]) -> bool:
+        """See ``Workers.run``."""
+        return self._start(self._calls, work, done)
+
+    def subscribe(self, work: Callable[[], object], done: Callable[[object], None]) -> bool:
+        """See ``Workers.subscribe``."""
+        return self._start(self._subscriptions, work, done)
+
+    def _start(
+        self, pool: _Pool, work: Callable[[], object], done: Callable[[object], None]
+    ) -> bool:
+        if pool.running >= pool.running_max:
+            return False
+        pool.running += 1
+
+        def finished(future: Future[object]) -> None:
+            pool.running -= 1
+            if not future.cancelled():
+                done(future.exception() or future.result())
+
+        future = pool.threads.submit(work)
+        future.add_done_callback(lambda one: self.call_soon(lambda: finished(one)))
+        return True
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """See ``Workers.call_soon``. After the end nothing is run."""
+        with suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
+            self._loop.call_soon_threadsafe(work)
+
+    def close(self) -> None:
+        """Take no more work; what runs ends by itself."""
+        for pool in (self._calls, self._subscriptions):
+            pool.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection beyond the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
+
+
+def _tls(config: LiftbridgeServiceConfig) -> ssl.SSLContext | None:
+    if config.tls_cert_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+    context.set_alpn_protocols(["h2"])
+    if config.tls_client_ca_file is not None:
+        context.load_verify_locations(config.tls_client_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

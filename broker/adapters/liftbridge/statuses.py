@@ -1,0 +1,94 @@
+"""gRPC's status codes, and Headwater's errors as a status that Liftbridge's clients understand.
+
+Liftbridge's clients act on the code: NotFound is a stream or partition that is not there,
+FailedPrecondition at the start of a call makes them ask another broker, Unavailable makes them try
+again and go on behind the last record, ResourceExhausted says that a subscription has come to its
+end. Source: gRPC's status codes; go-liftbridge's mapping of codes to errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from broker.errors import (
+    CommitTimeoutError,
+    ConditionFailedError,
+    CorruptDataError,
+    FencedError,
+    HeadwaterError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RecordTooLargeError,
+    StreamExistsError,
+    StreamRecreatedError,
+    UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+
+
+class Code(IntEnum):
+    """gRPC's status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a call ended."""
+
+    code: Code
+    message: str = ""
+
+
+OK: Final = Status(Code.OK)
+
+# The first class that an error is an instance of counts.
+_CODES: Final[tuple[tuple[type[HeadwaterError], Code], ...]] = (
+    (UnknownStreamError, Code.NOT_FOUND),
+    (UnknownPartitionError, Code.NOT_FOUND),
+    (StreamRecreatedError, Code.NOT_FOUND),
+    (StreamExistsError, Code.ALREADY_EXISTS),
+    (OffsetOutOfRangeError, Code.OUT_OF_RANGE),
+    (RecordTooLargeError, Code.INVALID_ARGUMENT),
+    (ConditionFailedError, Code.FAILED_PRECONDITION),
+    (InvalidRequestError, Code.INVALID_ARGUMENT),
+    (FencedError, Code.FAILED_PRECONDITION),
+    (CommitTimeoutError, Code.DEADLINE_EXCEEDED),
+    (UnavailableError, Code.UNAVAILABLE),
+    (CorruptDataError, Code.DATA_LOSS),
+)
+
+
+class StatusError(Exception):
+    """Ends a call with a status."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.status = Status(code, message)
+
+
+def status_of(error: HeadwaterError) -> Status:
+    """Return the status that a caller gets for an error."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Status(code, error.message)
+    return Status(Code.INTERNAL, error.message)

@@ -1,0 +1,224 @@
+"""The calls about streams: create, delete, and what clients ask before they publish or subscribe.
+
+They block, on threads of the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from broker.adapters.liftbridge.messages import NS_PER_US
+from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.errors import (
+    HeadwaterError,
+    InvalidStreamError,
+    NotLeaderError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from broker.model.ids import is_stream_name
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.api import BrokerApi, BrokerPlace, PartitionPlace
+from broker.wire.liftbridge import api_pb2 as api
+
+PROTOCOL: Final = "liftbridge"  # under this name a broker registers its address
+RESERVED: Final = frozenset({"__activity", "__cursors"})
+
+_Request = TypeVar("_Request", bound=Message)
+Unary = Callable[[bytes], bytes]
+
+
+def decode(kind: type[_Request], payload: bytes) -> _Request:
+    """Read a request.
+
+    Raises:
+        StatusError: the bytes are no such message.
+    """
+    request = kind()
+    try:
+        request.ParseFromString(payload)
+    except DecodeError as cause:
+        raise StatusError(
+            Code.INVALID_ARGUMENT, f"the request is no {kind.__name__}: {cause}"
+        ) from cause
+    return request
+
+
+class StreamCalls:
+    """Serves the calls about streams. Any thread."""
+
+    def __init__(self, api_: BrokerApi, *, advertised: Callable[[], str]) -> None:
+        """``advertised`` is the host:port that clients are told if the cluster knows no other."""
+        self._api = api_
+        self._advertised = advertised
+
+    def create(self, payload: bytes) -> bytes:
+        """CreateStream."""
+        request = decode(api.CreateStreamRequest, payload)
+        if not request.name:
+            raise StatusError(Code.INVALID_ARGUMENT, "Name cannot be empty")
+        if request.name in RESERVED:
+            raise StatusError(Code.INVALID_ARGUMENT, "Stream is reserved")
+        if not is_stream_name(request.name):
+            raise InvalidStreamError(
+                f"stream name {request.name!r} must be 1 to 128 characters of A-Z a-z 0-9 _ -, "
+                "and must not begin with -"
+            )
+        self._api.streams.create(request.name, self._config(request), exclusive=True)
+        return api.CreateStreamResponse().SerializeToString()
+
+    def _config(self, request: api.CreateStreamRequest) -> StreamConfig:
+        """Return the stream's settings; an option that cannot be honoured is refused by name."""
+        _refuse_what_is_missing(request)
+        factor, servers = request.replicationFactor, len(self._api.partitions.brokers())
+        if factor < -1 or factor > max(servers, 1):
+            raise StatusError(
+                Code.INVALID_ARGUMENT,
+                f"invalid replicationFactor {factor}: there are {servers} servers",
+            )
+        settings: dict[str, Any] = {
+            "partitions": request.partitions or 1,
+            "queue_group": request.group or None,
+            "replication_factor": servers if factor == -1 else factor or 1,
+        }
+        for option, setting in (
+            ("retentionMaxBytes", "local_retention_bytes"),
+            ("retentionMaxAge", "local_retention_ms"),
+            ("segmentMaxBytes", "segment_bytes_max"),
+            ("segmentMaxAge", "segment_age_ms_max"),
+            ("minIsr", "min_isr"),
+        ):
+            # Zero switches a limit of Liftbridge off; ours has its default then.
+            if request.HasField(option) and getattr(request, option).value:
+                settings[setting] = getattr(request, option).value
+        return StreamConfig(subject=request.subject, **settings)
+
+    def delete(self, payload: bytes) -> bytes:
+        """DeleteStream. The stream's table stays."""
+        request = decode(api.DeleteStreamRequest, payload)
+        if request.name in RESERVED:
+            raise StatusError(Code.INVALID_ARGUMENT, "Stream is reserved")
+        self._api.streams.delete(request.name)
+        return api.DeleteStreamResponse().SerializeToString()
+
+    def fetch_metadata(self, payload: bytes) -> bytes:
+        """FetchMetadata: of streams that are named, or of all."""
+        request = decode(api.FetchMetadataRequest, payload)
+        places: dict[str, list[PartitionPlace]] = {}
+        answer = api.FetchMetadataResponse()
+        for name in request.streams or [one.name for one in self._api.streams.all()]:
+            try:
+                stream = self._api.streams.get(name)
+                places[name] = self._api.partitions.places(name)
+            except UnknownStreamError:
+                answer.streamMetadata.add(name=name, error=api.StreamMetadata.UNKNOWN_STREAM)
+                continue
+            self._describe(answer, stream, places[name])
+        for group in request.groups:
+            answer.groupMetadata.add(groupId=group, error=api.ConsumerGroupMetadata.UNKNOWN_GROUP)
+        self._add_brokers(answer, places)
+        return answer.SerializeToString()
+
+    def _describe(
+        self, answer: api.FetchMetadataResponse, stream: Stream, places: list[PartitionPlace]
+    ) -> None:
+        found = answer.streamMetadata.add(
+            name=stream.name,
+            subject=stream.config.subject,
+            creationTimestamp=stream.created_us * NS_PER_US,
+        )
+        for place in places:
+            found.partitions[place.partition].CopyFrom(self._partition(stream, place))
+
+    def _partition(self, stream: Stream, place: PartitionPlace) -> api.PartitionMetadata:
+        """Describe a partition; how far it is committed, a broker with a replica knows."""
+        committed, newest = self._newest_offsets(stream.name, place.partition)
+        return api.PartitionMetadata(
+            id=place.partition,
+            leader=str(place.leader or ""),
+            replicas=map(str, place.replicas),
+            isr=map(str, place.isr),
+            highWatermark=committed,
+            newestOffset=newest,
+            messagesReceivedTimestamps=api.PartitionEventTimestamps(),
+            pauseTimestamps=api.PartitionEventTimestamps(),
+            readonlyTimestamps=api.PartitionEventTimestamps(),
+        )
+
+    def _newest_offsets(self, name: str, partition: int) -> tuple[int, int]:
+        """Return the newest committed and the newest offset; -1 as in Liftbridge: not known."""
+        try:
+            reads = self._api.partitions.handle(name, partition).reads
+        except HeadwaterError:
+            return -1, -1
+        return int(reads.high_watermark) - 1, int(reads.log_end) - 1
+
+    def _add_brokers(
+        self, answer: api.FetchMetadataResponse, named: dict[str, list[PartitionPlace]]
+    ) -> None:
+        everywhere = [
+            place
+            for stream in self._api.streams.all()
+            for place in named.get(stream.name) or self._api.partitions.places(stream.name)
+        ]
+        brokers = self._api.partitions.brokers()
+        for broker in brokers:
+            host, port = self._address(broker, alone=len(brokers) == 1)
+            if host is None:
+                continue  # it cannot be reached, or serves no Liftbridge
+            answer.brokers.add(
+                id=str(broker.broker),
+                host=host,
+                port=port,
+                partitionCount=sum(broker.broker in place.replicas for place in everywhere),
+                leaderCount=sum(broker.broker == place.leader for place in everywhere),
+            )
+
+    def _address(self, broker: BrokerPlace, *, alone: bool) -> tuple[str | None, int]:
+        text = broker.addresses.get(PROTOCOL) or (self._advertised() if alone else None)
+        if text is None or not broker.alive:
+            return None, 0
+        host, _, port = text.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def fetch_partition_metadata(self, payload: bytes) -> bytes:
+        """FetchPartitionMetadata: from the partition's leader only."""
+        request = decode(api.FetchPartitionMetadataRequest, payload)
+        stream = self._api.streams.get(request.stream)
+        if not 0 <= request.partition < stream.config.partitions:
+            raise UnknownPartitionError("partition not found", partition=request.partition)
+        place = self._api.partitions.places(stream.name)[request.partition]
+        try:
+            leads = self._api.partitions.handle(stream.name, request.partition).leads
+        except NotLeaderError:
+            leads = False
+        if not leads:
+            raise StatusError(Code.FAILED_PRECONDITION, "Server not partition leader")
+        answer = api.FetchPartitionMetadataResponse(metadata=self._partition(stream, place))
+        return answer.SerializeToString()
+
+
+def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
+    """Refuse options that ask for what is not built.
+
+    Raises:
+        StatusError: with the option's name. To take it and not to do it would be a lie.
+    """
+    asked = [
+        option
+        for option in (
+            "retentionMaxMessages",
+            "compactEnabled",
+            "autoPauseTime",
+            "optimisticConcurrencyControl",
+            "encryption",
+        )
+        if request.HasField(option) and getattr(request, option).value
+    ]
+    if asked:
+        raise StatusError(
+            Code.UNIMPLEMENTED, f"this server has no {asked[0]}: create the stream without it"
+        )

@@ -1,0 +1,203 @@
+"""Subscribe: the committed records of one partition, from any offset of its history.
+
+A subscription runs on a thread of its own and blocks there: for records, and for its subscriber.
+Bounds and stops are Liftbridge's; records below the local log come from the table.
+
+Source: Liftbridge's server/api.go; what is done otherwise stands in docs/decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from broker.adapters.flight.reads import RowRange, earliest, offset_at, read_rows
+from broker.adapters.liftbridge.http2 import prefixed
+from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
+from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.errors import NotLeaderError, UnknownPartitionError
+from broker.model.offsets import Offset
+from broker.model.stream import Stream
+from broker.ports.api import BrokerApi
+from broker.ports.partition import PartitionHandle
+from broker.wire.liftbridge import api_pb2 as api
+
+_READ_BYTES: Final = 256 * 1024
+_IDLE_CHECK_MS: Final = 200  # how late a subscriber's end is noticed
+_REVERSE_RECORDS: Final = 1000  # read forwards, and sent backwards, at a time
+
+
+class Subscriber(Protocol):
+    """The subscriber. The subscription's thread calls it."""
+
+    def stopped(self) -> bool:
+        """Whether the subscriber has gone, or the service closes."""
+
+    def send(self, messages: bytes) -> None:
+        """Send messages with their prefixes; blocks while the subscriber takes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Where a subscription starts, and the offset before which it stops; None: never."""
+
+    start: Offset
+    end: Offset | None
+    first: Offset  # the oldest record of the partition
+
+
+def subscribe(api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber) -> str:
+    """Send what the subscriber asked for; return why the subscription ended. Blocks.
+
+    Raises:
+        StatusError: the request cannot be served.
+        HeadwaterError: the stream, the log or the table failed.
+    """
+    stream = api_.streams.get(request.stream)
+    handle = _handle(api_, request, stream)
+    bounds = _bounds(api_, request, stream, handle)
+    sink.send(prefixed(b""))  # Liftbridge's clients wait for it: the subscription stands
+    wanted = RowRange(
+        handle, stream, request.partition, bounds.start, bounds.end, SCHEMA, _READ_BYTES
+    )
+    if request.reverse:
+        _send_backwards(api_, wanted, bounds, sink)
+        return "All records were sent"
+    follows_leader = not request.readISRReplica
+
+    def stop() -> bool:
+        if follows_leader and not handle.leads:
+            raise StatusError(Code.UNAVAILABLE, "Server is no longer partition leader")
+        return sink.stopped()
+
+    for rows, _ in read_rows(api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop):
+        sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
+    return "Stop offset reached"
+
+
+def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> PartitionHandle:
+    if not 0 <= request.partition < stream.config.partitions:
+        raise UnknownPartitionError("No such partition", partition=request.partition)
+    if request.HasField("consumer") and request.consumer.groupId:
+        raise StatusError(Code.UNIMPLEMENTED, "consumer groups are not served here yet")
+    try:
+        handle = api_.partitions.handle(stream.name, request.partition)
+    except NotLeaderError as error:
+        raise StatusError(Code.FAILED_PRECONDITION, "Server not partition leader") from error
+    if not handle.leads and not request.readISRReplica:
+        raise StatusError(Code.FAILED_PRECONDITION, "Server not partition leader")
+    if handle.lost_leadership is not None:
+        raise handle.lost_leadership
+    return handle
+
+
+def _bounds(
+    api_: BrokerApi, request: api.SubscribeRequest, stream: Stream, handle: PartitionHandle
+) -> _Bounds:
+    first = earliest(api_, stream, request.partition, handle.reads.log_start)
+
+    def at(stamp_us: int) -> Offset:
+        return offset_at(
+            api_, stream, request.partition, handle=handle, first=first, stamp_us=stamp_us
+        )
+
+    committed = handle.reads.high_watermark
+    start = _start(request, first, handle, at)
+    if request.reverse:
+        if first == committed:
+            raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
+        return _Bounds(min(start, Offset(committed - 1)), None, _lowest(request, first, start, at))
+    # An offset that does not exist yet: the next record that is committed comes first.
+    return _Bounds(min(start, committed), _end(request, first, start, committed, at), first)
+
+
+def _start(
+    request: api.SubscribeRequest,
+    first: Offset,
+    handle: PartitionHandle,
+    at: Callable[[int], Offset],
+) -> Offset:
+    match request.startPosition:
+        case api.OFFSET:
+            return max(first, Offset(request.startOffset))
+        case api.EARLIEST:
+            return first
+        case api.LATEST:
+            return max(first, Offset(handle.reads.high_watermark - 1))
+        case api.TIMESTAMP:
+            return at(-(-request.startTimestamp // NS_PER_US))
+        case api.NEW_ONLY:
+            return max(first, handle.reads.log_end)
+    raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StartPosition {request.startPosition}")
+
+
+def _end(
+    request: api.SubscribeRequest,
+    first: Offset,
+    start: Offset,
+    committed: Offset,
+    at: Callable[[int], Offset],
+) -> Offset | None:
+    match request.stopPosition:
+        case api.STOP_ON_CANCEL:
+            return None
+        case api.STOP_OFFSET:
+            end = Offset(request.stopOffset + 1)
+        case api.STOP_LATEST:
+            if committed == first:
+                raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
+            end = committed
+        case api.STOP_TIMESTAMP:
+            end = at(request.stopTimestamp // NS_PER_US + 1)
+            if end == first:
+                raise StatusError(
+                    Code.RESOURCE_EXHAUSTED, "No record is as old as the stop timestamp"
+                )
+        case _:
+            raise StatusError(Code.INVALID_ARGUMENT, f"Unknown StopPosition {request.stopPosition}")
+    if end <= start and request.stopPosition == api.STOP_OFFSET:
+        raise StatusError(
+            Code.INVALID_ARGUMENT,
+            f"stop offset {request.stopOffset} is below the start offset {start}",
+        )
+    return end
+
+
+def _lowest(
+    request: api.SubscribeRequest, first: Offset, start: Offset, at: Callable[[int], Offset]
+) -> Offset:
+    """Return the last offset that a subscriber who reads backwards gets."""
+    match request.stopPosition:
+        case api.STOP_OFFSET:
+            if request.stopOffset > start:
+                raise StatusError(
+                    Code.INVALID_ARGUMENT,
+                    f"stop offset {request.stopOffset} is above the start offset {start}, and the "
+                    "records are read backwards",
+                )
+            return max(first, Offset(request.stopOffset))
+        case api.STOP_TIMESTAMP:
+            return max(first, at(-(-request.stopTimestamp // NS_PER_US)))
+    return first
+
+
+def _send_backwards(api_: BrokerApi, wanted: RowRange, bounds: _Bounds, sink: Subscriber) -> None:
+    """Send ``[bounds.first, bounds.start]``, the newest record first."""
+    end = Offset(bounds.start + 1)
+    while end > bounds.first and not sink.stopped():
+        start = max(bounds.first, Offset(end - _REVERSE_RECORDS))
+        part = RowRange(
+            wanted.handle, wanted.stream, wanted.partition, start, end, SCHEMA, _READ_BYTES
+        )
+        encoded = [
+            encode_rows(rows, stream=wanted.stream.name, partition=wanted.partition, reverse=True)
+            for rows, _ in read_rows(
+                api_, part, idle_check_ms=_IDLE_CHECK_MS, check_stop=sink.stopped
+            )
+        ]
+        if sink.stopped():
+            return
+        for messages in reversed(encoded):
+            sink.send(messages)
+        end = start

@@ -1,0 +1,137 @@
+"""Liftbridge's API at its doors: TLS, limits, a whole server whose table is read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
+from broker.adapters.liftbridge.service import LiftbridgeService
+from broker.errors import InvalidConfigError
+from broker.model.stream import StreamConfig
+from broker.wire.liftbridge import api_pb2 as api
+from broker.wire.liftbridge.api_pb2_grpc import APIStub
+from headwater.client import Client
+from headwater.local import embedded
+from headwater.local.runtime_file import RuntimeFile
+from simkit.brokers.memory_broker import MemoryBroker
+from simkit.servers.certificates import Authority
+
+pytestmark = pytest.mark.integration
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    """Give an empty broker."""
+    broker = MemoryBroker()
+    yield broker
+    broker.close()
+
+
+def stub_of(channel: grpc.Channel) -> APIStub:
+    """Return a client's stub."""
+    return APIStub(channel)  # type: ignore[no-untyped-call]  # generated
+
+
+def test_clients_show_certificates(broker: MemoryBroker, tmp_path: Path) -> None:
+    """With a CA for clients, a client without a certificate of it is not served."""
+    authority, paths = Authority(), {}
+    pair = authority.issue("broker")
+    for name, text in (("ca", authority.cert), ("cert", pair.cert), ("key", pair.key)):
+        paths[name] = tmp_path / f"{name}.pem"
+        paths[name].write_bytes(text)
+    service = LiftbridgeService(
+        broker,
+        broker.clock,
+        LiftbridgeServiceConfig(
+            port=0,
+            tls_cert_file=str(paths["cert"]),
+            tls_key_file=str(paths["key"]),
+            tls_client_ca_file=str(paths["ca"]),
+        ),
+    )
+    service.start()
+    own = authority.issue("client")
+    address = f"localhost:{service.port}"
+    good = grpc.ssl_channel_credentials(authority.cert, own.key, own.cert)
+    bad = grpc.ssl_channel_credentials(authority.cert)
+    request = api.FetchMetadataRequest()
+    with grpc.secure_channel(address, good) as channel:
+        assert stub_of(channel).FetchMetadata(request, timeout=WAIT_S).brokers
+    with grpc.secure_channel(address, bad) as channel, pytest.raises(grpc.RpcError) as refused:
+        stub_of(channel).FetchMetadata(request, timeout=WAIT_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert service.close(timeout_ms=10_000)
+
+
+def test_an_address_that_is_taken_is_a_wrong_configuration(broker: MemoryBroker) -> None:
+    """The error names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        service = LiftbridgeService(broker, broker.clock, LiftbridgeServiceConfig(port=port))
+        with pytest.raises(InvalidConfigError, match=f"127.0.0.1:{port}"):
+            service.start()
+
+
+def test_connections_and_subscriptions_are_bounded(broker: MemoryBroker) -> None:
+    """What is beyond a limit is refused; what is served goes on."""
+    broker.create("s", StreamConfig(subject="foo"))
+    config = LiftbridgeServiceConfig(port=0, connections_max=1, subscriptions_max=1)
+    service = LiftbridgeService(broker, broker.clock, config)
+    service.start()
+    with grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
+        stub = stub_of(channel)
+        first = stub.Subscribe(api.SubscribeRequest(stream="s"), timeout=WAIT_S)
+        next(first)
+        second = stub.Subscribe(api.SubscribeRequest(stream="s"), timeout=WAIT_S)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(second)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        with socket.create_connection(("127.0.0.1", service.port), timeout=WAIT_S) as other:
+            assert other.recv(1) == b"", "a connection beyond the limit is closed"
+        stub.Publish(api.PublishRequest(stream="s", value=b"x"), timeout=WAIT_S)
+        assert next(first).value == b"x"
+    assert service.close(timeout_ms=10_000)
+
+
+def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`headwater up` with the API on: records that only the table has, after a restart."""
+    port = embedded.free_port()
+    monkeypatch.setenv("HEADWATER_LIFTBRIDGE_ENABLED", "true")
+    monkeypatch.setenv("HEADWATER_LIFTBRIDGE_PORT", str(port))
+    data = tmp_path / "data"
+    options = ("--nats-port", "0", "--flight-port", "0", "--http-port", "0")
+    request = api.CreateStreamRequest(
+        name="s",
+        subject="foo",
+        segmentMaxBytes=api.NullableInt64(value=4096),
+        retentionMaxBytes=api.NullableInt64(value=1),
+    )
+    address = f"127.0.0.1:{port}"
+    with embedded.start_up(data, *options), grpc.insecure_channel(address) as channel:
+        stub = stub_of(channel)
+        stub.CreateStream(request, timeout=WAIT_S)
+        requests = (api.PublishRequest(stream="s", value=b"%05d" % one) for one in range(2000))
+        acked = [one.ack.offset for one in stub.PublishAsync(requests, timeout=WAIT_S)]
+        assert acked == list(range(2000))
+        with Client(RuntimeFile.read(data).flight) as client:
+            (status,) = client.tier_flush("s")
+            assert status.cold.end == 2000
+    with embedded.start_up(data, *options), grpc.insecure_channel(address) as channel:
+        stub = stub_of(channel)
+        call = stub.Subscribe(
+            api.SubscribeRequest(
+                stream="s", startPosition=api.EARLIEST, stopPosition=api.STOP_LATEST
+            ),
+            timeout=WAIT_S,
+        )
+        next(call)
+        found = [next(call) for _ in range(2000)]
+    assert [int(one.value) for one in found] == acked
+    assert [one.offset for one in found] == acked
