@@ -1,8 +1,8 @@
-"""The Files port on a real file system, below one root that one process owns.
+"""The Files port on a real file system, below one root folder that one process owns.
 
-Paths are relative and confined: a part that is empty, `.` or `..` is refused, and nothing follows a
-symbolic link at the end of a path. The root is locked for as long as the object lives, so that two
-brokers cannot write one data directory.
+Paths are relative to the root: a part that is empty, `.` or `..` is refused, and a symbolic link at
+the end of a path is not followed. The root is locked while the object lives, so that two brokers
+cannot write to one data directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.ports.system import File
 _LOCK_NAME: Final = ".lock"
 _VECTOR_MAX: Final = 1024  # IOV_MAX on Linux
 _RWF_DONTCACHE: Final = 0x80  # Linux 6.14; not in Python's os
-_PASSING_BYTES_MIN: Final = 256 * 1024  # below, the hint costs what it saves
+_PASSING_BYTES_MIN: Final = 256 * 1024  # below this size the hint costs more than it saves
 _NO_HINT: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _NO_PREALLOCATION: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -31,7 +31,7 @@ _NO_PREALLOCATION: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 class DiskFile:
     """One open file."""
 
-    _takes_hint = sys.platform == "linux"  # as far as is known; of all files
+    _takes_hint = sys.platform == "linux"  # for all files; False after the first refusal
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -54,8 +54,8 @@ class DiskFile:
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
         """Write the buffers one after another; return the bytes written. Not yet durable.
 
-        A large write that nobody will read soon leaves the page cache when it is on the disk:
-        what is written next finds these pages, where fresh ones may cost ten times the copy.
+        A large write leaves the page cache as soon as it is on the disk. Then the next write reuses
+        these pages; new pages may cost ten times as much as the copy.
         """
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         total = sum(map(len, views))
@@ -75,7 +75,7 @@ class DiskFile:
             except OSError as error:
                 if error.errno not in _NO_HINT:
                     raise
-                DiskFile._takes_hint = False  # this kernel, or this file system
+                DiskFile._takes_hint = False  # this kernel or file system refuses the hint
         return os.pwritev(self._descriptor, views, position)
 
     def datasync(self) -> None:
@@ -103,17 +103,17 @@ class DiskFile:
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Close; does not sync."""
+        """Close without a sync."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
 
 class DiskFiles:
-    """The Files port below ``root``, which is made if absent. Any thread."""
+    """The Files port below ``root``, which is created if it is absent. Any thread."""
 
     def __init__(self, root: Path) -> None:
-        """Make and lock the root.
+        """Create and lock the root.
 
         Raises:
             InvalidConfigError: another process holds the root, or nothing can be written there.
@@ -141,7 +141,7 @@ class DiskFiles:
             ) from cause
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; ``create`` makes a new file and fails if it exists."""
+        """Open for reading and writing; ``create`` creates a file and fails if it exists."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if create:
             flags |= os.O_CREAT | os.O_EXCL
@@ -159,7 +159,7 @@ class DiskFiles:
             return []
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder and its parents, durably."""
+        """Create a folder and its parents, durably."""
         target = self._at(folder)
         made: list[Path] = []
         while target != self._root and not target.is_dir():
@@ -196,7 +196,7 @@ class DiskFiles:
         return facts.f_bavail * facts.f_frsize
 
     def close(self) -> None:
-        """Give the root back."""
+        """Unlock the root."""
         if self._lock >= 0:
             descriptor, self._lock = self._lock, -1
             os.close(descriptor)

@@ -1,8 +1,8 @@
-"""Snapshots on their way between members: one chunk in flight, each with identity and offset.
+"""Transfers snapshots between members: one chunk in flight, with the snapshot's id and an offset.
 
-The library's own transfer knows neither, believes whatever arrives last, and spins while there is
-nothing to send. A receiver here says how far it is, takes only the piece that comes next, and
-hands over nothing before the checksum of the whole is right.
+The library's own transfer has no id and no offset, uses whatever arrives last, and loops while it
+has nothing to send. Here a receiver tells its offset, takes only the next piece, and uses the
+snapshot only when the checksum of the whole is right.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from broker.model.raft_messages import Chunk, ChunkReply
 
 
 class Incoming:
-    """The snapshot that a follower is being sent."""
+    """The snapshot that a follower is receiving."""
 
     def __init__(self) -> None:
         self._id: SnapshotId | None = None
         self._received = bytearray()
 
     def forget(self) -> None:
-        """Begin anew with whatever comes next."""
+        """Drop what was received; the next chunk starts a new transfer."""
         self._id = None
         self._received = bytearray()
 
     def take(self, message: Chunk) -> tuple[Snapshot | None, int]:
-        """Take the piece that comes next; return the whole once it is there, and how far it is."""
+        """Take the next piece; return the whole snapshot if it is complete, and the offset."""
         wanted = message.snapshot
         if self._id != wanted:
             self._id = wanted
@@ -40,7 +40,7 @@ class Incoming:
         data = bytes(self._received)
         self.forget()
         if crc32c(data) != wanted.crc:
-            return None, 0  # nothing of it was believed: begin again
+            return None, 0  # start again: nothing of it was used
         return Snapshot(wanted, data), wanted.size
 
 
@@ -54,7 +54,7 @@ class _Transfer:
 
 
 class Outgoing:
-    """What a leader sends to those whose entries are compacted."""
+    """The snapshots that a leader sends to members whose next entries are compacted."""
 
     def __init__(self, chunk_bytes_max: int, ask_again_ms: int) -> None:
         self._chunk_bytes_max = chunk_bytes_max
@@ -62,13 +62,13 @@ class Outgoing:
         self._transfers: dict[NodeId, _Transfer] = {}
 
     def clear(self) -> None:
-        """This member does not lead any more."""
+        """Forget all transfers: this member does not lead any more."""
         self._transfers.clear()
 
     def next(
         self, target: NodeId, snapshot: Snapshot, term: int, round_number: int, now_ms: int
     ) -> Chunk | None:
-        """Return the next chunk, or a question how far the receiver is, or nothing for now."""
+        """Return the next chunk, or a question for the receiver's offset, or None."""
         one = self._transfers.setdefault(target, _Transfer(snapshot))
         if one.waiting and now_ms - one.asked_ms < self._ask_again_ms:
             return None
@@ -80,7 +80,7 @@ class Outgoing:
         return Chunk(term, one.snapshot.id, one.offset, round_number, data)
 
     def answered(self, sender: NodeId, reply: ChunkReply, round_number: int) -> bool:
-        """Go on where the receiver says it is; False for a copy of an answer, or an old one."""
+        """Continue at the receiver's offset; return False for a duplicate or an old answer."""
         one = self._transfers.get(sender)
         if one is None or reply.snapshot != one.snapshot.id:
             return False
@@ -92,7 +92,7 @@ class Outgoing:
         return True
 
     def matched(self, target: NodeId, index: int) -> None:
-        """The receiver has everything up to ``index``."""
+        """Note that the receiver has everything up to ``index``."""
         one = self._transfers.get(target)
         if one is not None and index >= one.snapshot.id.index:
             del self._transfers[target]

@@ -1,12 +1,12 @@
-"""A Raft member that is pysyncobj inside and looks like `broker.core.raft.RaftCore` outside.
+"""A Raft member with the interface of `broker.core.raft.RaftCore` that uses pysyncobj.
 
-So it is driven by the same shell, stored by the same journal, connected by the same transport and
-judged by the same simulation. Rules of its own:
+So the same shell drives it, the same journal stores it, the same transport connects it, and the
+same simulation tests it. Its own rules:
 
-- A step that changed anything that must survive ends in one `Save`. Until that is done the member
-  takes no further event, and nothing that follows from the step is known to anybody: no message,
-  no apply, no answer. Events that come meanwhile are one batch, with one save, afterwards.
-- The library runs at the end of each batch. Time is what the step was told.
+- A step that changed anything durable ends with one `Save`. Until that save is durable, the member
+  takes no further event and releases no effect of the step: no message, no apply, no answer. Events
+  that arrive meanwhile are one batch, with one save, afterwards.
+- The library runs at the end of each batch. Its time is the time of the step.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from broker.model.raft import (
     Stored,
 )
 
-_WAITING_MAX: Final = 4096  # events behind a disk that hangs; further messages count as lost
+_WAITING_MAX: Final = 4096  # events that wait while a disk hangs; further messages are dropped
 _DRAWS: Final = 1 << 32
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of the member, as of its last durable step."""
+    """The member's state as of its last durable step."""
 
     _now: LibraryLog
     role: Role = Role.FOLLOWER
@@ -85,15 +85,16 @@ class Seen:
 
     @property
     def standing(self) -> Standing:
-        """What it answers a member with an empty disk: from memory, not from the disk.
+        """Its answer to a member with an empty disk; it describes the log in memory.
 
-        A leader may still count what that member acknowledged for what its own disk lacks.
+        A leader may still count an acknowledgement of that member for entries that the leader's own
+        disk does not have yet.
         """
         return Standing(behind=self._now.abstains, term=self._now.term, last=self._now.end)
 
 
 class PysyncobjCore:
-    """Owner: one thread, which feeds it and carries out what it returns."""
+    """Owner: one thread, which passes events and performs the effects in order."""
 
     def __init__(
         self,
@@ -103,11 +104,12 @@ class PysyncobjCore:
         *,
         random: Callable[[int, int], int],
     ) -> None:
-        """Take up what is on disk; ``random(low, high)`` draws an integer, both ends included.
+        """Start from the content of the disk; ``random(low, high)`` includes both bounds.
 
         Raises:
-            InvalidConfigError: the library is missing, or not the release that we know; or there
-                are observers, which it cannot have: it counts whoever it replicates to.
+            InvalidConfigError: the library is missing or is another release; or there are
+                observers, which the library cannot have, because it counts every member that it
+                replicates to.
         """
         if config.observers:
             raise InvalidConfigError(
@@ -145,17 +147,17 @@ class PysyncobjCore:
 
     @property
     def member(self) -> Seen:
-        """What is known, for metrics and tests; not to be changed."""
+        """The member's state, for metrics and tests; callers must not change it."""
         return self._seen
 
     @property
     def group(self) -> GroupSeen:
-        """Who votes: all of them; how far they are the library does not tell."""
+        """The members, who all vote; the library does not tell how far each of them is."""
         members = tuple(MemberSeen(one, votes=True) for one in sorted(self._seen.voters))
         return GroupSeen(self._seen.leader, True, members)
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Begin; the first call, once."""
+        """Start; call it once, before every other method."""
         self._clock.now_ms = now_ms
         if self._log.snapshot is not None:
             self._out.emit(Restore(self._log.snapshot))
@@ -163,7 +165,7 @@ class PysyncobjCore:
         return self._end_batch()
 
     def step(self, now_ms: int, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+        """Take one event; return the effects in order. ``now_ms`` never decreases."""
         self._clock.now_ms = max(self._clock.now_ms, now_ms)
         if isinstance(event, Saved):
             effects = self._release(event.number)
@@ -223,7 +225,7 @@ class PysyncobjCore:
         return [save]
 
     def _release(self, number: int) -> list[Effect]:
-        """Let everything be known: what it rests on is durable."""
+        """Release the effects of a step whose save is durable."""
         if number != self._number:
             return []
         self._saving = False

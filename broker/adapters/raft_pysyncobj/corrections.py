@@ -1,10 +1,11 @@
-"""The library's member, with methods replaced and messages corrected before they reach it.
+"""The library's member with replaced methods, and with messages corrected before they reach it.
 
-Elections, votes, appending, counting copies, applying and stepping down are the library's code. In
-front of it stands what it lacks: nothing is believed of an old term or a stranger; nobody stands
-before a majority would vote; entries are cut only where they conflict; a commit goes no further
-than a message has shown; an answer says which question it answers. `docs/raft.md` lists the defects
-by number. Names like ``_SyncObj__x`` are the library's private ``__x``.
+Elections, votes, appends, counts of copies, applying and stepping down are the library's code. The
+corrections add what it lacks: messages of an old term or of an unknown sender are dropped; a member
+stands only after a majority has promised its votes; only conflicting entries are removed; a commit
+reaches no further than the message has shown both logs to be equal; an answer names its question.
+`docs/raft.md` lists the defects by number. Names like ``_SyncObj__x`` are the library's private
+``__x``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _AT_ONCE: Final = -1.0  # a deadline that has passed
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a member works with."""
+    """The objects that a member uses."""
 
     config: RaftConfig
     me: NodeId
@@ -48,7 +49,7 @@ class Surroundings:
     clock: ToldClock
     out: Outbox
     reads: Reads
-    candidacy: int  # names this process in the votes that it asks for
+    candidacy: int  # the id of this process in its requests for votes
 
 
 class Corrections(Following, Leading):
@@ -63,12 +64,12 @@ class Corrections(Following, Leading):
         self._out = around.out
         self._reads = around.reads
         self._candidacy = around.candidacy
-        self._voting_for = 0  # the candidacy that asked us
+        self._voting_for = 0  # the candidacy of the candidate that asked for this vote
         self._states = vars(module)["_RAFT_STATE"]
         self._nodes: dict[str, Any] = {one: peer(module, config, one) for one in config.members}
         self._others = {one: node for one, node in self._nodes.items() if one != self._me}
         self._voters: set[NodeId] = set()
-        self._asking: set[NodeId] | None = None  # who would vote for us in the next term
+        self._asking: set[NodeId] | None = None  # who promised a vote for the next term
         self._heard_ms: int | None = None  # when a leader of our term last spoke
         self._begin_following()
         self._begin_leading()
@@ -77,7 +78,7 @@ class Corrections(Following, Leading):
         super().__init__(self._nodes[self._me], others, conf=conf, transport=port(module, self))
         snapshot = log.snapshot
         self._SyncObj__raftLastApplied = snapshot.id.index if snapshot else log.entries.base_index
-        for node in others:  # messages may always be tried; the transport loses what it must
+        for node in others:  # sending is always allowed; the transport may drop messages
             self._SyncObj__onNodeConnected(node)
 
     # ------------------------------------------------------------------ what can be seen
@@ -91,11 +92,11 @@ class Corrections(Following, Leading):
         return bool(self._SyncObj__raftState == self._states.CANDIDATE)
 
     def is_asking(self) -> bool:
-        """Tell whether this member is finding out whether it should ask for votes."""
+        """Tell whether this member asks for promises of votes (pre-vote)."""
         return self._asking is not None
 
     def leader_name(self) -> NodeId | None:
-        """Return who leads, as far as this member knows."""
+        """Return the leader, as far as this member knows."""
         node = self._SyncObj__raftLeader
         return None if node is None else NodeId(node.id)
 
@@ -105,7 +106,7 @@ class Corrections(Following, Leading):
     # ------------------------------------------------------------------ time
 
     def begin(self) -> None:
-        """Start the election timer; alone, stand at once."""
+        """Start the election timer; in a group of one, stand at once."""
         self.renew_bar()
         if self._others:
             self._restart_timer()
@@ -114,7 +115,7 @@ class Corrections(Following, Leading):
         self.settle()
 
     def settle(self) -> None:
-        """End a batch of events: let the library elect, commit and apply; send what is due."""
+        """End a batch of events: the library elects, commits and applies; send what is due."""
         self._uncommitted = None
         self._lapse_bar()
         self._reads.expire(self._clock.now_ms)
@@ -141,7 +142,7 @@ class Corrections(Following, Leading):
         return heard is not None and self._clock.now_ms - heard < self._config.election_ms_min
 
     def _ask_first_if_due(self) -> None:
-        """Stand only after a majority said that it would vote; the term stays as it is (L2)."""
+        """Stand only after a majority promised its votes; the term does not change before (L2)."""
         if self.is_leader() or not self._others or self._SyncObj__transferInProgress:
             return
         if self._asking is not None and len(self._asking) >= self._config.quorum:
@@ -173,7 +174,7 @@ class Corrections(Following, Leading):
     # ------------------------------------------------------------------ messages
 
     def receive(self, sender: NodeId, message: Message) -> None:
-        """Take a message of a member; what is of an old term changes nothing (S2, S8, S12)."""
+        """Take a message of a member; one of an old term changes nothing (S2, S8, S12)."""
         node = self._others.get(sender)
         if node is None:
             return
@@ -214,7 +215,7 @@ class Corrections(Following, Leading):
         self._SyncObj__setCurrentTerm(term, None)
 
     def _answer_old_term(self, sender: NodeId, message: Message) -> None:
-        """Tell who acts on an old term that there is a newer one; answers of old terms are void."""
+        """Tell a sender with an old term about the newer term; ignore answers of old terms."""
         term = self._term()
         match message:
             case Append(_, prev_index, _, _, round_number):
@@ -274,7 +275,7 @@ class Corrections(Following, Leading):
         self._SyncObj__onMessageReceived(node, question)
 
     def _on_vote_reply(self, node: Any, sender: NodeId, reply: VoteReply) -> None:
-        """Count voters, not votes, and those that this process asked for (S8)."""
+        """Count each voter once, and only votes that this process asked for (S8)."""
         ours = reply.candidacy == self._candidacy
         if reply.granted and ours and self.is_candidate() and sender not in self._voters:
             self._voters.add(sender)

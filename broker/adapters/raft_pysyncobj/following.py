@@ -1,6 +1,6 @@
-"""The follower's part: cut only what conflicts, commit only what was shown, install what is whole.
+"""The follower's part: removes only conflicting entries, commits and installs only what is checked.
 
-A message is first compared with our log; the library sees what is left of it. Names like
+Each message is compared with the log first; the library gets only its new entries. Names like
 ``_SyncObj__x`` are the library's private ``__x``.
 """
 
@@ -45,16 +45,16 @@ class Following(_Library):  # type: ignore[misc]
             self._on_chunk(node, sender, message)
 
     def renew_bar(self) -> None:
-        """Keep the bar for another grace: from a start, or from a leader's word."""
+        """Keep the bar for another grace period: after a start, or a message of a leader."""
         self._bar_until_ms = self._clock.now_ms + self._config.bar_ms
 
     def _lapse_bar(self) -> None:
-        """Give the bar up when nobody led for a whole grace: who has such a log does not come."""
+        """Drop the bar after a grace period without a leader: no member with such a log is back."""
         if self._clock.now_ms >= self._bar_until_ms:
             self._log.bar = Floor()
 
     def _on_append(self, node: Any, message: Append) -> None:
-        """Show the library only what is new, so that it cuts only what conflicts (S1, S3)."""
+        """Give the library only new entries, so that it removes only conflicting ones (S1, S3)."""
         log, commit = self._log.entries, self._log.commit
         prev_index, prev_term, entries = self._behind(message)
         agrees = log.term_at(prev_index) == prev_term
@@ -66,7 +66,7 @@ class Following(_Library):  # type: ignore[misc]
             if known:
                 prev_index, prev_term = entries[known - 1].index, entries[known - 1].term
                 entries = entries[known:]
-            if not entries:  # nothing new and no conflict: whatever follows stays
+            if not entries:  # nothing new and no conflict: later entries stay
                 prev_index, prev_term = log.last_index, log.last_term
             commit = max(commit, _shown(message, matched))
         self._SyncObj__onMessageReceived(
@@ -86,7 +86,7 @@ class Following(_Library):  # type: ignore[misc]
                     self._out.emit(Diverged(at, ours, message.check_hash))
 
     def _behind(self, message: Append) -> tuple[int, int, tuple[Entry, ...]]:
-        """Leave out of a message what is at or below our commit: there the logs are equal."""
+        """Drop the message's entries at or below the commit: there both logs are equal."""
         log, commit = self._log.entries, self._log.commit
         skip = commit - message.prev_index
         if skip <= 0:
@@ -99,10 +99,10 @@ class Following(_Library):  # type: ignore[misc]
         return commit, commit_term, message.entries[skip:]
 
     def _on_chunk(self, node: Any, sender: NodeId, message: Chunk) -> None:
-        """Let the library install a snapshot when all of it is here; its commit waits (S3, S9)."""
+        """Let the library install a snapshot when it is complete; its commit waits (S3, S9)."""
         wanted, commit = message.snapshot, self._log.commit
         arrived = None
-        if wanted.index <= commit:  # we have all that it holds, and equal to the leader's
+        if wanted.index <= commit:  # everything in it is committed here already
             self._incoming.forget()
             reply: Message = AppendReply(message.term, True, wanted.index, 0, 0, message.round)
             self._out.send(sender, reply)
@@ -130,7 +130,7 @@ class Following(_Library):  # type: ignore[misc]
         nextNodeIdx: int | None = None,  # noqa: ARG002, N803
         success: bool = False,
     ) -> None:
-        """Answer with the term, the question, and where the two logs surely agree (S2, L1)."""
+        """Answer with the term, the round, and up to where both logs are surely equal (S2, L1)."""
         asked, log = self._question, self._log.entries
         if asked is None:
             raise LogFailedError("an answer to no question")
@@ -144,7 +144,7 @@ class Following(_Library):  # type: ignore[misc]
         self._out.send(NodeId(node.id), reply)
 
     def _SyncObj__doApplyCommand(self, command: Any) -> None:  # noqa: ARG002, N802
-        """Hand the next entry over; what it does, nobody in here can raise about (S7, S11)."""
+        """Pass the next entry on; the state machine's errors cannot reach the library (S7, S11)."""
         index = self._SyncObj__raftLastApplied + 1
         self._out.apply(self._log.entries.slice(index, index + 1, _ALL)[0])
 
@@ -154,5 +154,5 @@ def _has(log: LibraryLog, entry: Entry) -> bool:
 
 
 def _shown(message: Append, matched: int) -> int:
-    """Return how far the leader's commit reaches into what the message has shown to be equal."""
+    """Return the leader's commit, at most up to where the message shows both logs to be equal."""
     return min(message.commit, matched)

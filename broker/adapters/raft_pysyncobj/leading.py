@@ -1,7 +1,7 @@
-"""The leader's part: whose copies count, where to go on with whom, who gets a snapshot.
+"""The leader's part: which copies count, what each member gets next, who gets a snapshot.
 
-The library counts copies, commits and sends; what it is told of an answer, and to whom it may send,
-is decided here. Names like ``_SyncObj__x`` are the library's private ``__x``.
+The library counts copies, commits and sends. This module decides which answers reach the library,
+and to which members it may send. Names like ``_SyncObj__x`` are the library's private ``__x``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Leading(_Library):  # type: ignore[misc]
         config = self._config
         self._by_transfer = False
         self._round = 0  # of messages to everybody
-        self._answered: dict[NodeId, int] = {}  # the newest of our rounds, by who answered it
-        self._void: dict[NodeId, int] = {}  # answers up to these rounds are of former processes
-        self._stepped_back: dict[NodeId, int] = {}  # refusals of older rounds are void
+        self._answered: dict[NodeId, int] = {}  # the newest round that each member answered
+        self._void: dict[NodeId, int] = {}  # answers up to these rounds: former processes
+        self._stepped_back: dict[NodeId, int] = {}  # refusals of older rounds are ignored
         self._must_send = False
         self._uncommitted: int | None = None
-        self._target: tuple[NodeId, int] | None = None  # who is handed over to, until when
+        self._target: tuple[NodeId, int] | None = None  # of a hand-over, and its deadline
         self._outgoing = Outgoing(config.chunk_bytes_max, config.heartbeat_ms)
 
     def propose(self, proposal: Proposal) -> None:
-        """Take a proposal into the log, or refuse it."""
+        """Add a proposal to the log, or refuse it."""
         if self._uncommitted is None:
             self._uncommitted = self._log.entries.weight(self._log.commit + 1)
         if not self.is_leader():
@@ -51,21 +51,21 @@ class Leading(_Library):  # type: ignore[misc]
             self._must_send = True
 
     def barrier(self, number: int) -> None:
-        """Confirm that nothing newer is committed; ask the leader if that is somebody else."""
+        """Confirm a barrier; if another member leads, ask that member."""
         if self.is_leader():
             self._reads.queue(self._me, number)
         else:
             self._reads.ask_leader(self.leader_name(), self._term(), number, self._clock.now_ms)
 
     def hand_over_to(self, target: NodeId) -> None:
-        """Refuse proposals until ``target`` has everything, then let it stand."""
+        """Refuse proposals until ``target`` has everything, then tell it to stand."""
         if self.is_leader() and target in self._others:
             self._target = (target, self._clock.now_ms + self._config.election_ms_min)
 
     def forget_copies(self, member: NodeId) -> None:
-        """Count no copy that a member's former process told of: the new one may have another disk.
+        """Forget the copies that a member's former process reported: its disk may be another.
 
-        The next round's answers, and later ones, are of the new process.
+        Answers to the next round, or to a later one, are of the new process.
         """
         node = self._others.get(member)
         if node is not None:
@@ -79,7 +79,7 @@ class Leading(_Library):  # type: ignore[misc]
             if self._clock.now_ms >= until_ms:
                 self._target = None
             else:
-                self.transferLeadership(self._others[target])  # denied until it is up to date
+                self.transferLeadership(self._others[target])  # refused until it is up to date
 
     def _confirm_reads(self) -> None:
         commit = self._log.commit
@@ -98,7 +98,7 @@ class Leading(_Library):  # type: ignore[misc]
     def _heard_from(
         self, node: Any, sender: NodeId, round_number: int, *, reset_to: int | None
     ) -> None:
-        """Note that a member answered, and where to go on if it refused."""
+        """Note that a member answered, and what to send next if it refused."""
         newest = min(round_number, self._round)
         self._answered[sender] = max(self._answered.get(sender, 0), newest)
         note = {"type": "next_node_idx", "success": False, "reset": reset_to is not None}
@@ -120,7 +120,7 @@ class Leading(_Library):  # type: ignore[misc]
             return
         self._heard_from(node, sender, reply.round, reset_to=None)
         if reply.index > last:
-            return  # it speaks of another log
+            return  # it describes another log
         sent = following[node]
         note = {"type": "next_node_idx", "reset": False, "success": True}
         self._SyncObj__onMessageReceived(node, {**note, "next_node_idx": reply.index + 1})
@@ -130,7 +130,7 @@ class Leading(_Library):  # type: ignore[misc]
             self._must_send = True
 
     def _on_chunk_reply(self, node: Any, sender: NodeId, reply: ChunkReply) -> None:
-        """Go on with the next chunk when the last one arrived."""
+        """Send the next chunk when the last one has arrived."""
         self._heard_from(node, sender, reply.round, reset_to=None)
         if self._outgoing.answered(sender, reply, self._round):
             self._must_send = True
@@ -157,7 +157,7 @@ class Leading(_Library):  # type: ignore[misc]
     # ------------------------------------------------------------------ what the library says
 
     def library_sends(self, node: Any, message: dict[str, Any]) -> None:
-        """Translate what the library says; what it should never say ends the member."""
+        """Translate a message of the library; an unexpected one ends the member."""
         target, kind, term = NodeId(node.id), message["type"], message.get("term", 0)
         if kind == "append_entries" and "prevLogIdx" in message and "entries" in message:
             self._out.send(target, self._append(message))

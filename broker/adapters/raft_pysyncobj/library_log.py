@@ -1,9 +1,9 @@
-"""The log as the library wants it, kept as ours, with a note of what has to be saved.
+"""The log with the interface that the library expects, stored in our format.
 
-Replaces the library's journal: it talks to this object as to a file that never fails. Nothing is
-written here. At the end of a step `take_save` says what changed, the shell makes it durable with
-`RaftJournal`, and until then nothing that follows from it leaves the member. Position 0 stands for
-the entry that the log begins behind.
+It replaces the library's journal; for the library it is a file that never fails. Nothing is written
+here. At the end of a step `take_save` returns what changed, and the shell makes it durable with
+`RaftJournal`. Until then no effect of the step leaves the member. Position 0 is the entry before
+the first one of the log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ALL: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the library carries about without looking into it; it only asks for a length.
+    """A command as the library passes it around; the library only asks for its length.
 
-    No length reaches the limit from which on the library would send an entry in pickled pieces.
+    The length stays below the limit above which the library would send an entry in pickled pieces.
     """
 
     proposal: Proposal
@@ -71,27 +71,27 @@ class LibraryLog:
 
     @property
     def abstains(self) -> bool:
-        """Tell whether the member may lack what it acknowledged before its disk was wiped."""
+        """Tell whether it may lack entries that it acknowledged before its disk was wiped."""
         return self.floor > Floor()
 
     @property
     def end(self) -> Floor:
-        """How far the log reaches, or its floor where that is higher."""
+        """The end of the log, or the floor if that is higher."""
         return max(Floor(self.entries.last_term, self.entries.last_index), self.floor)
 
     @property
     def voting_end(self) -> Floor:
-        """How far a log must reach that this member votes for: its own, or what it was told of."""
+        """The end that a candidate's log must reach: that of this member's log, or its bar."""
         return max(Floor(self.entries.last_term, self.entries.last_index), self.bar)
 
     @property
     def may_stand(self) -> bool:
-        """Tell whether the member may be elected: its own log is one that it would vote for."""
+        """Tell whether the member may be elected: it would vote for a log like its own."""
         own = Floor(self.entries.last_term, self.entries.last_index)
         return not self.abstains and own >= self.voting_end
 
     def drop_reached_floor(self) -> bool:
-        """Drop the floor once everything up to it is durable here; tell whether that was now."""
+        """Drop the floor if everything up to it is durable here; return whether it was dropped."""
         term = self.entries.term_at(self.durable)
         if not self.abstains or term is None or Floor(term, self.durable) < self.floor:
             return False
@@ -101,7 +101,7 @@ class LibraryLog:
     # ------------------------------------------------------------------ changes of ours
 
     def command(self, proposal: Proposal) -> Command:
-        """Return what the library may carry."""
+        """Return an entry's command for the library."""
         weight = Entry(0, 0, proposal.kind, 0, 0, proposal.payload).weight
         return Command(proposal, min(weight, self._length_max))
 
@@ -111,7 +111,7 @@ class LibraryLog:
         return self.command(proposal), entry.index, entry.term
 
     def compact(self, snapshot: Snapshot) -> None:
-        """Our own state machine made a snapshot: keep it, and fewer entries."""
+        """Keep a snapshot of our own state machine, and drop entries that it covers."""
         if self.snapshot is not None and snapshot.id.index <= self.snapshot.id.index:
             return
         self.snapshot = snapshot
@@ -120,7 +120,7 @@ class LibraryLog:
         self._snapshot_changed = self._image_changed = True
 
     def install(self, snapshot: Snapshot) -> None:
-        """Take the leader's snapshot; keep what follows it if the log agrees with it."""
+        """Install the leader's snapshot; keep later entries if the log agrees with it."""
         index, term = snapshot.id.index, snapshot.id.term
         if self.entries.term_at(index) == term:
             self.entries.compact(index)
@@ -132,7 +132,7 @@ class LibraryLog:
         self._snapshot_changed = self._image_changed = True
 
     def take_save(self, number: int) -> Save | None:
-        """Return what has to be made durable, all of it in one piece; None when nothing has."""
+        """Return everything that must be made durable, as one save; None if nothing changed."""
         if not (self._hard_changed or self._image_changed or self._first_new or self._truncate):
             return None
         log = self.entries
@@ -153,7 +153,7 @@ class LibraryLog:
         return save
 
     def saved(self) -> None:
-        """Everything is durable now."""
+        """Note that everything is durable."""
         self.durable = self.entries.last_index
 
     # ------------------------------------------------------------------ what the library calls
@@ -186,7 +186,7 @@ class LibraryLog:
         return rows
 
     def add(self, command: Command | bytes, index: int, term: int) -> None:
-        """Append; bytes are the library's own entry that a new leader begins with."""
+        """Append an entry; bytes are the library's own entry, with which a new leader begins."""
         one = (
             Proposal(EntryKind.NOOP, 0, 0, b"") if isinstance(command, bytes) else command.proposal
         )
@@ -196,7 +196,7 @@ class LibraryLog:
             self._first_new = index
 
     def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802 - the library's name
-        """Drop what conflicts with the leader's log; never what is committed."""
+        """Remove entries that conflict with the leader's log; never committed ones."""
         index = self.entries.base_index + position
         if index <= self.commit:
             raise LogFailedError(f"the leader's log lacks entry {index}, which is committed here")
@@ -218,18 +218,18 @@ class LibraryLog:
         return self.term
 
     def getVotedForNodeId(self) -> str | None:  # noqa: N802
-        """Return whom this member voted for in its term."""
+        """Return the member that got this member's vote in its term."""
         return self.vote
 
     def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802
-        """Learn what is committed; it never becomes less."""
+        """Note the commit index; it never decreases."""
         if index < self.commit:
             raise LogFailedError(f"a commit of {index} after one of {self.commit}")
         self.commit = index
 
     def getRaftCommitIndex(self) -> int:  # noqa: N802
-        """Return what is known to be committed."""
+        """Return the commit index."""
         return self.commit
 
     def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Do nothing: what matters is saved before it is told, not once a second."""
+        """Do nothing: everything is durable before it is told, not once a second."""

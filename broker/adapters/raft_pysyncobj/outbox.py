@@ -1,8 +1,8 @@
-"""What a step wants done, in order; and barriers, which the library does not have.
+"""The effects of a step in order; and barriers, which the library does not have.
 
-A barrier is a round of the leader's messages that began after it was asked for, in a term of which
-the leader has committed an entry: a majority that answers knew no newer leader then. It passes
-once everything that was committed at that time is applied here.
+The leader confirms a barrier by a round of messages that began after the barrier, in a term of
+which it has committed an entry: a majority that answers knew no newer leader then. The barrier
+passes when everything that was committed at that time is applied here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.model.raft_messages import Message, ReadIndexReply, ReadIndexRequest
 
 
 class Outbox:
-    """Effects of one step. Owner: its core, which holds them back until they may be known."""
+    """Effects of one step. Owner: its core, which holds them back until the step is durable."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -58,15 +58,15 @@ class Reads:
         self._config = config
         self._me = me
         self._out = out
-        # A reply to a question from before a restart must not answer one from after it.
+        # A reply to a question of an earlier process must not answer one of this process.
         self._number = first_number
-        self._remote: dict[int, tuple[int, int]] = {}  # on the wire: barrier, deadline
+        self._remote: dict[int, tuple[int, int]] = {}  # asked: (barrier, deadline)
         self._waiting: list[tuple[NodeId, int]] = []
         self._open: _Round | None = None
         self._confirmed: list[tuple[int, int]] = []  # (index, barrier) that wait for the apply
 
     def ask_leader(self, leader: NodeId | None, term: int, barrier: int, now_ms: int) -> None:
-        """A follower's barrier is a question to its leader."""
+        """Send a follower's barrier to its leader as a question."""
         if leader is None or len(self._remote) >= self._config.reads_max:
             self._out.emit(BarrierFailed(barrier))
             return
@@ -75,13 +75,13 @@ class Reads:
         self._out.send(leader, ReadIndexRequest(term, self._number))
 
     def replied(self, number: int, index: int) -> None:
-        """The leader answered."""
+        """Take the leader's answer."""
         found = self._remote.pop(number, None)
         if found is not None:
             self._confirmed.append((index, found[0]))
 
     def queue(self, origin: NodeId, number: int) -> None:
-        """The leader notes a barrier, its own or a follower's, for the next round."""
+        """Queue a barrier, of the leader or of a follower, for the next round."""
         if len(self._waiting) < self._config.reads_max:
             self._waiting.append((origin, number))
         elif origin == self._me:
@@ -98,8 +98,8 @@ class Reads:
     ) -> None:
         """Close the open round if a majority has answered it, and begin the next.
 
-        ``answered`` has each member's newest round. What earlier terms committed is known only
-        once an entry of this very term is committed.
+        ``answered`` has each member's newest round. The commits of earlier terms are known only
+        after an entry of this term is committed.
         """
         while True:
             found = self._open
@@ -120,21 +120,21 @@ class Reads:
             self._open = _Round(begin(), commit, reads)
 
     def pass_applied(self, applied: int) -> None:
-        """Let those pass whose index is applied."""
+        """Pass the barriers whose index is applied."""
         for index, barrier in sorted(self._confirmed):
             if index <= applied:
                 self._confirmed.remove((index, barrier))
                 self._out.emit(BarrierPassed(barrier, index))
 
     def expire(self, now_ms: int) -> None:
-        """Give up on questions that the leader did not answer in time."""
+        """Fail the questions that the leader did not answer in time."""
         for number, (barrier, deadline_ms) in list(self._remote.items()):
             if now_ms >= deadline_ms:
                 del self._remote[number]
                 self._out.emit(BarrierFailed(barrier))
 
     def leader_changed(self) -> None:
-        """Whoever was asked does not lead any more; nor do we."""
+        """Fail all barriers: the leader that was asked, or this member, does not lead any more."""
         for barrier, _ in self._remote.values():
             self._out.emit(BarrierFailed(barrier))
         self._remote.clear()

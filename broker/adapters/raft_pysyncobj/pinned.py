@@ -1,9 +1,9 @@
-"""The library itself: found, compared with the one release that we know, loaded once per member.
+"""Finds the library, compares it with the one reviewed release, and loads it once per member.
 
-We replace private methods of it, so any other source is refused before a line of it runs. Each
-member gets a module object of its own, made from the very bytes that were compared. In it, what the
-library takes from the outside is ours: the clock, the dice, the journal, no poller, no pickle. The
-module that `import pysyncobj` gives to everybody else stays as it was shipped.
+Private methods of the library are replaced, so any other source is refused before a line of it
+runs. Each member gets a module object of its own, made from the bytes that were compared. In this
+module the clock, the random numbers and the journal are ours, and there is no poller and no pickle.
+The module that `import pysyncobj` returns elsewhere stays as it was shipped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Final, NoReturn
 from broker.errors import InvalidConfigError, LogFailedError
 
 VERSION: Final = "0.3.17"
-# Of the names and bytes of all files of that release.
+# The digest of the names and bytes of all files of that release.
 DIGEST: Final = "e6ec162b9b6f23db3f18f5469ee706f7fd1e0ce490a3183f17d15296f4d5edd4"
 
 
 def source_digest(folder: Path) -> str:
-    """Return what names and bytes of a package's Python files amount to."""
+    """Return the SHA-256 of the names and bytes of a package's Python files."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
         data = path.read_bytes()
@@ -37,7 +37,7 @@ def source_digest(folder: Path) -> str:
 
 
 def check_source(folder: Path) -> None:
-    """Raise InvalidConfigError unless the folder holds the one release that we know."""
+    """Raise InvalidConfigError unless the folder has the one reviewed release."""
     found = source_digest(folder)
     if found != DIGEST:
         raise InvalidConfigError(
@@ -48,9 +48,9 @@ def check_source(folder: Path) -> None:
 
 @contextmanager
 def sockets_kept() -> Iterator[None]:
-    """Undo what the library's first import does to everybody: `socket.inet_ntop` fails after it.
+    """Restore `socket.inet_ntop`, which the library's first import replaces for the whole process.
 
-    It is replaced by one that works on Windows only, whatever the platform is.
+    The replacement works on Windows only, but is used on every platform.
     """
     kept = {name: getattr(socket, name) for name in ("inet_ntop", "inet_pton")}
     try:
@@ -60,12 +60,12 @@ def sockets_kept() -> Iterator[None]:
 
 
 def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any) -> Any:
-    """Return a private instance of the library's `syncobj` module, with our surroundings.
+    """Return a private instance of the library's `syncobj` module, with our replacements.
 
     Raises:
         InvalidConfigError: the library is missing, or it is not the release that we know.
     """
-    name = "pysyncobj.syncobj"  # relative imports inside are resolved by it; sys.modules is not
+    name = "pysyncobj.syncobj"  # for relative imports inside; sys.modules is not changed
     loader = _Compared(_code())
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, loader)
@@ -89,7 +89,7 @@ def load(*, clock: Callable[[], float], dice: Callable[[], float], journal: Any)
 
 @cache
 def _code() -> CodeType:
-    spec = importlib.util.find_spec("pysyncobj")  # finds it, runs nothing of it
+    spec = importlib.util.find_spec("pysyncobj")  # finds it and runs nothing of it
     if spec is None or spec.origin is None:
         raise InvalidConfigError(f"pysyncobj {VERSION} is not installed")
     folder = Path(spec.origin).parent
@@ -110,41 +110,41 @@ class _Compared(importlib.abc.InspectLoader):
 
 
 class _Dice:
-    """Stands for the module `random`, of which the library uses one function."""
+    """Replaces the module `random`, of which the library uses one function."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
         self.random = draw
 
 
 class _NoPoller:
-    """There are no sockets in here: messages and time come from the caller."""
+    """Replaces the poller: there are no sockets; messages and time come from the caller."""
 
     def poll(self, timeout: float) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
 
 class _NoSerializer:
-    """Snapshots are made, checked, stored and sent by our own code."""
+    """Replaces the serializer: our own code makes, checks, stores and sends snapshots."""
 
     def __init__(self, idle: int) -> None:
         self._idle = idle
         self.arrived: Any = None
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802 - the library's name
-        """Say that nothing is being written."""
+        """Report that nothing is being written."""
         return self._idle, None
 
     def setTransmissionData(self, arrived: Any) -> bool:  # noqa: N802
-        """Take a snapshot that is whole and checked; tell whether there is one."""
+        """Return whether there is a complete, checked snapshot."""
         self.arrived = arrived
         return arrived is not None
 
     def cancelTransmisstion(self, node: Any) -> None:  # noqa: N802
-        """Do nothing: no transfer is under way in here."""
+        """Do nothing: this object transfers nothing."""
 
 
 class _NoPickle:
-    """Stands for the module `pickle`: whoever gets here took a way that should be closed."""
+    """Replaces the module `pickle`: the library must never use it."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise LogFailedError(f"pysyncobj tried to use pickle.{name}")

@@ -1,4 +1,4 @@
-"""What the library is set up with: its clock, its nodes, its transport, its configuration."""
+"""The library's clock, nodes, transport and configuration."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ _NEVER: Final = 1 << 60
 
 
 class ToldClock:
-    """The time that a step has been told; the library's seconds begin at one, not at zero."""
+    """The time of the step; the library's seconds begin at one, not at zero."""
 
     def __init__(self) -> None:
         self.now_ms = 0
 
     def seconds(self) -> float:
-        """Return the time as the library counts it."""
+        """Return the time in the library's seconds."""
         return 1.0 + self.now_ms / 1000
 
 
 class _Port:
-    """Stands for the library's transport."""
+    """Replaces the library's transport."""
 
     member: Any
 
     def send(self, node: Any, message: dict[str, Any]) -> bool:
-        """Hand over what the library wants to say."""
+        """Pass a message of the library on."""
         self.member.library_sends(node, message)
         return True
 
 
 def port(module: Any, member: Any) -> Any:
-    """Return a transport of the library's kind that hands everything to the member."""
+    """Return a transport with the library's interface that passes everything to the member."""
     made = type("Port", (_Port, module.Transport), {})(None, None, None)
     made.member = member
     return made
@@ -46,9 +46,9 @@ def peer(module: Any, config: RaftConfig, name: NodeId) -> Any:
 
 
 def configuration(module: Any, config: RaftConfig, on_state_changed: Any) -> Any:
-    """Return the library's configuration: nothing of it reaches a disk, a socket or a pickle."""
+    """Return the library's configuration: it uses no disk, no socket and no pickle."""
     shortest, longest = config.election_ms_min / 1000, config.election_ms_max / 1000
-    beat = min(config.heartbeat_ms / 1000, shortest / 3.001)  # the library wants three, and a bit
+    beat = min(config.heartbeat_ms / 1000, shortest / 3.001)  # it needs over three a timeout
     return module.SyncObjConf(
         autoTick=False,
         password=None,
@@ -57,7 +57,7 @@ def configuration(module: Any, config: RaftConfig, on_state_changed: Any) -> Any
         useFork=False,
         dynamicMembershipChange=False,
         commandsWaitLeader=False,
-        appendEntriesUseBatch=True,  # no pipe to wake a poller: there is none
+        appendEntriesUseBatch=True,  # without it the library opens a pipe to wake its poller
         appendEntriesPeriod=beat,
         appendEntriesBatchSizeBytes=config.append_bytes_max + 1,
         raftMinTimeout=shortest,

@@ -1,9 +1,9 @@
-"""Between the log and a state machine: each proposal takes effect once, however often it is tried.
+"""Applies the log to a state machine: each proposal takes effect once, however often it is retried.
 
-A session is opened by an entry of its own and then remembers the replies to its newest sequences.
-A retried proposal gets the reply of the first time and changes nothing. What is remembered is
-bounded, and what is forgotten is forgotten on every node at the same index: a proposal of an
-unknown session, or older than the session's window, is refused and takes no effect.
+An entry opens a session. The session remembers the replies to its newest sequences. A retried
+proposal gets the reply of its first attempt and changes nothing. The memory is bounded, and every
+node forgets the same replies at the same index. A proposal of an unknown session, or one older than
+the session's window, is refused and has no effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from broker.codec.disk.raft_voters import decode_voters
 from broker.model.raft import Entry, EntryKind, Voters
 
 SESSIONS_MAX: Final = 256
-WINDOW: Final = 64  # replies that a session remembers; a client has no more proposals under way
+WINDOW: Final = 64  # replies that a session remembers; a client has at most as many proposals open
 
 
 class StateMachine(Protocol):
-    """What is replicated. Deterministic: no clock, no randomness, no I/O. Nothing here raises."""
+    """The replicated state. Deterministic: no clock, no randomness, no I/O. Only restore raises."""
 
     def apply(self, index: int, command: bytes) -> bytes:
         """Take one command; return its reply, of at most ``REPLY_BYTES_MAX`` bytes."""
@@ -36,14 +36,14 @@ class StateMachine(Protocol):
         """Return the whole state; equal states give equal bytes."""
 
     def restore(self, data: bytes) -> None:
-        """Become the state of a snapshot. Raises MetadataCorruptError: the node must stop."""
+        """Replace the state by a snapshot's. Raises MetadataCorruptError: the node must stop."""
 
 
 class Verdict(IntEnum):
     """What became of a committed proposal."""
 
-    APPLIED = 0  # now, or the first time it was tried
-    UNKNOWN_SESSION = 1  # no effect now; whether an earlier try had one is not known any more
+    APPLIED = 0  # now, or by an earlier attempt
+    UNKNOWN_SESSION = 1  # no effect now; an earlier attempt may have had one
     FORGOTTEN = 2  # the same, for a sequence older than the window
 
 
@@ -56,7 +56,7 @@ class Outcome:
     index: int
     verdict: Verdict
     reply: bytes
-    fresh: bool  # False: nothing changed, the reply is that of the first time
+    fresh: bool  # False: nothing changed, the reply is that of the first attempt
 
 
 class Applier:
@@ -89,7 +89,7 @@ class Applier:
         return encode_state(self.index, sessions, self._machine.snapshot(), self.voters)
 
     def restore(self, index: int, data: bytes) -> None:
-        """Become what a snapshot of ``index`` says. Raises MetadataCorruptError."""
+        """Replace sessions and state by a snapshot of ``index``. Raises MetadataCorruptError."""
         state = decode_state(index, data)
         self._machine.restore(state.machine)
         self._sessions = {one.session: one for one in state.sessions}

@@ -1,12 +1,14 @@
 """The leader's rules for a change of the voters: one at a time, never more than one under way.
 
-- Nothing changes before an entry of the leader's own term is committed (Ongaro's mail of 2015), nor
-  while another change is not committed: then majorities of neighbouring configurations meet.
-- Who is added was an observer, has all that the leader knows to be committed, and has told the
-  number of its disk (`Invite`). The configuration names member and number.
-- Who is added gets the entry that adds it only once that is on a majority of the configuration
-  before. So no candidate can rest on a configuration that only it and a lost disk know of.
-- A leader that is removed leads until that is committed, counts itself in nothing, and hands over.
+- A change may begin only after an entry of the leader's own term is committed (Ongaro's mail of
+  2015), and only while no other change is uncommitted. So the majorities of two configurations that
+  follow each other have a member in common.
+- A member may be added if it is an observer, has everything that the leader knows to be committed,
+  and has told the number of its disk (`Invite`). The configuration names the member and the number.
+- The added member gets the entry that adds it only when a majority of the previous configuration
+  has it. So no candidate can use a configuration that only it and a lost disk know.
+- A leader that is removed leads until the change is committed, does not count itself, and then
+  hands over.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class VoterChange:
     def __init__(self, member: Member, progress: Mapping[NodeId, Progress]) -> None:
         self._m = member
         self._progress = progress
-        self.disks: dict[NodeId, int] = {}  # as their owners told in this term
+        self.disks: dict[NodeId, int] = {}  # as the members told them in this term
 
     @property
     def is_under_way(self) -> bool:
@@ -39,7 +41,7 @@ class VoterChange:
         return not self._m.is_voter and not self.is_under_way
 
     def end_for(self, peer: NodeId) -> int:
-        """Return up to where a peer may be sent the log."""
+        """Return the last index that may be sent to a peer."""
         m = self._m
         last = m.log.last_index
         if not self.is_under_way or peer not in m.voters:
@@ -60,7 +62,7 @@ class VoterChange:
     # ------------------------------------------------------------------ being asked
 
     def ask(self, wanted: ChangeVoters, *, is_handing_over: bool) -> Proposal | None:
-        """Return what is to be added to the log now; else say why nothing is, or that it is so."""
+        """Return the entry to add now; else report a refusal, or that the voters are as wanted."""
         found = self._next(wanted, is_handing_over=is_handing_over)
         if isinstance(found, ChangeRefusal):
             self._m.emit(VotersKept(wanted.number, found))
@@ -71,13 +73,13 @@ class VoterChange:
         return change_to(found)
 
     def tell_done(self, wanted: ChangeVoters) -> None:
-        """Say that the log has what was asked for."""
+        """Report that the log has the wanted change."""
         self._m.emit(VotersChanged(wanted.number, self._m.history.index))
 
     def _next(
         self, wanted: ChangeVoters, *, is_handing_over: bool
     ) -> Voters | ChangeRefusal | None:
-        """Return the next configuration, why there is none now, or None: it is as wanted."""
+        """Return the next configuration, or a refusal; None if the voters are as wanted."""
         m = self._m
         voters = m.history.voters
         is_there = (wanted.add or wanted.remove) in m.voters
@@ -99,7 +101,7 @@ class VoterChange:
         return found
 
     def _is_alive(self, voters: Voters) -> bool:
-        """Tell whether a configuration could decide anything: who is silent now may be dead."""
+        """Tell whether a majority of a configuration answers: a silent member may be dead."""
         heard = sum(one.node == self._m.me or self._is_heard(one.node) for one in voters)
         return heard >= majority(len(voters))
 

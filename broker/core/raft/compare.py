@@ -1,28 +1,29 @@
-"""How a member that restarts finds out whether its disk is the one that it had.
+"""How a member that restarts protects the group from a disk that was restored to an earlier state.
 
-A disk that was put back to an earlier moment looks like any other: term, vote and log are whole,
-and older than what this member has promised. Nothing on that disk can tell. So every start of a
-voter asks all the others, as one with an empty disk does (`rejoin.py`), before it says anything:
+Such a disk looks healthy: term, vote and log are whole, but older than what this member has
+promised. Nothing on the disk shows that. So at every start a voter asks all other members before it
+sends anything else, as a member with an empty disk does (`rejoin.py`):
 
-- It goes on in the highest term that it was told, with its vote in it spent if it does not know of
-  one. A candidate is durably in its term before it asks, so no vote that this member has forgotten
-  was given in a later one.
-- The furthest log that it was told of is its *bar*: it votes as if its own log ended there, and
-  does not stand below it. What it acknowledged and is committed is on the disk of one who answers
-  (a majority had it, and fewer than a majority forget), so whoever reaches the bar has it.
-- Who leads forgets, before it answers, what the former process acknowledged: from then on it counts
-  what the new one confirms (`Leader.forget_copies`). So the leader's term need not end.
+- It continues in the highest term of the answers. If it does not know its vote in that term, the
+  vote counts as used. A candidate's term is durable before it asks for votes, so this member has
+  forgotten no vote of a later term.
+- The end of the longest log of the answers is its *bar*: the member votes as if its own log ended
+  there, and does not stand below it. A committed entry that this member acknowledged is on the disk
+  of a member that answers, because a majority had it and fewer than a majority forget. So every log
+  that reaches the bar has the entry.
+- Before a leader answers, it forgets what the former process acknowledged, and from then on counts
+  what the new process confirms (`Leader.forget_copies`). So the leader's term need not end.
 
-All of it needs the answers of one moment, as in `rejoin.py`: everybody is asked twice.
+All answers must describe one moment, as in `rejoin.py`: everybody is asked twice.
 
-Who stays silent for the grace is left out, if a majority is left: a group of three must go on
-without a machine that does not come back. What that leaves open: *that* machine, and it alone with
-this one, held something committed, *and* this disk was put back in the same moment. The bar lapses
-after the same grace without any leader, for the same reason. Docs: `docs/decisions/0019-*.md`.
+A member that is silent for the grace period is left out, if a majority is left: a group of three
+must continue without a machine that does not return. One case stays open: only that machine and
+this one had a committed entry, *and* this disk was restored at the same moment. For the same reason
+the bar ends after a grace period without a leader. Docs: `docs/decisions/0019-*.md`.
 
-Who the others are may have changed since this disk was written. So once a change is known of,
-everybody is asked, and those are waited for whom the furthest log names as voters (and, while a
-change is not known to be committed, those before it). Docs: `docs/decisions/0023-*.md`.
+The voters may have changed since this disk was written. So as soon as a change is known,
+everybody is asked. The member waits for the voters that the longest log names (and for the voters
+before an uncommitted change). Docs: `docs/decisions/0023-*.md`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from broker.core.raft.rejoin import REQUEST_MAX, Told, same_moment
 from broker.core.raft.voters import majority
 from broker.model.raft import Floor, HardState, NodeId, Standing
 
-_MANY: Final = 3  # of so many voters one may forget, and the others know of a change
+_MANY: Final = 3  # from this number on one voter may forget, and the others know of a change
 
 
 @dataclass(frozen=True, slots=True)
 class GoOn:
-    """Be durably in ``hard``'s term with that vote; below ``bar`` vote as if the log ended there.
+    """Persist the term and vote of ``hard``; vote as if the log ended at least at ``bar``.
 
-    ``silent`` did not answer in time.
+    ``silent``: the members that did not answer in time.
     """
 
     hard: HardState
@@ -52,7 +53,7 @@ class GoOn:
 
 
 class Compare:
-    """One restart of a voter. Owner: one thread; ask, listen, until there is an answer."""
+    """One restart of a voter. Owner: one thread, which asks until there is a result."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class Compare:
         random: Callable[[int, int], int],
         own: Standing | None = None,
     ) -> None:
-        """Begin with what the disk says; ``random`` makes this process's requests its own.
+        """Start with the disk's content; ``random`` draws request ids that no other process uses.
 
-        ``own`` is how far the disk is, and whom it names as voters.
+        ``own`` has the end of the log on the disk, and the voters that the log names.
         """
         own = own or Standing()
         self._me = me
@@ -84,7 +85,7 @@ class Compare:
         self._take_voters(own.voters)
 
     def _take_voters(self, voters: tuple[NodeId, ...]) -> None:
-        """Go by the configuration of the furthest log that is known of."""
+        """Use the configuration of the longest log that is known."""
         self._changed = self._changed or bool(voters)
         voters = voters or self._config.members
         if voters != self._voters:
@@ -95,9 +96,9 @@ class Compare:
 
     @property
     def _beside(self) -> tuple[NodeId, ...]:
-        """Whom to ask beside the voters: a change may be known to others only.
+        """The members to ask beside the voters: perhaps only they know of a change.
 
-        Not at once while nothing says that there was one and those who vote answer.
+        Empty as long as nothing shows that there was a change and the voters answer.
         """
         if self._changed or not self._waits_for_all or len(self._voters) < _MANY:
             return tuple(one for one in self._everybody if one not in self._others)
@@ -105,17 +106,17 @@ class Compare:
 
     @property
     def _waited_for(self) -> tuple[NodeId, ...]:
-        """Without whose answers there is no conclusion."""
+        """The members whose answers are needed for a result."""
         few = len(self._voters) < _MANY
         return (*self._wanted, *(self._beside if few and self._waits_for_all else ()))
 
     @property
     def unanswered(self) -> tuple[NodeId, ...]:
-        """Whom to ask now, and again until this changes, with :attr:`request_id`."""
+        """The members to ask, repeatedly until this changes, with :attr:`request_id`."""
         return tuple(one for one in (*self._wanted, *self._beside) if one not in self._told)
 
     def told(self, sender: NodeId, request_id: int, life: int, standing: Standing) -> GoOn | None:
-        """Take an answer; ``life`` names the process that gives it. Return how to go on."""
+        """Take an answer; ``life`` is the id of its process. Return the result, if any."""
         if sender in (*self._others, *self._beside) and request_id <= self.request_id:
             self._heard.add(sender)
         if request_id != self.request_id or sender not in self.unanswered:
@@ -127,7 +128,7 @@ class Compare:
         return self._conclude()
 
     def _conclude(self) -> GoOn | None:
-        """End a round when all who are waited for have answered; two alike are one moment's."""
+        """End a round when all needed answers are there; two equal rounds describe one moment."""
         if any(one not in self._told for one in self._waited_for):
             return None
         before, now = self._before, {one: self._told[one] for one in self._waited_for}
@@ -138,11 +139,11 @@ class Compare:
         return self._judge(told)
 
     def leave_out_silent(self) -> GoOn | None:
-        """Ask those only who have answered lately, if they are a majority with us.
+        """Wait only for members that answered since the last call, or in this round.
 
-        Lately is since the last call; or in this round, for who has answered in it is not asked
-        again before it ends, and it cannot end as long as it waits for somebody silent. If nobody
-        is left to wait for, this is the answer.
+        A member that answered in this round is not asked again before the round ends, and the round
+        cannot end while it waits for a silent member. The members that are left and this one must
+        be a majority; else nobody is left out. Return the result if no member is left to wait for.
         """
         self._waits_for_all = False
         lately = self._heard | self._told.keys()
@@ -166,7 +167,7 @@ class Compare:
         term = max((hard.term, *(one.term for one in told)))
         vote = hard.vote if term == hard.term else None
         if term and vote is None:
-            vote = self._me  # it may have voted, and has forgotten: nobody else gets it
+            vote = self._me  # it may have voted and forgotten it: so the vote counts as used
         silent = tuple(one for one in self._others if one not in self._wanted)
         bar = max((one.last for one in told), default=Floor())
         return GoOn(HardState(term, vote, hard.commit), bar, silent)

@@ -1,4 +1,4 @@
-"""The numbers of a Raft group. All members use the same; who observes may differ."""
+"""The settings of a Raft group. All members have the same; their lists of observers may differ."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ GROUP_SIZES = (1, 3, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """Who is in the group, how fast it notices a loss, and what it may buffer.
+    """Members, timers and limits of a group.
 
-    ``members`` vote. ``observers`` get everything that is committed, and count for nothing.
+    ``members`` vote. ``observers`` get everything that is committed, and are never counted.
     """
 
     members: tuple[NodeId, ...]
     observers: tuple[NodeId, ...] = ()
     heartbeat_ms: int = 100
-    election_ms_min: int = 1000  # Python pauses: below a second, elections without cause begin
+    election_ms_min: int = 1000  # below a second, pauses of Python cause needless elections
     election_ms_max: int = 2000
     append_bytes_max: int = 256 * 1024  # entries of one message
     chunk_bytes_max: int = 256 * 1024
@@ -34,16 +34,16 @@ class RaftConfig:
     inflight_messages_max: int = 64
     uncommitted_bytes_max: int = 4 * 1024 * 1024  # beyond it, proposals are refused
     reads_max: int = 10_000  # barriers that wait at once
-    keep_entries: int = 1000  # behind a snapshot, for members that lag a little
-    keep_bytes: int = 16 * 1024 * 1024  # and no more than that: a journal is read in one piece
-    restart_grace_ms: int = 5000  # how long a restarted member waits for those who are silent
+    keep_entries: int = 1000  # entries kept before a snapshot, for members that lag a little
+    keep_bytes: int = 16 * 1024 * 1024  # at most so many bytes of them: a journal is read at once
+    restart_grace_ms: int = 5000  # how long a restarted member waits for silent members
 
     @property
     def bar_ms(self) -> int:
-        """How long a restarted member waits for a leader with the log that it was told of.
+        """How long a restarted member keeps its bar while there is no leader.
 
-        As long as for silent members; but whoever has that log may wait for a whole election
-        timeout before it stands, and stand twice.
+        The grace period for silent members, but at least two election timeouts: a member whose log
+        reaches the bar may wait for a whole timeout before it stands, and may have to stand twice.
         """
         return max(self.restart_grace_ms, 2 * self.election_ms_max)
 

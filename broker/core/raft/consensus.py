@@ -12,11 +12,11 @@ from broker.model.raft import GroupSeen, NodeId, Standing, Stored
 
 
 class Known(Protocol):
-    """What is known of a member; for operators and checkpoints, never for decisions."""
+    """The state of a member; for operators and checkpoints, never for decisions."""
 
     @property
     def leader(self) -> NodeId | None:
-        """Who leads, as far as this member knows."""
+        """The leader, as far as this member knows."""
 
     @property
     def applied(self) -> int:
@@ -24,7 +24,7 @@ class Known(Protocol):
 
     @property
     def role(self) -> Role:
-        """What this member does in its term."""
+        """This member's role in its term."""
 
     @property
     def term(self) -> int:
@@ -36,7 +36,7 @@ class Known(Protocol):
 
     @property
     def voters(self) -> Mapping[NodeId, int]:
-        """Who votes, as this member's log has it, and the numbers of their disks."""
+        """The voters according to this member's log, and the numbers of their disks."""
 
     @property
     def is_voter(self) -> bool:
@@ -44,31 +44,31 @@ class Known(Protocol):
 
     @property
     def standing(self) -> Standing:
-        """What it tells a member that starts with an empty disk."""
+        """Its answer to a member that starts with an empty disk."""
 
 
 class Consensus(Protocol):
-    """One member: an event in, effects out. What they promise stands in `events.py`."""
+    """One member: it takes an event and returns effects. `events.py` says what they promise."""
 
     @property
     def member(self) -> Known:
-        """What is known; not to be changed."""
+        """The member's state; callers must not change it."""
 
     @property
     def group(self) -> GroupSeen:
-        """Who votes and who watches, as this member sees it; for operators."""
+        """Voters and observers, as this member knows them; for operators."""
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Begin; the first call, once."""
+        """Start; call it once, before every other method."""
 
     def step(self, now_ms: int, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+        """Take one event; return the effects in order. ``now_ms`` never decreases."""
 
 
 class NewConsensus(Protocol):
-    """Makes a member from what its disk holds; ``random(low, high)`` includes both ends."""
+    """Makes a member from the content of its disk; ``random(low, high)`` includes both bounds."""
 
     def __call__(
         self, config: RaftConfig, me: NodeId, stored: Stored, *, random: Callable[[int, int], int]
     ) -> Consensus:
-        """Make it; nothing happens before `Consensus.start`."""
+        """Make the member; it does nothing before `Consensus.start`."""

@@ -1,9 +1,12 @@
-"""One member of a Raft group: an event in, effects out; no clock, no disk, no thread.
+"""One member of a Raft group: it takes an event and returns effects. No clock, disk or thread.
 
 Source: Ongaro's dissertation, chapters 3, 4.2.3 (leader stickiness), 6 (clients), 9.6 (pre-vote).
-Who votes is in the log (chapter 4, one change at a time: `voters.py`, `changing.py`). Who leads is
-followed whoever it is: the own log may not say yet that it votes. What the effects promise stands
-in `events.py`; what must be durable before what, in `member.py`.
+The log says who votes (chapter 4, one change at a time: `voters.py`, `changing.py`). A member
+follows any leader, also one that is no voter in its own log: that log may lack the newest change.
+`events.py` says what the effects promise, `member.py` what must be durable before what.
+
+The time stands beside the event, `step(now_ms, event)`, and not in it as in the other cores: every
+event of Raft needs it, and the shell gives one time to all events of a turn.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ from broker.model.raft_messages import (
 
 
 class RaftCore:
-    """Owner: one thread, which feeds it and carries out what it returns."""
+    """Owner: one thread, which passes events and performs the effects in order."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class RaftCore:
         *,
         random: Callable[[int, int], int],
     ) -> None:
-        """Take up what is on disk; ``random(low, high)`` draws an integer, both ends included."""
+        """Start from the content of the disk; ``random(low, high)`` includes both bounds."""
         self._m = Member(config, me, stored, random)
         self._election = Election(self._m)
         self._follower = Follower(self._m)
@@ -87,12 +90,12 @@ class RaftCore:
 
     @property
     def member(self) -> Member:
-        """What is known, for metrics and tests; not to be changed."""
+        """The member's state, for metrics and tests; callers must not change it."""
         return self._m
 
     @property
     def group(self) -> GroupSeen:
-        """Who votes and who watches; how far they are, if this member leads."""
+        """Voters and observers; if this member leads, also how far each of them is."""
         m, leader = self._m, self._leader
         members = [
             MemberSeen(one, one in m.voters, *(leader.seen(one) if leader else (None, None)))
@@ -103,7 +106,7 @@ class RaftCore:
     # ------------------------------------------------------------------ steps
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Begin; the first call, once."""
+        """Start; call it once, before every other method."""
         self._m.now_ms = now_ms
         self._election.restart_timer()
         self._m.renew_bar()
@@ -112,7 +115,7 @@ class RaftCore:
         return self._finish()
 
     def step(self, now_ms: int, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order. ``now_ms`` never goes back."""
+        """Take one event; return the effects in order. ``now_ms`` never decreases."""
         m = self._m
         m.now_ms = max(m.now_ms, now_ms)
         match event:
@@ -143,7 +146,7 @@ class RaftCore:
         return self._finish()
 
     def _tell_leader(self, event: Event) -> None:
-        """Take what only a leader does something about."""
+        """Handle events that only a leader acts on."""
         leader = self._leader
         match event:
             case TransferLeadership(target) if leader is not None:
@@ -185,7 +188,7 @@ class RaftCore:
             self._election.ask_first()
 
     def _is_due(self) -> bool:
-        """Tell whether it is time to ask for votes; a voter alone asks once, when it may."""
+        """Tell whether to ask for votes now; a group of one asks once, when it may stand."""
         m = self._m
         many = m.peers or m.role is Role.FOLLOWER
         return bool(many) and self._election.is_due() and not m.disk_is_stuck
@@ -220,11 +223,11 @@ class RaftCore:
     # ------------------------------------------------------------------ messages
 
     def _is_heard(self, sender: NodeId, message: Message) -> bool:
-        """Leave out strangers, and questions about votes that would count nowhere.
+        """Drop messages of unknown senders, and questions about votes that cannot count.
 
-        A candidate that the own configuration does not name is heard if there are newer ones: its
-        disk has a number, or the own configuration is from the log. Before the first change only
-        the configuration file can name others, and that is a mistake.
+        A candidate that this member's configuration does not name may be a voter in a newer one.
+        So it is heard if its disk has a number, or if this member's configuration is from the log.
+        Before the first change of voters, only a wrong configuration file can name other voters.
         """
         m = self._m
         if sender not in m.known or sender == m.me:
@@ -240,7 +243,7 @@ class RaftCore:
             self._election.on_pre_vote(sender, message)
             return
         if isinstance(message, PreVoteReply) and message.granted:
-            self._election.on_pre_vote_reply(sender, message)  # its term may be behind ours
+            self._election.on_pre_vote_reply(sender, message)  # its term may be lower than ours
             return
         if isinstance(message, Vote) and self._election.hears_leader and not message.transfer:
             return
@@ -284,7 +287,7 @@ class RaftCore:
             self._follower.on_chunk(sender, message)
 
     def _ask_leader(self, sender: NodeId, message: Message) -> None:
-        """Messages that only a leader has an answer to; from anyone else they are lost."""
+        """Pass messages that only a leader can answer; any other member drops them."""
         leader = self._leader
         if leader is None:
             return
@@ -301,7 +304,7 @@ class RaftCore:
                 leader.on_invited(sender, disk)
 
     def _answer_old_term(self, sender: NodeId, message: Message) -> None:
-        """Tell who acts on an old term that there is a newer one; answers of old terms are void."""
+        """Tell a sender with an old term about the newer term; ignore answers of old terms."""
         m = self._m
         match message:
             case Append(_, prev_index, _, _, round_number):

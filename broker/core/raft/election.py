@@ -1,12 +1,14 @@
-"""How a member stands for leader and how it votes.
+"""How a member stands for election and how it votes.
 
-Nobody stands before a majority has said that it would vote (pre-vote), and nobody says so while it
-hears a leader: a member that was cut off comes back without disturbing anyone. Votes are a set of
-members for one term and one process, and a candidate's own is in it once it is on its own disk. A
-member below its floor (`rejoin.py`), and an observer always, neither stands nor votes nor says that
-it would. A member that restarted votes as if its log ended at its bar (`compare.py`), and does not
-stand below it. A vote counts if the candidate's configuration names the voter with the disk that
-the vote is from; who votes need not know of that configuration yet.
+- A member stands only after a majority has promised its votes (pre-vote). A member that hears a
+  leader promises nothing. So a member that was cut off returns without disturbing the group.
+- Votes are a set of members, for one term and one process of the candidate. The candidate's own
+  vote counts when it is durable.
+- A member below its floor (`rejoin.py`), or an observer, neither stands nor votes nor promises.
+- A member that restarted votes as if its log ended at its bar (`compare.py`), and does not stand
+  while its log is below the bar.
+- A vote counts if the candidate's configuration names the voter with the disk that it voted with.
+  The voter may not know that configuration yet.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ class Election:
         self._candidacy = member.random(0, U64_MAX >> 1)
 
     def restart_timer(self) -> None:
-        """Wait a whole, random time before standing."""
+        """Wait a new random time before standing."""
         config = self._m.config
         wait_ms = self._m.random(config.election_ms_min, config.election_ms_max)
         self._deadline_ms = self._m.now_ms + wait_ms
 
     def leader_spoke(self) -> None:
-        """A leader of the present term sent something."""
+        """Note that a leader of the present term sent a message."""
         self._heard_ms = self._m.now_ms
         self._m.renew_bar()
         self.restart_timer()
 
     def forget_leader(self) -> None:
-        """The term changed: nobody has been heard in the new one."""
+        """Note that the term changed: no leader of the new term has been heard."""
         self._heard_ms = None
 
     def is_due(self) -> bool:
@@ -49,7 +51,7 @@ class Election:
 
     @property
     def hears_leader(self) -> bool:
-        """Tell whether there is a leader that nobody should be elected against."""
+        """Tell whether there is a leader, so that no other member should be elected."""
         m = self._m
         if m.role is Role.LEADER:
             return True
@@ -59,7 +61,7 @@ class Election:
     # ------------------------------------------------------------------ standing
 
     def ask_first(self) -> None:
-        """Ask who would vote for us; the term stays as it is."""
+        """Ask the other members for promises of their votes; the term does not change."""
         m = self._m
         m.leader = None
         self.restart_timer()
@@ -71,7 +73,7 @@ class Election:
             m.send(peer, PreVote(m.term + 1, m.log.last_index, m.log.last_term, m.disk))
 
     def stand(self, *, transfer: bool) -> None:
-        """Begin a new term and ask for votes in it."""
+        """Start a new term and ask for votes in it."""
         m = self._m
         if not m.may_stand:
             return
@@ -91,14 +93,14 @@ class Election:
         return Vote(m.term, last_index, last_term, transfer, self._candidacy, m.disk)
 
     def on_pre_vote_reply(self, sender: NodeId, reply: PreVoteReply) -> None:
-        """Count a promise for the term after ours."""
+        """Count a promise for the next term."""
         m = self._m
         is_now = m.role is Role.PRECANDIDATE and reply.asked == m.term + 1
         if reply.granted and is_now and sender in m.voters:
             self._votes.add(sender)
 
     def on_vote_reply(self, sender: NodeId, reply: VoteReply) -> None:
-        """Count a vote of this term that we asked for in this life, once for each voter."""
+        """Count a vote of this term that this process asked for, once for each voter."""
         m = self._m
         ours = reply.term == m.term and reply.candidacy == self._candidacy
         ours = ours and m.voters.get(sender) == reply.disk
@@ -106,7 +108,7 @@ class Election:
             self._votes.add(sender)
 
     def has_majority(self) -> bool:
-        """Tell whether enough members are for us; our own vote counts when it is durable."""
+        """Tell whether a majority votes for this member; its own vote counts when it is durable."""
         m = self._m
         if m.role is Role.CANDIDATE and m.is_voter and m.is_saved(self._own_vote_save):
             self._votes.add(m.me)
@@ -115,7 +117,7 @@ class Election:
     # ------------------------------------------------------------------ voting
 
     def on_pre_vote(self, sender: NodeId, asked: PreVote) -> None:
-        """Say whether we would vote; a candidate of an old term learns the new one."""
+        """Answer whether this member would vote; a candidate of an old term learns the new term."""
         m = self._m
         granted = (
             asked.term > m.term
@@ -126,7 +128,7 @@ class Election:
         m.send(sender, PreVoteReply(m.term, asked.term, granted))
 
     def on_vote(self, sender: NodeId, asked: Vote) -> None:
-        """Vote at most once in a term, for a log that has all of ours. The terms are equal."""
+        """Vote at most once in a term, for a log that has all of this log. The terms are equal."""
         m = self._m
         granted = (
             m.may_vote

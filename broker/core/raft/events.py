@@ -1,8 +1,8 @@
-"""What happens to a member of the group, and what it wants done.
+"""The events that a member of the group takes, and the effects that it returns.
 
-Effects are carried out in the order given. `Save` is answered by `Saved` once all of it is durable,
-and saves complete in order; whatever must not be said before that is held back by the core, so a
-`Send` may go out at once. `Apply` and `Restore` must be done before the effects behind them.
+The shell performs effects in the given order. It answers a `Save` with `Saved` when all of it is
+durable; saves complete in order. The core holds back each message that must wait for a save, so a
+`Send` may go out at once. `Apply` and `Restore` must be done before the effects after them.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A caller on this node wants something in the log. Only a leader takes it."""
+    """A caller on this node proposes an entry. Only a leader accepts it."""
 
     proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """A caller on this node wants to see everything that was committed before it asked."""
+    """A caller on this node waits until everything committed before its call is applied."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMade:
-    """The state machine wrote down what it is after applying ``index``."""
+    """The state machine wrote a snapshot of its state after applying ``index``."""
 
     index: int
     data: bytes
@@ -75,10 +75,10 @@ class TransferLeadership:
 
 @dataclass(frozen=True, slots=True)
 class MemberAsks:
-    """A new process of a member asks how far this one is; the former process has ended.
+    """A member has restarted and asks how far this member is; its former process has ended.
 
-    Its disk may be an older one, so what the former process acknowledged counts no more. This is
-    to be taken in before the answer leaves.
+    Its disk may have been restored to an older state, so acknowledgements of the former process do
+    not count any more. The core takes this event before the shell sends the answer.
     """
 
     member: NodeId
@@ -86,9 +86,10 @@ class MemberAsks:
 
 @dataclass(frozen=True, slots=True)
 class ChangeVoters:
-    """Make ``add`` a voter, or ``remove`` none; one of the two. Only a leader takes it.
+    """Make ``add`` a voter, or make ``remove`` no voter; exactly one is set. For a leader only.
 
-    What is not ready yet is refused and begun: ask again. What is so already is done.
+    If a condition is missing, the change is refused, and the leader starts to fulfil the condition:
+    ask again. If the voters are already as wanted, the change has succeeded.
     """
 
     number: int
@@ -116,8 +117,8 @@ Event = (
 class Save:
     """Make durable, in this order: ``disk``, ``hard``, ``snapshot``, then the log.
 
-    ``image`` replaces the whole log; else entries from ``truncate`` on go (None: none), and
-    ``entries`` follow. ``disk`` is the number that the disk gets (None: it stays as it is).
+    ``image`` replaces the whole log. Without it, the entries from ``truncate`` on are removed
+    (None: no entry), then ``entries`` are added. ``disk`` is the disk's new number, or None.
     """
 
     number: int
@@ -130,7 +131,7 @@ class Save:
 
     @property
     def adds_only(self) -> bool:
-        """Tell whether it does nothing but add entries: one sync may do for it and others."""
+        """Tell whether it only adds entries: then one sync may cover several saves."""
         rest = (self.hard, self.snapshot, self.image, self.truncate, self.disk)
         return all(one is None for one in rest)
 
@@ -145,20 +146,20 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """These entries are committed, durable here, and next in turn. Each is applied exactly once."""
+    """These entries are committed and durable here. Each is applied exactly once, in order."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The state machine becomes what the snapshot says; what it was before is a prefix of that."""
+    """Replace the state by the snapshot's; the state before is that of a prefix of the same log."""
 
     snapshot: Snapshot
 
 
 class Refusal(Enum):
-    """Why a proposal was not taken. It is in no log, unless an earlier try of it is."""
+    """Why a proposal was refused. It is in no log, unless an earlier attempt put it there."""
 
     NOT_LEADER = "not leader"
     OVERLOADED = "overloaded"
@@ -175,7 +176,7 @@ class Refused:
 
 
 class ChangeRefusal(Enum):
-    """Why a change of the voters was not taken. Nothing of it is in any log."""
+    """Why a change of the voters was refused. No log has it."""
 
     NOT_LEADER = "this member does not lead"
     TERM_BEGINS = "nothing of the leader's own term is committed yet"
@@ -193,7 +194,7 @@ class ChangeRefusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VotersChanged:
-    """The change that was asked for stands in the log at ``index``, or earlier; not committed."""
+    """The log has the wanted change, at ``index`` or before; it may not be committed yet."""
 
     number: int
     index: int
@@ -201,7 +202,7 @@ class VotersChanged:
 
 @dataclass(frozen=True, slots=True)
 class VotersKept:
-    """The change that was asked for was not made, now, because of ``reason``."""
+    """The wanted change was not made now, because of ``reason``."""
 
     number: int
     reason: ChangeRefusal
@@ -209,7 +210,7 @@ class VotersKept:
 
 @dataclass(frozen=True, slots=True)
 class BarrierPassed:
-    """Everything committed before the barrier was asked for is applied here."""
+    """Everything that was committed before the barrier is applied here."""
 
     number: int
     index: int
@@ -217,14 +218,14 @@ class BarrierPassed:
 
 @dataclass(frozen=True, slots=True)
 class BarrierFailed:
-    """Nobody could confirm; ask again."""
+    """No leader confirmed the barrier; ask again."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """For logs and metrics. Never a licence to decide: decisions are entries of the log."""
+    """For logs and metrics only. A role decides nothing: decisions are entries of the log."""
 
     role: str
     term: int
@@ -242,9 +243,10 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class FloorReached:
-    """This node's disk has all that it may have had before it was wiped: the floor may be dropped.
+    """This node's disk has everything that it may have had before it was wiped.
 
-    Nothing hangs on when that is done: a node that finds its floor again finds it reached.
+    So the floor can be removed from the disk, at any time: a node that reads its floor again finds
+    that its log has reached it.
     """
 
 

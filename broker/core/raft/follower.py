@@ -1,8 +1,9 @@
-"""The follower's part: take the leader's entries and snapshots, and say what is durable here.
+"""The follower's part: takes entries and snapshots of the leader, and reports what is durable.
 
-Entries are removed only where they conflict, and never below the commit. A commit index from a
-message holds only as far as that same message has shown the two logs to be equal. A snapshot is
-installed whole, checked, or not at all; until then it changes nothing.
+Entries are removed only if they conflict with the leader's, and never below the commit. A commit
+index of a message counts only up to the entry up to which that message has shown both logs to be
+equal. A snapshot is installed when it is complete and its checksum is right; before that it changes
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Follower:
         self._received = bytearray()
 
     def on_append(self, leader: NodeId, message: Append) -> None:
-        """Take entries that follow what we have; answer what is equal now, or where it may be."""
+        """Take entries that continue the log; answer up to where both logs are or may be equal."""
         m = self._m
         prev_index, prev_term, entries = _behind(m, message)
         if m.log.term_at(prev_index) != prev_term:
@@ -43,7 +44,7 @@ class Follower:
             m.compare_hash(message.check_index, message.check_hash)
 
     def _take(self, entries: tuple[Entry, ...]) -> None:
-        """Keep what is equal, cut from the first conflict on, add the rest."""
+        """Keep equal entries, remove entries from the first conflict on, add the others."""
         m = self._m
         for at, entry in enumerate(entries):
             present = m.log.term_at(entry.index)
@@ -55,10 +56,10 @@ class Follower:
             return
 
     def on_chunk(self, leader: NodeId, message: Chunk) -> None:
-        """Take the piece that comes next; install the snapshot when the last one is there."""
+        """Take the next piece; install the snapshot when it is complete."""
         m = self._m
         wanted = message.snapshot
-        if wanted.index <= m.commit:  # we have all that it holds, and equal to the leader's
+        if wanted.index <= m.commit:  # everything in it is committed here already
             self._forget()
             m.send(leader, AppendReply(m.term, True, wanted.index, 0, 0, message.round))
             return
@@ -75,7 +76,7 @@ class Follower:
             return
         data = bytes(self._received)
         self._forget()
-        if crc32c(data) != wanted.crc:  # begin again: nothing of it was believed
+        if crc32c(data) != wanted.crc:  # start again; nothing of it was used
             m.send(leader, ChunkReply(m.term, wanted, 0, message.round))
             return
         m.install(Snapshot(wanted, data))
@@ -87,7 +88,7 @@ class Follower:
 
 
 def _behind(member: Member, message: Append) -> tuple[int, int, tuple[Entry, ...]]:
-    """Leave out of a message what is at or below our commit: there the logs are equal."""
+    """Drop the message's entries at or below the commit: there both logs are equal."""
     prev_index, entries = message.prev_index, message.entries
     skip = member.commit - prev_index
     if skip <= 0:

@@ -1,10 +1,10 @@
-"""The leader's part: replicate, commit, confirm reads, hand over. Lives as long as its term.
+"""The leader's part: replicates, commits, confirms reads, hands over. It lives for one term.
 
-An answer counts only in the term that it names and this leader's; a commit needs a majority's
-synced copies of an entry of this very term (Raft §5.4.2). A barrier is answered by a round of
-messages that began after it was asked: a majority that answers knew no newer leader (§6.4).
-Observers are sent what voters are sent; no count looks at what they say. Who votes may change in
-the middle of a term: `changing.py` has the rules, and counts are over what is in force by then.
+An answer counts only if it names this leader's term. A commit needs synced copies of an entry of
+this same term on a majority (Raft §5.4.2). A barrier is confirmed by a round of messages that began
+after the barrier: a majority that answers the round knew no newer leader (§6.4). Observers get the
+same messages as voters, but their answers count nowhere. The voters may change within a term:
+`changing.py` has the rules, and every count uses the configuration that is in force.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Leader:
     """
 
     def __init__(self, member: Member) -> None:
-        """Take office: an entry of the new term commits whatever earlier terms left."""
+        """Take office: add an entry of the new term; its commit commits all entries before it."""
         self._m = member
         self._round = 0
         self._beat_ms = member.now_ms
@@ -74,10 +74,10 @@ class Leader:
     # ------------------------------------------------------------------ events
 
     def tick(self) -> bool:
-        """Send heartbeats that are due; return False when this node cannot lead any more.
+        """Send heartbeats that are due; return False if this node cannot lead any more.
 
-        That is when a majority was not heard in time, when its own disk hangs, or when it votes no
-        more and nobody took over in time.
+        The reasons: no majority has answered in time, its own disk hangs, or it was removed from
+        the voters and no other member took over in time.
         """
         m = self._m
         if m.peers and m.disk_is_stuck:
@@ -94,7 +94,7 @@ class Leader:
         return True
 
     def propose(self, proposal: Proposal) -> None:
-        """Take a proposal into the log, or refuse it."""
+        """Add a proposal to the log, or refuse it."""
         if self._target is not None:
             self._m.emit(Refused(proposal, Refusal.TRANSFERRING))
         elif len(proposal.payload) > PAYLOAD_BYTES_MAX:
@@ -105,7 +105,7 @@ class Leader:
             self._add(proposal)
 
     def change_voters(self, wanted: ChangeVoters) -> None:
-        """Begin, or go on with, a change of one voter; say what became of it."""
+        """Start or continue a change of one voter, and report its result."""
         found = self._change.ask(wanted, is_handing_over=self._target is not None)
         if found is not None:
             self._add(found)
@@ -113,40 +113,40 @@ class Leader:
             self._change.tell_done(wanted)
 
     def on_invited(self, sender: NodeId, disk: int) -> None:
-        """Learn the number of a member's disk."""
+        """Note the number of a member's disk."""
         self._change.disks[sender] = disk
 
     def seen(self, node: NodeId) -> tuple[int | None, int | None]:
-        """Return how many entries a member lacks, and for how long it was silent."""
+        """Return how many entries a member lacks, and how many ms it has been silent."""
         m, one = self._m, self._progress.get(node)
         if one is None:
             return (m.log.last_index - m.durable, 0) if node == m.me else (None, None)
         return m.log.last_index - one.match, m.now_ms - one.heard_ms
 
     def _count_voters(self) -> None:
-        """Let all counts run over the configuration that is in force now."""
+        """Use the configuration that is in force now for all counts."""
         m = self._m
         self._voters = [self._progress[peer] for peer in m.peers]
         self._own_voice = int(m.is_voter)
 
     def read(self, origin: NodeId, number: int) -> None:
-        """Queue a barrier for the next round of confirmations."""
+        """Queue a barrier for the next round."""
         if len(self._waiting_reads) < self._m.config.reads_max:
             self._waiting_reads.append(_Read(origin, number))
         elif origin == self._m.me:
             self._m.emit(BarrierFailed(number))
 
     def transfer(self, target: NodeId) -> None:
-        """Stop taking proposals, bring the target up to date, then let it stand."""
+        """Refuse proposals, bring the target up to date, then tell it to stand for election."""
         if target in self._m.peers:
             self._target = target
             self._target_until_ms = self._m.now_ms + self._m.config.election_ms_min
             self._hand_over()
 
     def forget_copies(self, member: NodeId) -> None:
-        """Count no copy that a member's former process told of: its new one may have another disk.
+        """Forget the copies that a member's former process reported: its disk may be another.
 
-        A round begins, and only what answers it, or a later one, is of the new process.
+        A new round begins. Only answers to it, or to a later round, are of the new process.
         """
         one = self._progress.get(member)
         if one is not None:
@@ -155,16 +155,16 @@ class Leader:
             self._beat()
 
     def on_append_reply(self, sender: NodeId, reply: AppendReply) -> None:
-        """Learn how far a member is, or where to look for the point of agreement."""
+        """Note how far a member is, or where to search for the last equal entry."""
         one = self._heard(sender, reply.round)
         if reply.round <= one.void_round:
             return
         if reply.ok:
-            if reply.index <= self._m.log.last_index:  # else it speaks of another log
+            if reply.index <= self._m.log.last_index:  # else it describes another log
                 one.matched(reply.index)
                 self._hand_over()
         elif self._m.may_lose_disk(sender) and reply.index <= one.match:
-            one.forget(reply.index + 1)  # its disk was emptied; nothing rests on what it had said
+            one.forget(reply.index + 1)  # its disk was wiped; nothing committed depends on it
             self._change.disks.pop(sender, None)
             self._step_back(one, reply)
         elif one.sending is Sending.REPLICATE and reply.index > one.match:
@@ -174,10 +174,10 @@ class Leader:
             one.waiting = False
 
     def on_chunk_reply(self, sender: NodeId, reply: ChunkReply) -> None:
-        """Go on where the receiver says it is.
+        """Continue at the offset that the receiver has reached.
 
-        A copy of an answer says nothing new. Were each answered by a chunk, copies would breed
-        copies: only progress counts, or an answer to a question asked after the chunk was sent.
+        The network may duplicate answers. If each duplicate caused a chunk, duplicates would
+        multiply. So only progress counts, or an answer to a round that began after the chunk.
         """
         one = self._heard(sender, reply.round)
         snapshot = one.snapshot
@@ -190,7 +190,7 @@ class Leader:
             one.waiting = False
 
     def after_step(self) -> None:
-        """Commit what can be, then send what is due; the last thing in every step."""
+        """Commit what a majority has, then send what is due; the last call of every step."""
         self._commit()
         self._confirm_reads()
         if self._target is None and self._change.is_over_for_me():
@@ -199,7 +199,7 @@ class Leader:
             self._send_next(peer, one)
 
     def abandon(self) -> None:
-        """The term is over: local barriers have to be asked again."""
+        """End the term: callers on this node must repeat their barriers."""
         rounds = [self._open_round.reads] if self._open_round is not None else []
         for read in [*(read for reads in rounds for read in reads), *self._waiting_reads]:
             if read.origin == self._m.me:
@@ -214,7 +214,7 @@ class Leader:
         return one
 
     def _step_back(self, one: Progress, reply: AppendReply) -> None:
-        """Probe lower than what was refused; at or below the base there is only the snapshot."""
+        """Probe below the refused index; at or below the base only the snapshot is left to send."""
         agreed = reply.hint_index
         if agreed >= self._m.log.base_index:
             agreed, _ = self._m.log.agreement(reply.hint_index, reply.hint_term)
@@ -255,7 +255,7 @@ class Leader:
                     self._answer(read, found.index)
                 self._open_round = None
             if not self._waiting_reads or m.log.term_at(m.commit) != m.term:
-                return  # what earlier terms committed is only known once our own entry is
+                return  # earlier terms' commits are known only after a commit of this term
             reads = tuple(self._waiting_reads)
             self._waiting_reads.clear()
             self._open_round = _ReadRound(self._round + 1, m.commit, reads)
@@ -268,7 +268,7 @@ class Leader:
             self._m.send_now(read.origin, ReadIndexReply(self._m.term, read.number, index))
 
     def _leave_office(self) -> None:
-        """Hand over to the voter that has most: this node votes no more, and that is committed."""
+        """Hand over to the voter with the longest log: this node's removal is committed."""
         best = max(self._m.peers, key=lambda peer: self._progress[peer].match)
         self.transfer(best)
 
@@ -278,17 +278,17 @@ class Leader:
             self._m.send_now(target, TimeoutNow(self._m.term))
 
     def _beat(self) -> None:
-        """Begin a round: one message to everybody, whatever is in flight."""
+        """Begin a round: send one message to each member, whatever is in flight."""
         self._round += 1
         self._beat_ms = self._m.now_ms
         for peer, one in self._progress.items():
             if one.sending is Sending.SNAPSHOT:
-                if one.waiting:  # the chunk or its answer may be lost: ask how far it is
+                if one.waiting:  # the chunk or its answer may be lost: ask for the offset
                     self._send_chunk(peer, one, data=False)
             elif one.sending is Sending.PROBE:
                 one.waiting = False
             elif self._m.log.term_at(one.next - 1) is None:
-                one.probe(one.next)  # compacted while it was not answering
+                one.probe(one.next)  # the entries were compacted while it was silent
             else:
                 self._send_append(peer, one, ())
 

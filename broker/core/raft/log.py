@@ -1,4 +1,4 @@
-"""The log in memory: entries behind a base that a snapshot covers."""
+"""The log in memory: the entries after a base; a snapshot covers the base and all before it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from broker.model.raft import Entry, LogImage
 
 
 class RaftLog:
-    """Entries ``base_index + 1 .. last_index``, without holes; terms never fall."""
+    """The entries ``[base_index + 1, last_index + 1)``, without holes; terms never decrease."""
 
     __slots__ = ("_entries", "base_index", "base_term")
 
@@ -51,7 +51,7 @@ class RaftLog:
         del self._entries[index - self.base_index - 1 :]
 
     def compact(self, index: int) -> None:
-        """Make ``index``, which the log has, the new base."""
+        """Make ``index`` the new base; the log must have it."""
         term = self.term_at(index)
         assert term is not None, f"{index} is not in the log"
         del self._entries[: index - self.base_index]
@@ -59,7 +59,7 @@ class RaftLog:
         self.base_term = term
 
     def reset(self, index: int, term: int) -> None:
-        """Forget everything: a snapshot took its place."""
+        """Drop all entries: a snapshot replaces them."""
         self._entries.clear()
         self.base_index = index
         self.base_term = term
@@ -83,8 +83,8 @@ class RaftLog:
     def agreement(self, index: int, term: int) -> tuple[int, int]:
         """Return (index, term) of the last entry at or below both ``index`` and ``term``.
 
-        Two logs that differ can agree there at the latest, for terms never fall along a log. Below
-        the base nothing is known; the base itself is returned then.
+        Two logs that differ cannot be equal above this entry, because terms never decrease along a
+        log. If there is no such entry above the base, the base is returned.
         """
         index = min(index, self.last_index)
         while index > self.base_index:

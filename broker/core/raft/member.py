@@ -1,12 +1,12 @@
-"""What a member is, whatever its role: term, vote, log, and what waits for the disk.
+"""The state of a member in every role: term, vote, log, and the saves under way.
 
-A step changes this object in memory and marks what has to be saved; at its end `flush` makes one
-`Save` of that. A message goes out once every save before it is durable, so nobody is ever told
-what a power cut could take back. Only a leader's appends need not wait: its term is durable since
-its election, and it counts itself for an entry after its own sync like everybody else.
+A step changes this object in memory and marks what must be saved; at its end `flush` makes one
+`Save` of all that. A message goes out when every save before it is durable. So no member is told
+anything that a power cut could undo. Only a leader's appends do not wait: its term has been durable
+since its election, and it counts its own copy of an entry only after its own sync.
 
-Who votes is what the log says (`voters.py`). A voter is a member with a disk: a member that has
-another disk than the one that the configuration names is none, and its votes count nowhere.
+The log says who votes (`voters.py`). A vote belongs to a member *and* its disk: a member with
+another disk than the configuration names is no voter, and its votes do not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from broker.model.raft import (
 )
 from broker.model.raft_messages import Message
 
-_HELD_MAX = 4096  # messages that wait for a disk that hangs; older ones count as lost
+_HELD_MAX = 4096  # messages that wait while a disk hangs; beyond this the oldest are dropped
 
 
 class Role(Enum):
@@ -57,12 +57,12 @@ class Role(Enum):
 @dataclass(slots=True)
 class _PendingSave:
     number: int
-    durable: int  # the log's end once it is done; lowered when that end is cut meanwhile
+    durable: int  # the log's end after this save; lowered if the log is cut meanwhile
     issued_ms: int
 
 
 class Member:
-    """The state that the roles share. Owner: one `RaftCore`.
+    """The state that all roles share. Owner: one `RaftCore`.
 
     The class is not split: the rules for votes, the log and the pending saves read and change the
     same term, and a step has to leave all three consistent.
@@ -112,19 +112,19 @@ class Member:
     # ------------------------------------------------------------------ who votes
 
     def _look_at_voters(self) -> None:
-        """Take over the configuration that is in force now."""
+        """Use the configuration that is in force now."""
         config, me = self.config, self.me
         self.voters = {one.node: one.disk for one in self.history.voters}
         self.quorum = majority(len(self.voters))
         named = [*config.members, *config.observers]
         named += sorted(set(self.voters) - set(named))
-        self.known = frozenset(named)  # who is heard at all
+        self.known = frozenset(named)  # messages of others are dropped
         self.peers = tuple(one for one in named if one in self.voters and one != me)
         self.observers = tuple(one for one in named if one not in self.voters and one != me)
 
     @property
     def is_entitled(self) -> bool:
-        """Tell whether its disk remembers its votes: some configuration may name it."""
+        """Tell whether a configuration may name it: then its disk remembers its votes."""
         return self.disk != 0 or self.me in self.config.members
 
     @property
@@ -133,11 +133,11 @@ class Member:
         return self.is_entitled and self.voters.get(self.me) == self.disk
 
     def may_lose_disk(self, peer: NodeId) -> bool:
-        """Tell whether a peer's disk may be emptied at any time, with nothing that rests on it."""
+        """Tell whether a peer's disk may be wiped at any time without harm."""
         return self.history.index > 0 or self.voters.get(peer, -1) != 0
 
     def enroll(self) -> None:
-        """Give the disk a number, if it has none: durable before it is told."""
+        """Give the disk a number if it has none; it is durable before another member hears it."""
         if not self.disk:
             self.disk = self.random(1, DISK_MAX)
             self._disk_dirty = True
@@ -146,31 +146,32 @@ class Member:
 
     @property
     def abstains(self) -> bool:
-        """Tell whether it may lack what it acknowledged before its disk was wiped."""
+        """Tell whether it may lack entries that it acknowledged before its disk was wiped."""
         return self.floor > Floor()
 
     @property
     def may_vote(self) -> bool:
-        """Tell whether it may vote, for whoever counts its vote."""
+        """Tell whether it may vote; whether its vote counts, the candidate decides."""
         return self.is_entitled and not self.abstains
 
     @property
     def voting_end(self) -> Floor:
-        """How far a log must reach that this member votes for: its own, or what it was told of."""
+        """The end that a candidate's log must reach: that of this member's log, or its bar."""
         return max(Floor(self.log.last_term, self.log.last_index), self.bar)
 
     @property
     def may_stand(self) -> bool:
-        """Tell whether it may be elected: its own log is one that it would vote for."""
+        """Tell whether it may be elected: it would vote for a log like its own."""
         own = Floor(self.log.last_term, self.log.last_index)
         return self.may_vote and self._may_be_needed and own >= self.voting_end
 
     @property
     def _may_be_needed(self) -> bool:
-        """Tell whether it votes; or did, before a change that may not be committed.
+        """Tell whether it is a voter, or was one before a change that may not be committed.
 
-        Its log may be the furthest then, so that nobody else can be elected: it stands without a
-        vote of its own, commits that it votes no more, and hands over (dissertation, §4.2.2).
+        In the second case its log may be the longest, so that no other member can be elected. Then
+        it stands without a vote of its own, commits the change that removes it, and hands over
+        (dissertation, §4.2.2).
         """
         if self.is_voter:
             return True
@@ -178,20 +179,20 @@ class Member:
         return self.is_entitled and was_one and self.history.index > self.commit
 
     def renew_bar(self) -> None:
-        """Keep the bar for another grace: from a start, or from a leader's word."""
+        """Keep the bar for another grace period: after a start, or a message of a leader."""
         self.bar_until_ms = self.now_ms + self.config.bar_ms
 
     def lapse_bar(self) -> None:
-        """Give the bar up when nobody led for a whole grace: who has such a log does not come."""
+        """Drop the bar after a grace period without a leader: no member with such a log is back."""
         if self.bar > Floor() and self.now_ms >= self.bar_until_ms:
             self.bar = Floor()
 
     @property
     def standing(self) -> Standing:
-        """What it answers a member that starts.
+        """The answer to a member that starts.
 
-        From memory, not from the disk: a leader may still count what that member once acknowledged
-        for entries that the leader's own disk does not have yet.
+        It describes the log in memory, not the one on the disk: a leader may still count an
+        acknowledgement of that member for entries that the leader's own disk does not have yet.
         """
         last = max(Floor(self.log.last_term, self.log.last_index), self.floor)
         voters = self.history.names(self.commit)
@@ -200,7 +201,7 @@ class Member:
     # ------------------------------------------------------------------ changes
 
     def set_term(self, term: int, vote: NodeId | None) -> None:
-        """Move to a later term, or vote in this one; said to nobody before it is durable."""
+        """Move to a later term, or vote in this one; others hear it when it is durable."""
         assert term > self.term or (term == self.term and self.vote in {None, vote})
         self.term = term
         self.vote = vote
@@ -215,7 +216,7 @@ class Member:
             self._first_new = entries[0].index
 
     def truncate(self, index: int) -> None:
-        """Cut the log before ``index``: what follows conflicts with the leader's."""
+        """Remove the entries from ``index`` on: they conflict with the leader's log."""
         assert index > self.commit, f"cutting {index} below the commit {self.commit}"
         self.log.truncate(index)
         if self.history.cut(index):
@@ -226,7 +227,7 @@ class Member:
         self._truncate = index if self._truncate is None else min(self._truncate, index)
 
     def compact(self, snapshot: Snapshot) -> None:
-        """Our own state machine made a snapshot: keep it, and fewer entries."""
+        """Keep a snapshot of our own state machine, and drop entries that it covers."""
         if self.snapshot is not None and snapshot.id.index <= self.snapshot.id.index:
             return
         self.snapshot = snapshot
@@ -236,7 +237,7 @@ class Member:
         self._image_dirty = True
 
     def _kept_from(self, index: int) -> int:
-        """Return the base of what is kept up to ``index``, for members that lag a little."""
+        """Return the new base: some entries are kept for members that lag a little."""
         lowest = max(self.log.base_index, index - self.config.keep_entries)
         left = self.config.keep_bytes
         while index > lowest:
@@ -247,7 +248,7 @@ class Member:
         return index
 
     def install(self, snapshot: Snapshot) -> None:
-        """Take a whole, checked snapshot from the leader; keep what follows it if it agrees."""
+        """Install the leader's checked snapshot; keep later entries if the log agrees with it."""
         index, term = snapshot.id.index, snapshot.id.term
         assert index > self.commit, "an installed snapshot must be news"
         if self.log.term_at(index) == term:
@@ -266,12 +267,12 @@ class Member:
         self._image_dirty = True
 
     def commit_to(self, index: int) -> None:
-        """Learn that everything up to ``index``, which the log has, is committed."""
+        """Note that everything up to ``index`` is committed; the log must have it."""
         assert index <= self.log.last_index, f"committing {index}, which is not in the log"
         self.commit = max(self.commit, index)
 
     def saved(self, number: int) -> None:
-        """Note that a save is done."""
+        """Note that this save is durable."""
         self._done = max(self._done, number)
         while self._saves and self._saves[0].number <= number:
             self.durable = max(self.durable, self._saves.popleft().durable)
@@ -292,7 +293,7 @@ class Member:
         return self._number + 1
 
     def wait_for(self, barrier: int, index: int) -> None:
-        """Let a barrier pass once ``index`` is applied; they pass in the order of the indexes."""
+        """Pass a barrier when ``index`` is applied; barriers pass in the order of their indexes."""
         at = len(self.reads)
         while at and self.reads[at - 1][1] > index:
             at -= 1
@@ -313,14 +314,14 @@ class Member:
         for save in self._saves:
             save.durable = min(save.durable, end)
 
-    # ------------------------------------------------------------------ saying things
+    # ------------------------------------------------------------------ effects
 
     def send(self, target: NodeId, message: Message) -> None:
-        """Send once everything up to now is durable."""
+        """Send when everything changed so far is durable."""
         self._held.append((-1, Send(target, message)))
 
     def send_now(self, target: NodeId, message: Message) -> None:
-        """Send without waiting: a leader's word, which rests on its election alone."""
+        """Send at once: a leader's message depends only on its election, which is durable."""
         self._now.append(Send(target, message))
 
     def emit(self, effect: Effect) -> None:
@@ -328,7 +329,7 @@ class Member:
         self._effects.append(effect)
 
     def flush(self) -> list[Effect]:
-        """End the step: return its effects in the order in which they must be carried out."""
+        """End the step: return its effects in the order in which they must be performed."""
         effects: list[Effect] = []
         self._look_at_floor()
         self._make_save(effects)
@@ -345,7 +346,7 @@ class Member:
         return effects
 
     def _look_at_floor(self) -> None:
-        """Drop the floor once everything up to it is durable here."""
+        """Drop the floor when everything up to it is durable here."""
         if self.abstains:
             term = self.log.term_at(self.durable)
             if term is not None and Floor(term, self.durable) >= self.floor:
@@ -384,7 +385,7 @@ class Member:
         self._first_new = self._truncate = None
 
     def _apply(self, effects: list[Effect]) -> None:
-        """Apply what is both committed and durable on this node's own disk."""
+        """Apply entries that are committed and durable on this node's own disk."""
         if self._restoring is not None and self.durable >= self._restoring.id.index:
             effects.append(Restore(self._restoring))
             self.applied = self._restoring.id.index
@@ -397,7 +398,7 @@ class Member:
             effects.append(BarrierPassed(*self.reads.popleft()))
 
     def _release(self, effects: list[Effect]) -> None:
-        """Let those messages go whose saves are done."""
+        """Send the messages whose saves are durable."""
         held = self._held
         for at in range(len(held) - 1, -1, -1):
             if held[at][0] >= 0:

@@ -1,8 +1,8 @@
-"""What a leader knows about one other member, and how it sends to it.
+"""What a leader knows about one other member, and how it sends to that member.
 
-PROBE: where the logs agree is not known; one message at a time. REPLICATE: they agree up to
-`match`; messages follow each other without waiting, within a budget. SNAPSHOT: the entries that
-the member needs are compacted; it gets the snapshot in chunks, one at a time.
+PROBE: the last equal entry is not known; one message is in flight. REPLICATE: both logs are equal
+up to `match`; messages do not wait for answers, within a budget. SNAPSHOT: the entries that the
+member needs are compacted; it gets the snapshot in chunks, one at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from broker.model.raft import Snapshot
 
 
 class Sending(Enum):
-    """How the next entries go out."""
+    """How the leader sends the next entries."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -31,12 +31,12 @@ class Progress:
 
     def __init__(self, next_index: int, now_ms: int) -> None:
         self.sending = Sending.PROBE
-        self.match = 0  # durable there and equal to our log, as it said in this term
+        self.match = 0  # durable there and equal to our log, as reported in this term
         self.next = next_index
         self.round = 0  # the newest of our rounds that it answered
-        self.void_round = -1  # answers to rounds up to here are of its former process
+        self.void_round = -1  # answers to rounds up to this one are of its former process
         self.heard_ms = now_ms
-        self.waiting = False  # a probe or a chunk is out
+        self.waiting = False  # a probe or a chunk is not answered yet
         self.commit_sent = 0
         self.snapshot: Snapshot | None = None
         self.chunk_offset = 0
@@ -56,7 +56,7 @@ class Progress:
         self.next = last_index + 1
 
     def matched(self, index: int) -> None:
-        """Note what the member has; it is never less than before within a term."""
+        """Note that the member has the log up to ``index``; never less within a term."""
         self.match = max(self.match, index)
         while self._inflight and self._inflight[0][0] <= self.match:
             self.inflight_bytes -= self._inflight.popleft()[1]
@@ -71,7 +71,7 @@ class Progress:
         self.next = max(self.next, self.match + 1)
 
     def probe(self, next_index: int) -> None:
-        """Go back: find out where the logs agree, from ``next_index`` down."""
+        """Search again for the last equal entry, from ``next_index`` down."""
         self.sending = Sending.PROBE
         self.next = max(next_index, self.match + 1)
         self.waiting = False
@@ -79,13 +79,13 @@ class Progress:
         self.inflight_bytes = 0
 
     def forget(self, next_index: int) -> None:
-        """Believe nothing that it said: find out anew, from ``next_index`` down."""
+        """Forget what the member reported, and search again, from ``next_index`` down."""
         self.match = 0
         self.snapshot = None
         self.probe(next_index)
 
     def send_snapshot(self, snapshot: Snapshot) -> None:
-        """Start sending a snapshot, or go on with the same one."""
+        """Start to send a snapshot."""
         self.sending = Sending.SNAPSHOT
         self.snapshot = snapshot
         self.chunk_offset = 0

@@ -1,26 +1,27 @@
-"""How a member takes part again whose disk is empty: new, or wiped.
+"""How a member with an empty disk joins its group: the disk is new, or it was wiped.
 
-It has forgotten its votes and its acks, so it learns from all the others what it may have said:
-the highest term, and the furthest log. It takes part one term above, where it has not voted, and
-below that *floor* it neither votes nor stands. Why that is enough:
+The member has forgotten its votes and its acknowledgements. So it asks all other members for the
+highest term and the longest log. It joins with the next higher term, in which it cannot have voted.
+The end of the longest log is its *floor*: below the floor it neither votes nor stands. Why that is
+enough:
 
-- A candidate is durably in a term before it asks for votes. So no candidate that can still win had
-  this member's vote in a term above what the others tell, and a leader's term is told by somebody.
-- What it acknowledged and is, or will be, committed is in the log of a member that answers: of the
-  leader that may still count that ack, or of a majority's disks without the few that are wiped.
-- In the new term the present leader steps down, and with it what it believes this member to have.
+- A candidate's term is durable before it asks for votes. So no candidate that can still win had
+  this member's vote in a higher term than the answers show. One of the answers has a leader's term.
+- An entry that this member acknowledged and that is, or will be, committed is in the log of a
+  member that answers: of the leader that may still count the acknowledgement, or of a member of the
+  majority that has the entry on disks that were not wiped.
+- In the new term the present leader steps down, and forgets what it counted of this member.
 
-All of this needs the answers of *one moment*. So everybody is asked twice, each time everybody;
-the second answers count if they come from the same processes as the first: then nobody lost a disk
-between the two.
+All answers must describe *one moment*. So the member asks everybody twice. The second answers count
+if the same processes gave them as the first: then no disk was lost between the two.
 
-Observers never voted and never acknowledged anything that counted, so an argument about votes and
-acks leaves them out. They are asked only before a *new* group begins: what they know was committed
-once, and a group that begins beside them has forgotten it. Docs: `docs/decisions/0010-own-raft.md`.
+Observers never voted, and their acknowledgements never counted, so the argument does not need them.
+They are asked only before a *new* group begins: what an observer has was committed, and a group
+that begins beside it has forgotten it. Docs: `docs/decisions/0010-own-raft.md`.
 
-Once the voters were changed, "all the others" are not known to a member whose disk is empty. So if
-anybody tells of a change, this member is not that voter any more: it takes part as an observer,
-with a number for its disk, and an operator makes it a voter anew (`docs/decisions/0023-*.md`).
+After a change of the voters, a member with an empty disk does not know who "all other members" are.
+So if any answer tells of a change, this member is no voter any more: it joins as an observer, its
+disk gets a number, and an operator makes it a voter again (`docs/decisions/0023-*.md`).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from broker.core.raft.config import RaftConfig
 from broker.errors import ControllersLostError
 from broker.model.raft import DISK_MAX, Floor, NodeId, Standing
 
-REQUEST_MAX: Final = 1 << 61  # a request and those after it fit into a message
+REQUEST_MAX: Final = 1 << 61  # it and the numbers after it fit into a message
 
 
 @dataclass(frozen=True, slots=True)
 class TakePart:
-    """Be durably in ``term``, with the vote in it spent, and below ``floor`` abstain. (0, 0): new.
+    """Persist ``term`` with its vote used; do not vote below ``floor``. (0, 0): the group is new.
 
-    With ``disk`` it takes part as an observer whose disk has this number. To be noted before
-    anything is said to the group.
+    With ``disk`` the member joins as an observer whose disk has this number. All of it must be
+    durable before the member sends its first message to the group.
     """
 
     term: int = 0
@@ -51,14 +52,14 @@ class TakePart:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An answer, and the process that gave it."""
+    """An answer, and the process that gave it (``life``)."""
 
     life: int
     standing: Standing
 
 
 class Rejoin:
-    """One start with an empty disk. Owner: one thread; ask, listen, until there is an answer."""
+    """One start with an empty disk. Owner: one thread, which asks until there is a result."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class Rejoin:
         random: Callable[[int, int], int],
         has_taken_part: bool = False,
     ) -> None:
-        """Begin; ``random`` makes this process's requests different from an earlier one's.
+        """Start; ``random`` draws request ids that no earlier process has used.
 
-        With ``has_taken_part`` something beside the empty disk says that this member is not new.
+        ``has_taken_part``: something other than the empty disk shows that this member is not new.
         """
         self._me = me
         self._has_taken_part = has_taken_part
@@ -81,11 +82,11 @@ class Rejoin:
         self._told: dict[NodeId, Told] = {}
         self._before: dict[NodeId, Told] | None = None
         self.request_id = random(1, REQUEST_MAX)
-        self.behind: tuple[NodeId, ...] = ()  # who must reach its own floor first
+        self.behind: tuple[NodeId, ...] = ()  # members that must reach their own floors first
 
     @property
     def unanswered(self) -> tuple[NodeId, ...]:
-        """Whom to ask now, and again until this changes, with :attr:`request_id`."""
+        """The members to ask, repeatedly until this changes, with :attr:`request_id`."""
         told = self._told
         begun = any(one in told and told[one].standing.knows for one in self._others)
         wanted = self._others if begun else (*self._others, *self._observers)
@@ -94,10 +95,10 @@ class Rejoin:
     def told(
         self, sender: NodeId, request_id: int, life: int, standing: Standing
     ) -> TakePart | None:
-        """Take an answer; ``life`` names the process that gives it. Return how to take part.
+        """Take an answer; ``life`` is the id of the process that gave it. Return how to join.
 
         Raises:
-            ControllersLostError: more members lost their disks than the group survives.
+            ControllersLostError: more members have lost their disks than the group survives.
         """
         if standing.voters:
             if standing.voters == (self._me,):
@@ -116,7 +117,7 @@ class Rejoin:
         return self._judge({one: told.standing for one, told in now.items()})
 
     def _counted(self) -> dict[NodeId, Told]:
-        """Return the round's answers; where a member knows of a group, those of members."""
+        """Return the answers of this round; only those of members, if one of them knows a group."""
         members = {one: told for one, told in self._told.items() if one in self._others}
         if any(one.standing.knows for one in members.values()):
             return members
@@ -132,19 +133,19 @@ class Rejoin:
             raise _lost(fresh)
         self.behind = tuple(sorted(one for one, at in told.items() if at.behind))
         if len(fresh) + len(self.behind) >= self._quorum:
-            return None  # stepping in now would end a leader that those who are left cannot replace
+            return None  # joining now would end a leader that the other members cannot replace
         term = max(one.term for one in told.values())
         return TakePart(term + 1, max(one.last for one in told.values()))
 
     def _begin_anew(self, told: dict[NodeId, Standing]) -> TakePart:
-        """Nobody knows of a group: it is new, unless this member knows better."""
+        """No member knows of a group: it is new, unless this member knows that it is not."""
         fresh = [self._me, *(one for one in self._others if told[one].fresh)]
         if self._has_taken_part and len(fresh) >= self._quorum:
             raise _lost(fresh)
         return TakePart()
 
     def _judge_orphans(self, told: dict[NodeId, Standing]) -> TakePart | None:
-        """Only observers know of a group: its members are all wiped, or are just beginning."""
+        """Only observers know of a group: its members are all wiped, or are still starting."""
         if all(told[one].fresh for one in self._others):
             raise _lost([self._me, *self._others])
         return None
@@ -161,7 +162,7 @@ def _lost(fresh: list[NodeId]) -> ControllersLostError:
 
 
 def same_moment(before: dict[NodeId, Told], now: dict[NodeId, Told]) -> bool:
-    """Tell whether both rounds speak of one moment: no process ended, nobody began in between."""
+    """Tell whether both rounds describe one moment: no process ended or began in between."""
     known = [any(one.standing.knows for one in told.values()) for told in (before, now)]
     return (
         known[0] == known[1]

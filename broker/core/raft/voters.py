@@ -1,9 +1,9 @@
-"""Who votes: which configuration is in force at a member, and what may follow it.
+"""The configurations of the group: which one is in force at a member.
 
-A configuration is in force as soon as its entry is in the member's log, committed or not; when that
-entry is cut off, the one before it is in force again (Raft dissertation, §4.1). What lies behind
-the log's base is known from the snapshot. Without either it is the first configuration, which
-every member has from its start. Rules and argument: `docs/decisions/0023-*.md`.
+A configuration is in force as soon as its entry is in the member's log, committed or not. If that
+entry is cut off, the configuration before it is in force again (Raft dissertation, §4.1). The
+snapshot has the configuration at the log's base. Without both, the first configuration is in force,
+which every member has from its start. Rules and argument: `docs/decisions/0023-*.md`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class VoterHistory:
         return self._known[max(0, len(self._known) - 2)][1]
 
     def names(self, commit: int) -> tuple[NodeId, ...]:
-        """Return who votes, and who would if a change that is not committed were cut off.
+        """Return the voters, and those who would be voters if an uncommitted change were cut off.
 
         Empty before the first change.
         """
@@ -74,7 +74,7 @@ class VoterHistory:
     # ------------------------------------------------------------------ what changes it
 
     def appended(self, entries: Iterable[Entry]) -> bool:
-        """Take in entries that were added to the log; tell whether the voters changed."""
+        """Note entries that were added to the log; return whether the voters changed."""
         changed = False
         for one in entries:
             if one.kind is EntryKind.VOTERS:
@@ -84,7 +84,7 @@ class VoterHistory:
         return changed
 
     def cut(self, index: int) -> bool:
-        """Take in that the log was cut before ``index``; tell whether the voters changed."""
+        """Note that the log was cut before ``index``; return whether the voters changed."""
         before = len(self._known)
         while self._known[-1][0] >= index and len(self._known) > 1:
             self._known.pop()
@@ -96,7 +96,7 @@ class VoterHistory:
             self._known.pop(0)
 
     def installed(self, snapshot: Snapshot, kept: Iterable[Entry]) -> bool:
-        """Take in that the log is a snapshot and what follows it; tell whether voters changed."""
+        """Note that a snapshot and ``kept`` are the log now; return whether the voters changed."""
         before = self.voters
         self._begin(snapshot)
         self.appended(kept)
@@ -104,13 +104,13 @@ class VoterHistory:
 
 
 def standing_on_disk(first: Iterable[NodeId], stored: Stored) -> Standing:
-    """Return what a member tells before its Raft runs: how far its disk is, and who votes."""
+    """Return a member's answer before its Raft runs: the end of its log, and the voters."""
     voters = VoterHistory(first, stored).names(stored.hard.commit)
     return replace(standing_of(stored), voters=voters)
 
 
 def change_to(voters: Voters) -> Proposal:
-    """Return what brings a configuration into the log."""
+    """Return the proposal of a configuration."""
     return Proposal(EntryKind.VOTERS, 0, 0, encode_voters(voters))
 
 
