@@ -99,6 +99,7 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             raise
         return False
     parsed = parse_statement(statement)
+    _keep_pandas_out()
     try:
         with (
             console.working("reading and computing"),
@@ -115,6 +116,13 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
         console.note(f"Spark is asked: {console.plain(str(reason))}.")
         return False
     return True
+
+
+def _keep_pandas_out() -> None:
+    """Save the import of pandas, a third of the whole command: nothing here converts to it."""
+    from broker.process.arrow_without_pandas import keep_pandas_out
+
+    keep_pandas_out()
 
 
 def _answer_by_spark(statement: str, client: Client, form: str, master: str) -> None:

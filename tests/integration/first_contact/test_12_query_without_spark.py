@@ -58,6 +58,16 @@ def test_a_statement_is_answered_without_java_and_certified(served: Served) -> N
     assert done.returncode == 0
 
 
+def test_an_answer_loads_neither_pandas_nor_spark(served: Served) -> None:
+    """Most of the 0.7 s of a query is imports; pandas, which pyarrow looks for, took a third."""
+    done = _query(served, "select count(*) n from orders", PYTHONPROFILEIMPORTTIME="1")
+
+    assert json.loads(done.stdout) == {"n": 30}, done.stderr
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"pyarrow", "duckdb"} <= modules
+    assert not {"pandas.core.frame", "pyspark", "boto3"} & modules
+
+
 def test_wrong_statements_are_told_before_spark_is_started(served: Served) -> None:
     """An unknown stream, an unknown column and an error of syntax each end with exit code 2."""
     for sql, words in (

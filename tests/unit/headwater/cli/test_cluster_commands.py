@@ -265,6 +265,19 @@ def test_records_are_given_up_only_when_that_is_said(run: Run, cluster: Cluster)
     assert run("unclean-elect", "s", "0", "--broker", "x").exit_code == 2
 
 
+def test_an_unclean_election_of_an_online_partition_is_refused(run: Run, cluster: Cluster) -> None:
+    """Issue 11, item 15: it says who leads, that nothing is lost, and the command that is meant."""
+    for accepted in ((), ("--accept-data-loss",)):
+        asked = run("unclean-elect", "s", "0", "--broker", "b", *accepted)
+        assert asked.exit_code == 2
+        assert "s/0 is Online: a leads it, and nothing is lost" in asked.stderr
+        assert "`headwater cluster transfer-leader`" in asked.stderr
+    one = cluster.one()
+    assert one is not None
+    assert (one.leader, one.candidate) == (A, None)
+    assert run("transfer-leader", "s", "0", "--to", "b").exit_code == 0, "what the message names"
+
+
 def test_a_broker_is_removed_when_it_is_gone_for_good(run: Run, cluster: Cluster) -> None:
     """A living one, or one with replicas, is not."""
     assert run("remove-broker", "d").exit_code == 2
