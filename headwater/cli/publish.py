@@ -220,11 +220,15 @@ def _publish(given: Mapping[str, Any]) -> None:
         console.json_line({**report, "via": via, "seconds": round(seconds, 3)})
     else:
         _say(report, policy, seconds, skip_bad=given["skip_bad"])
-        if given["via"] is None and via == "nats" and sent >= _MANY_RECORDS and seconds > _LONG_S:
-            console.note(
-                "[dim]--via flight sends Arrow batches: for many small records it is about ten "
-                "times as fast.[/dim]"
-            )
+        _hint_at_flight(sent, seconds, chosen=given["via"], via=via)
+
+
+def _hint_at_flight(sent: int, seconds: float, *, chosen: str | None, via: str) -> None:
+    if chosen is None and via == "nats" and sent >= _MANY_RECORDS and seconds > _LONG_S:
+        console.note(
+            "[dim]--via flight sends Arrow batches: for many small records it is about ten "
+            "times as fast.[/dim]"
+        )
 
 
 def _say(

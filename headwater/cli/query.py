@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -105,7 +105,9 @@ def _answered_here(statement: str, client: Client, form: str, engine: str) -> bo
             console.working("reading and computing"),
             answer(parsed, client, records_max=_RECORDS_MAX[engine]) as found,
         ):
-            _write(form, list(found.columns), found.rows())
+            rows = found.rows()
+            first = next(rows, None)  # nothing is written before it is known who answers
+            _write(form, list(found.columns), chain([] if first is None else [first], rows))
             for certificate, cut in found.proofs():
                 print_certificate(certificate, cut)
     except NeedsSparkError as reason:

@@ -49,6 +49,15 @@ def test_only_our_packages_are_in_the_wheel(wheel: Path) -> None:
     assert not [name for name in names_in(wheel) if "__pycache__" in name]
 
 
+def test_the_wheel_has_a_description(wheel: Path) -> None:
+    """Issue 11, item 13: an index shows the first page, as Markdown."""
+    (name,) = (name for name in names_in(wheel) if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        told = Parser().parsestr(archive.read(name).decode())
+    assert told["Description-Content-Type"] == "text/markdown"
+    assert str(told.get_payload()).lstrip().startswith("# Headwater")
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_file_of_a_package_is_lost(wheel: Path, room: str) -> None:
     """Modules, stubs, type markers and data files of the tree are all in the wheel."""

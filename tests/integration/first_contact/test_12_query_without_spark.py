@@ -17,6 +17,9 @@ from broker.errors import GapError
 from broker.model.offsets import Offset
 from headwater.client import Client
 from headwater.local_sql.duckdb_engine import EngineRefusedError, RowSource, run
+from headwater.local_sql.expressions import NeedsSparkError
+from headwater.local_sql.local import answer
+from headwater.local_sql.parsing import parse_statement
 from simkit.brokers.memory_broker import numbered
 from simkit.tier.lake_broker import Served, serving
 
@@ -87,9 +90,30 @@ def test_the_local_engine_says_what_only_spark_answers(served: Served) -> None:
         ("select rand() r from orders", "only Spark answers this statement: RAND"),
         ("select 10 / (offset - 29) r from orders", "division by zero"),
     ):
-        done = _query(served, sql, "--engine", "local")
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert words in done.stderr
+        for form in ("json", "csv", "table"):
+            done = _query(served, sql, "--engine", "local", "--format", form)
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert words in done.stderr
+
+
+def test_more_records_than_the_limit_are_sparks(served: Served) -> None:
+    """The size is told, and `headwater query --help` names the limit."""
+    statement = parse_statement("select count(*) from orders")
+    with (
+        Client(served.server) as client,
+        pytest.raises(NeedsSparkError, match="30 records"),
+        answer(statement, client, records_max=29),
+    ):
+        raise AssertionError("Spark has to answer")
+    with Client(served.server) as client, answer(statement, client, records_max=30) as found:
+        assert list(found.rows()) == [(30,)]
+    shown = subprocess.run(
+        [sys.executable, "-m", "headwater", "query", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "10,000,000" in shown.stdout
 
 
 def test_times_have_their_zone(served: Served) -> None:

@@ -42,6 +42,18 @@ def test_all_is_well_and_nothing_was_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_java_is_looked_at_if_it_is_asked_for(
+    config: BrokerConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broker needs none; Spark does."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    assert check(config, java=False) == 0
+    assert "Java" not in capsys.readouterr().out
+    assert check(config, java=True) == 2
+    assert "Java" in capsys.readouterr().out
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     """Listen on a port."""

@@ -15,6 +15,7 @@ from broker.adapters.flight.service import FlightService
 from broker.process.daemon import _without_login
 from headwater.cli.discovery import Server
 from headwater.cli.main import app
+from headwater.cli.publish import _hint_at_flight
 from headwater.cli.publish_way import nats_of
 from headwater.client import Client
 from headwater.local.embedded import free_port
@@ -103,3 +104,20 @@ def test_the_broker_tells_no_password() -> None:
     """The address goes to everybody who may ask."""
     urls = "nats://me:secret@n1:4222, tls://token@n2:4222,n3:4222"
     assert _without_login(urls) == "nats://n1:4222,tls://n2:4222,n3:4222"
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds", "chosen", "is_told"),
+    [
+        (20_000, 3.0, None, True),
+        (19_999, 3.0, None, False),
+        (20_000, 1.0, None, False),
+        (20_000, 3.0, "nats", False),
+    ],
+)
+def test_a_long_publish_by_nats_names_the_quicker_way(
+    sent: int, seconds: float, chosen: str | None, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a short one, and not one whose way was chosen by name."""
+    _hint_at_flight(sent, seconds, chosen=chosen, via="nats")
+    assert ("--via flight" in capsys.readouterr().err) == is_told
