@@ -178,7 +178,7 @@ def test_files_are_replaced_only_where_everything_is_as_it_was_planned(rig: Rig)
 
     def expire(removed: Sequence[Any]) -> int:
         return rig.lab.table.replace_files(
-            expected, removed=removed, added=(), data_change=True, commit_id="expire",
+            planned, removed=removed, added=(), data_change=True, commit_id="expire",
             moves={0: OffsetRange(Offset(20), Offset(40))},
         )  # fmt: skip
 
