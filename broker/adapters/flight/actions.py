@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker.adapters.flight.listing import Listing
-from broker.adapters.flight.reads import check_incarnation
+from broker.adapters.reading.rows import check_incarnation
 from broker.errors import OverloadedError
 from broker.model.cut_positions import CutPosition
 from broker.model.ids import LeaseId, StreamUuid

@@ -1,9 +1,9 @@
 """The Arrow Flight service: do_put, do_get, flight infos and actions over the BrokerApi port.
 
-broker/codec/flight parses requests. Of the modules beside this one, reads.py serves rows, writes.py
-takes batches, listing.py says what there is, actions.py performs actions, and errors.py translates
-errors. Every call runs on a thread of gRPC. A client's request can only cause typed errors. A bug
-is logged, and the client gets an internal error without a traceback.
+broker/codec/flight parses requests, and broker/adapters/reading serves rows. Of the modules beside
+this one, writes.py takes batches, listing.py says what there is, actions.py performs actions, and
+errors.py translates errors. Every call runs on a thread of gRPC. A client's request can only cause
+typed errors. A bug is logged, and the client gets an internal error without a traceback.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
-from broker.adapters.flight.reads import (
+from broker.adapters.flight.sockets import sever_connections
+from broker.adapters.flight.writes import PutStream
+from broker.adapters.reading.rows import (
     RowRange,
     check_incarnation,
     read_rows,
     resolve,
 )
-from broker.adapters.flight.sockets import sever_connections
-from broker.adapters.flight.writes import PutStream
 from broker.codec.flight.actions import ACTIONS, decode_body
 from broker.codec.flight.operations import OPERATIONS
 from broker.codec.flight.protocol import ReadRequest, StreamPath

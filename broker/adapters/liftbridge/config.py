@@ -21,7 +21,7 @@ class LiftbridgeServiceConfig:
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_client_ca_file: str | None = None  # set: clients must present a certificate of this CA
-    connections_max: int = 1024
+    connections_max: int = 256
     subscriptions_max: int = 512  # a thread each
     commands_max: int = 32  # calls that change or ask metadata, at one time
     commit_timeout_ms: int = 30_000  # a published record that is not durable by then is refused

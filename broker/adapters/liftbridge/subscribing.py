@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from broker.adapters.flight.reads import RowRange, earliest, offset_at, read_rows
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.adapters.reading.rows import RowRange, earliest, offset_at, read_rows
 from broker.errors import NotLeaderError, UnknownPartitionError
 from broker.model.offsets import Offset
 from broker.model.stream import Stream

@@ -124,14 +124,14 @@ def commit_alone() -> None:
 
 def show_uncommitted() -> None:
     """Readers are shown what is in the log, committed or not."""
-    from broker.adapters.flight import reads as flight_reads
+    from broker.adapters.reading import rows as reading
     from broker.codec.flight.protocol import RowsMark
 
     def mark(base: Any, end: Any, high_watermark: Any, epoch: Any) -> Any:
         return RowsMark(base, end, max(high_watermark, end), epoch)
 
-    vars(flight_reads)["_readable"] = lambda wanted: wanted.handle.log_end
-    vars(flight_reads)["RowsMark"] = mark
+    vars(reading)["_readable"] = lambda wanted: wanted.handle.log_end
+    vars(reading)["RowsMark"] = mark
 
 
 def lead_on_after_a_restart() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.adapters.flight.reads import read_rows, resolve
+from broker.adapters.reading.rows import read_rows, resolve
 from broker.codec.flight.protocol import AtTime, ReadRequest, RowsMark
 from broker.codec.record_batch import prepare
 from broker.errors import (

@@ -1,6 +1,6 @@
 """Serving a range of rows: from the table below the local log, from the log, then live.
 
-One generator per do_get. It checks that offsets are contiguous across both tiers. It returns only
+One generator per read. It checks that offsets are contiguous across both tiers. It returns only
 committed records, unless uncommitted ones are requested. It checks at least every ``idle_check_ms``
 whether it should stop. A follower serves the records that it knows to be committed; for anything
 else it asks the leader.

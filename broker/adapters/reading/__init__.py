@@ -1,0 +1,1 @@
+"""Reads of a partition that every service of the broker serves alike."""
