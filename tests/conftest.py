@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from itertools import groupby
@@ -15,6 +16,11 @@ from broker.adapters.raft_pysyncobj.pinned import sockets_kept
 
 if TYPE_CHECKING:
     from lanes import LaneScheduling
+
+# Eight thousand collected tests are objects that stay. Looking through them for garbage was half of
+# the 12 s of CPU of a collection, which each worker makes, and a tenth of what simulations cost. So
+# the garbage collector pauses until they are there, and then leaves them alone.
+gc.disable()
 
 # A deadline per example fails on a busy two-core machine, not on a slow function.
 # HEADWATER_TEST_EXAMPLES is for `make quick`; a property that sets its own number keeps it.
@@ -57,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     """Say how to have this order again."""
     return f"order: {ORDER}={os.environ[ORDER]}"
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, among what tests make."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups

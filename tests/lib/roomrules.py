@@ -13,6 +13,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -96,10 +97,14 @@ def imports(files: Files) -> dict[str, set[str]]:
     paths = {module_name(path): path for path in files if path.endswith(".py")}
     graph: dict[str, set[str]] = {}
     for path in paths.values():
-        names = _imported(ast.parse(files[path], filename=path))
-        found = {_resolved(name, paths) for name in names}
+        found = {_resolved(name, paths) for name in _names(path, files[path])}
         graph[path] = {one for one in found if one is not None and one != path}
     return graph
+
+
+@cache  # three rules ask for the imports of the whole tree
+def _names(path: str, text: str) -> frozenset[str]:
+    return frozenset(_imported(ast.parse(text, filename=path)))
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

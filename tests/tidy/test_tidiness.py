@@ -9,6 +9,7 @@ file that breaks it; a rule that has gone blind fails there, also while the tree
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -145,11 +146,15 @@ Rule = Callable[[SourceFile], Iterator[str]]
 @cache
 def sources() -> tuple[SourceFile, ...]:
     """Parse every Python file of the project that a person wrote."""
-    return tuple(
+    gc.disable()  # a million nodes that stay: 0.9 s of CPU, else 4.6
+    found = tuple(
         SourceFile.of(path, (ROOT / path).read_text(encoding="utf-8"))
         for path in project_files()
         if path.endswith(".py") and not fnmatchcase(path, GENERATED)
     )
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 def matches(path: str, patterns: tuple[str, ...]) -> bool:
