@@ -1,4 +1,4 @@
-"""What a broker does without being asked: ticks, and what a slow replica left to be done."""
+"""The regular work of a broker: ticks, and reconciling again after a slow replica has caught up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JOIN_S: Final = 10.0
 
 
 class Background:
-    """Two pumps. Neither waits for a partition."""
+    """Two pumps: one ticks, one reconciles. Neither waits for a partition."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Background:
         reconcile: Callable[[], None],
         drive: Drive,
     ) -> None:
-        """Prepare: ``tick`` hears how many came before it."""
+        """Prepare; ``tick`` is called with the number of earlier ticks."""
         self._tick_ms = tick_ms
         self._tick = tick
         self._reconcile = reconcile
@@ -36,17 +36,17 @@ class Background:
         self._driven = (drive("ticker", self._take_tick), self._late)
 
     def start(self) -> None:
-        """Begin."""
+        """Start both pumps."""
         for driven in self._driven:
             driven.start()
 
     def stop(self) -> None:
-        """End. Blocks for a while at most."""
+        """Stop both pumps. Blocks, but only for a limited time."""
         for driven in self._driven:
             driven.stop(_JOIN_S)
 
     def reconcile_soon(self) -> None:
-        """Let somebody reconcile: a replica is done with what it was not waited for. Any thread."""
+        """Ask for a reconcile: a replica that was left behind has caught up. Any thread."""
         self._is_late = True
         self._late.wake()
 
@@ -61,6 +61,6 @@ class Background:
             self._is_late = False
             try:
                 self._reconcile()
-            except HeadwaterError as error:  # whoever follows the metadata hears it, too
+            except HeadwaterError as error:  # the metadata follower gets the same error
                 _log.warning("late_replica_not_followed", reason=error.message)
         return NEVER_MS

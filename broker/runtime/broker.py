@@ -1,4 +1,4 @@
-"""A broker: what it is made of, how it starts, follows the metadata, and stops.
+"""A broker: its parts, its start, how it follows the metadata, and its stop.
 
 The parts implement ``BrokerApi`` for the network services and ``TierCatalog`` for tiering. The
 daemon gives the broker its adapters, and a ``Membership`` that says whether it is alone or one of
@@ -49,12 +49,12 @@ from broker.storage.promises.promises import Promises
 
 _log = structlog.get_logger(__name__)
 
-_TICK_MS: Final = 250  # of a broker alone; replicas have more to do on time
+_TICK_MS: Final = 250  # of a single broker; replicas of a cluster have shorter timers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerName:
-    """Which broker this is, of which cluster."""
+    """The names of this broker, its cluster and its namespace."""
 
     cluster: str
     broker_id: BrokerId
@@ -63,38 +63,38 @@ class BrokerName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerParts:
-    """What a broker works with."""
+    """The adapters and services that a broker works with."""
 
     files: Files
     metadata: WaitingMetadata
     membership: Membership
     clock: Clock
     scheduler: TurnScheduler
-    promises: Promises | None = None  # closed by who made them; None: the broker has its own
-    drive: Drive | None = None  # of its pumps; None: threads of its own
+    promises: Promises | None = None  # the maker closes them; None: the broker makes its own
+    drive: Drive | None = None  # drives the pumps; None: a thread for each pump
     id_budget: IdBudget = field(default_factory=IdBudget)
     on_commit: OnCommit = ignore_commit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPace:
-    """How often a broker looks at its replicas, and how long it waits for whom."""
+    """The interval of ticks, and how long a broker waits for claims and for slow replicas."""
 
     tick_ms: int = _TICK_MS
-    claim_ms: int = SETTLE_MS  # for a claim in the lake, before writes are taken
-    patience_s: float = 1.0  # for a slow replica, while the metadata is followed
-    start_s: float = 10.0  # the same, at the start
+    claim_ms: int = SETTLE_MS  # to wait for a claim in the lake before writes are accepted
+    patience_s: float = 1.0  # to wait for a slow replica when the metadata changes
+    start_s: float = 10.0  # to wait for a slow replica at the start
     limits: LagLimits | None = None
     timing: FollowerTiming | None = None
 
 
 class Broker:
-    """Implements ``BrokerApi`` by its parts, and ``StartedBroker``."""
+    """Implements ``StartedBroker``, and through its parts ``BrokerApi``."""
 
     def __init__(
         self, name: BrokerName, ports: BrokerParts, pace: BrokerPace | None = None
     ) -> None:
-        """Join the parts; nothing is opened before :meth:`start`."""
+        """Connect the parts; no log is opened before :meth:`start`."""
         pace = pace or BrokerPace()
         metadata, membership, clock = ports.metadata, ports.membership, ports.clock
         self.cluster = name.cluster
@@ -202,7 +202,7 @@ class Broker:
         )
 
     def _go_on(self) -> None:
-        """Let its pumps be driven: what was registered is open."""
+        """Start the pumps: this process is registered and its logs are open."""
         self._keeper.start()
         self._background.start()
 
@@ -211,14 +211,14 @@ class Broker:
         self.replicas.registered(broker_epoch)
 
     def remove_leftovers(self) -> None:
-        """See ``StartedBroker.remove_leftovers``: deleted, or moved away, while it was down."""
+        """See ``StartedBroker.remove_leftovers``: partitions deleted or moved while it was down."""
         try:
             self.replicas.remove_leftovers(self._metadata.state)
         except (HeadwaterError, OSError) as error:
             _log.warning("leftovers_kept", reason=str(error))
 
     def begin_leading(self) -> None:
-        """See ``StartedBroker.begin_leading``: before anything is published to it."""
+        """See ``StartedBroker.begin_leading``: called before publishers are served."""
         ends = {
             driver.partition_id: (driver.reads.leader_epoch, driver.reads.log_end)
             for driver in self.replicas.all()
@@ -229,7 +229,7 @@ class Broker:
     # ------------------------------------------------------------------ following the metadata
 
     def add_listener(self, listener: LeadListener) -> None:
-        """Add a listener; it hears of changes from now on."""
+        """Add a listener; it is called at later changes only."""
         self._listeners.append(listener)
 
     def open_listeners(self) -> None:
@@ -240,8 +240,8 @@ class Broker:
     def reconcile(self, *, patience_s: float | None = None) -> None:
         """Apply the newest local metadata to the replicas; tell the listeners. Blocks.
 
-        One caller at a time, and the state is read in its turn: whoever comes last would else
-        leave replicas and listeners with an older one.
+        One caller at a time. Each caller reads the state after it has the lock. A caller with a
+        state read earlier could replace a newer one in replicas and listeners.
         """
         with self._reconciling:
             found = self.replicas.reconcile(self._metadata.state, patience_s=patience_s)

@@ -1,7 +1,8 @@
-"""The pump that starts a broker: register, open the logs, give up what is damaged, leftovers, lead.
+"""The pump that starts a broker: register, open logs, give up damaged ones, clean up, lead.
 
-A process whose logs were found damaged registers twice: what it told leaders under its first broker
-epoch is of the logs that were. Each step waits for the answer of the one before; none blocks.
+A process that finds damaged logs registers twice, because leaders may have answers about the
+damaged logs under its first broker epoch. Each step waits for the answer of the step before it; no
+step blocks.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ _log = structlog.get_logger(__name__)
 
 
 class StartedBroker(Protocol):
-    """What the steps do to the broker."""
+    """The broker, as the steps of its start see it."""
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Open logs as the process of this broker epoch from now on."""
+        """Set the broker epoch under which this process opens logs from now on."""
 
     def reconcile(self, *, patience_s: float) -> None:
-        """Open what the metadata says; wait so long for replicas to be what it says."""
+        """Open the replicas that the metadata places here; wait ``patience_s`` for slow ones."""
 
     def remove_leftovers(self) -> None:
-        """Give back the disk of what is not here any more; the metadata is confirmed."""
+        """Delete logs that the confirmed metadata no longer places here."""
 
     def begin_leading(self) -> None:
-        """Give what it leads already a lineage id."""
+        """Give each leadership that has already begun a lineage id."""
 
 
 class BrokerStart:
-    """One start of one process. The answer: the broker epoch that it ended with."""
+    """One start of one process. The answer: the broker epoch of its last registration."""
 
     def __init__(
         self,
@@ -60,15 +61,15 @@ class BrokerStart:
         self._broker_epoch: BrokerEpoch | None = None  # of the present registration
         self._given_up: list[PartitionId] | None = None
         self._closing: Closing | None = None
-        self._deadline_ms = 0  # of closing
+        self._deadline_ms = 0  # for closing the damaged logs
         self._confirmed: list[HeadwaterError | None] = []  # at most one: the answer
         self._step: PumpTurn = self._begin
 
     def turn(self, now_ms: int) -> int:
-        """Take the step that is due, and those that it lets be taken.
+        """Take the step that is due, and the steps that it makes due.
 
         Raises:
-            HeadwaterError: this process may not start, or was asked to stop.
+            HeadwaterError: this process must not start, or was asked to stop.
         """
         while True:
             step = self._step
@@ -99,10 +100,10 @@ class BrokerStart:
         return NEVER_MS
 
     def _open_logs(self) -> None:
-        """Open what can be opened.
+        """Open the logs that can be opened now.
 
-        A full disk must not keep tiering from making room; what waits for room, or for a majority
-        that takes the mark of an opened log, is opened by whoever follows the metadata.
+        Tiering must start even on a full disk, because it frees space. The metadata follower later
+        opens logs that wait for space, or for a majority that commits their opened marks.
         """
         try:
             self._broker.reconcile(patience_s=self._patience_s)
@@ -118,7 +119,7 @@ class BrokerStart:
         self._step = self._close if given_up else self._ask
 
     def _close(self, now_ms: int) -> int:
-        """Close every log; those that were given up are opened again empty."""
+        """Close every log; a replica that was given up is opened again with an empty log."""
         if self._closing is None:
             self._closing = self._hosted.begin_close(self._wake)
             self._deadline_ms = now_ms + int(CLOSE_S * 1000)
@@ -133,7 +134,7 @@ class BrokerStart:
     # ------------------------------------------------------------------ what is not here any more
 
     def _ask(self, _: int) -> int:
-        """Have everything applied that was committed before: what was made since may be new."""
+        """Wait for all committed metadata, so that a stream made since is not taken for unknown."""
         self._step = self._clean
         self._membership.confirm_metadata(self._hear)
         return NEVER_MS

@@ -1,7 +1,7 @@
 """The partitions whose replicas are on this broker: opened, told of the metadata, closed.
 
-``reconcile`` makes what is open equal to what a state of the metadata says. It is the only place
-that opens or removes a partition's log, on one node as in a cluster.
+``reconcile`` opens and closes replicas until they equal those of a metadata state. No other code
+opens or removes a partition's log, on a single broker as in a cluster.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from broker.runtime.replica_opener import ReplicaOpener
 
 _log = structlog.get_logger(__name__)
 
-CLOSE_S: Final = 30.0  # for all logs together, at a polite stop
+CLOSE_S: Final = 30.0  # for all logs together, at a clean stop
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What became of a :meth:`HostedPartitions.reconcile`."""
+    """The result of :meth:`HostedPartitions.reconcile`."""
 
-    changed: list[LedPartitions]  # the streams of which this broker leads other partitions now
-    failure: HeadwaterError | None  # why not everything is as the metadata says
+    changed: list[LedPartitions]  # the streams whose led partitions changed here
+    failure: HeadwaterError | None  # why a replica differs from the metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Closing:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has to wait any more."""
+        """Whether no caller has to wait any more."""
         return all(call.is_over() for _, call in self.begun)
 
 
@@ -69,9 +69,9 @@ class HostedPartitions:
     ) -> None:
         """Nothing is open before the first :meth:`reconcile`.
 
-        A replica that is slow to take a view in is waited for once, for ``patience_s``; ``on_late``
-        is called when it has, on any thread: then :meth:`reconcile` has more to do. It must be
-        quick.
+        ``reconcile`` waits once, for ``patience_s``, for a replica that is slow to take a view.
+        When that replica has taken the view, ``on_late`` is called, on any thread, and
+        :meth:`reconcile` has to run again. ``on_late`` must be quick.
         """
         self._me = me
         self._opener = opener
@@ -79,18 +79,18 @@ class HostedPartitions:
         self._marks = marks
         self._on_late = on_late
         self._patience_s = patience_s
-        self._refused: dict[PartitionId, HeadwaterError] = {}  # no replica is open; why
+        self._refused: dict[PartitionId, HeadwaterError] = {}  # why no replica is open
         self._state = MetadataState()
-        # Replaced, never changed: any thread may be looking through one of them.
+        # Replaced, never changed in place: any thread may iterate over them.
         self._drivers: dict[StreamUuid, Mapping[int, PartitionDriver]] = {}
         self._streams: dict[StreamUuid, Stream] = {}
         self._led: dict[StreamUuid, LedPartitions] = {}
-        self._late: dict[PartitionId, OwnerCall] = {}  # views that are not taken in yet
+        self._late: dict[PartitionId, OwnerCall] = {}  # views that the replica has not taken yet
         self._closing: dict[PartitionId, tuple[PartitionDriver, OwnerCall]] = {}
         self._lock = threading.RLock()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Take this process's broker epoch; before the first :meth:`reconcile`."""
+        """Set this process's broker epoch; call before the first :meth:`reconcile`."""
         self._opener.registered(broker_epoch)
         self._folders.registered(broker_epoch)
         self._marks.registered(broker_epoch)
@@ -98,15 +98,15 @@ class HostedPartitions:
     # ------------------------------------------------------------------ who is here
 
     def of_stream(self, uuid: StreamUuid) -> Mapping[int, PartitionDriver]:
-        """Return the replicas of a stream's partitions that are here, by number."""
+        """Return the local replicas of a stream, by partition number."""
         return self._drivers.get(uuid, {})
 
     def find(self, partition_id: PartitionId) -> PartitionDriver | None:
-        """Return a partition's replica, if it is here."""
+        """Return the local replica of a partition, or None."""
         return self._drivers.get(partition_id.stream_uuid, {}).get(partition_id.number)
 
     def refusal(self, partition_id: PartitionId) -> HeadwaterError | None:
-        """Return why a replica that belongs here could not be opened so far, if so."""
+        """Return why a replica that belongs here is not open yet; None if it is open."""
         return self._refused.get(partition_id)
 
     def unopened(self) -> Mapping[PartitionId, HeadwaterError]:
@@ -124,13 +124,13 @@ class HostedPartitions:
     # ------------------------------------------------------------------ following the metadata
 
     def reconcile(self, state: MetadataState, *, patience_s: float | None = None) -> Reconciled:
-        """Open, inform and close until this broker is what ``state`` says. Blocks.
+        """Open, inform and close replicas until they equal those of ``state``. Blocks.
 
-        A replica that hangs is left behind after ``patience_s``, and not waited for again before it
-        has caught up; then ``on_late`` is called.
-        There is a failure when a new log has no room, or the metadata does not take the mark that
-        it was opened; everything else is done, and the next call tries again. A change of what is
-        led is returned once: whoever calls tells it, failure or not.
+        A replica that hangs is left behind after ``patience_s``. Later calls do not wait for it
+        until it has caught up; then ``on_late`` is called.
+        The result has a failure if a new log has no room, or if the opened mark of a log was not
+        committed. The other replicas are reconciled, and the next call tries again. Each change of
+        led partitions is in one result only, so the caller must tell it even after a failure.
         """
         with self._lock:
             patience_s = self._patience_s if patience_s is None else patience_s
@@ -160,7 +160,7 @@ class HostedPartitions:
                 driver = self._drivers.get(uuid, {}).get(number)
                 if driver is None and partition_id in self._closing:
                     self._state = before
-                    continue  # a replica that was here before has not let go of its files
+                    continue  # an earlier replica of this partition still has the files open
                 if driver is None:
                     try:
                         driver = self._open(streams[uuid], number, row)
@@ -183,12 +183,12 @@ class HostedPartitions:
             if opened:
                 self._folders.sync_promises()
             self._marks.make([one.partition_id for one in fresh])
-        except HeadwaterError as error:  # they take no record before that is known
+        except HeadwaterError as error:  # the logs take no record without marks
             failure = error
         else:
             begun += [_shown(one, state) for one in fresh]
         if failure is not None:
-            self._state = before  # so that the next call looks at everything again
+            self._state = before  # so that the next call compares every replica again
         self._streams.update(streams)
         gone, given_up = self._give_up_gone(state)
         self._wait([*begun, *given_up], patience_s)
@@ -207,10 +207,10 @@ class HostedPartitions:
         return driver
 
     def _wait(self, begun: Sequence[tuple[PartitionDriver, OwnerCall]], patience_s: float) -> None:
-        """Wait for views to be taken in, for a while, all together.
+        """Wait until the replicas have taken their views, for a limited time in total.
 
-        A replica whose disk hangs is not waited for: it takes its view when it can, and then there
-        is another :meth:`reconcile`. No other replica, and no new stream, waits for it.
+        A replica whose disk hangs is left behind. It takes its view when its disk answers, and then
+        :meth:`reconcile` runs again. No other replica, and no new stream, waits for it.
         """
         deadline_s = time.monotonic() + patience_s
         self._late = {one: call for one, call in self._late.items() if not call.is_over()}
@@ -223,7 +223,7 @@ class HostedPartitions:
                 continue
             try:
                 driver.replication.view_taken(call)
-            except HeadwaterError as error:  # it has failed, and says so itself
+            except HeadwaterError as error:  # the replica failed and has logged it
                 _log.error("view_not_taken", partition=str(driver.partition_id), reason=str(error))
 
     # ------------------------------------------------------------------ closing
@@ -231,7 +231,7 @@ class HostedPartitions:
     def _give_up_gone(
         self, state: MetadataState
     ) -> tuple[dict[StreamUuid, list[int]], list[tuple[PartitionDriver, OwnerCall]]]:
-        """Begin to let go of replicas that were moved away, and of deleted streams."""
+        """Begin to close the replicas that were moved away or whose stream was deleted."""
         gone: dict[StreamUuid, list[int]] = {}
         begun: list[tuple[PartitionDriver, OwnerCall]] = []
         for uuid, drivers in list(self._drivers.items()):
@@ -244,7 +244,7 @@ class HostedPartitions:
         return gone, begun
 
     def _remove(self, gone: Mapping[StreamUuid, list[int]]) -> None:
-        """Close logs that nobody reads any more, and give their disk back."""
+        """Close logs that no reader uses any more, and delete them."""
         for uuid, numbers in gone.items():
             drivers = self._drivers[uuid]
             self._drivers[uuid] = {n: one for n, one in drivers.items() if n not in numbers}
@@ -258,14 +258,14 @@ class HostedPartitions:
                 self._led.pop(uuid, None)
 
     def _remove_closed(self, patience_s: float) -> None:
-        """Give the disk of replicas back that are not here any more, once their logs are closed."""
+        """Delete the logs of removed replicas, once they are closed."""
         deadline_s = time.monotonic() + patience_s
         for partition_id, (driver, call) in list(self._closing.items()):
             if not call.is_over(max(0.0, deadline_s - time.monotonic())):
                 _log.warning("log_not_closed", partition=str(driver.partition_id))
                 call.afterwards(self._on_late)
                 continue
-            with suppress(HeadwaterError):  # its disk failed; it is to be removed all the same
+            with suppress(HeadwaterError):  # its disk failed; it is removed nevertheless
                 driver.closed(call)
             del self._closing[partition_id]
             self._folders.remove(partition_id)
@@ -282,13 +282,13 @@ class HostedPartitions:
     def close(self) -> bool:
         """Finish queued writes and close every log. Blocks.
 
-        Returns whether each that was found whole was closed whole, synced to its end.
+        Returns whether every undamaged log was closed and synced to its end.
         """
         closing = self.begin_close()
         return self._wait_closed(closing, CLOSE_S)
 
     def _wait_closed(self, closing: Closing, patience_s: float) -> bool:
-        """Wait until logs are closed: together, and a disk that hangs only so long."""
+        """Wait until the logs are closed, ``patience_s`` at most in total."""
         deadline_s, whole = time.monotonic() + patience_s, True
         for driver, call in closing.begun:
             try:
@@ -314,13 +314,14 @@ class HostedPartitions:
     # ------------------------------------------------------------------ damage
 
     def damaged(self) -> list[PartitionId]:
-        """Return the replicas whose logs were found damaged when they were opened."""
+        """Return the replicas whose logs were damaged when they were opened."""
         return [one.partition_id for one in self.all() if one.health.is_damaged]
 
     def set_aside(self, partition_ids: Sequence[PartitionId], closing: Closing) -> bool:
-        """Move these logs away, for whoever wants to look at them; all are closed, or hang.
+        """Move these damaged logs aside, so that they can be examined. All are closed, or hang.
 
-        The next :meth:`reconcile` opens all again, those empty. Returns what :meth:`close` does.
+        The next :meth:`reconcile` opens all replicas again, these with empty logs. Returns the same
+        as :meth:`close`.
         """
         with self._lock:
             closed_whole = self._wait_closed(closing, 0.0)
@@ -348,10 +349,10 @@ class HostedPartitions:
 
 
 def _is_altered(driver: PartitionDriver, stream: Stream) -> bool:
-    """Tell whether a replica has to obey other settings of its stream."""
+    """Tell whether the settings of a replica's stream have changed."""
     return driver.stream is not stream and driver.stream != stream
 
 
 def _shown(driver: PartitionDriver, state: MetadataState) -> tuple[PartitionDriver, OwnerCall]:
-    """Begin to show a replica what a state says of it; return the call that takes it in."""
+    """Begin to give a replica its view of a state; return the call that takes the view."""
     return driver, driver.replication.take_view(view_of(state, driver.partition_id))

@@ -1,10 +1,10 @@
 """Bounded mailboxes of pumps: any thread puts, the pump takes in its turns.
 
-``Inbox``: news replaces older news of the same kind from the same sender. Whoever reads it late
-meets the newest of each, not a backlog. What would make it longer than it may be is dropped and
-counted: only messages that are sent again by themselves may be offered.
+``Inbox``: a message replaces an older message of the same kind from the same sender. So a slow
+reader gets the newest of each, not a backlog. A message that does not fit is dropped and counted,
+so only messages that their senders repeat may be offered.
 
-``Mailbox``: everything, in the order of arrival; whoever finds it full hears of that.
+``Mailbox``: every message, in the order of arrival. A full mailbox refuses, and ``put`` says so.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Inbox:
     """Any thread puts, one takes. Nothing here blocks."""
 
     def __init__(self, *, waiting_max: int, wake: Callable[[], None] = lambda: None) -> None:
-        """Hold at most ``waiting_max`` offers; what is put is bounded by whoever puts it.
+        """Hold at most ``waiting_max`` offered items; callers of ``put`` bound their own items.
 
-        ``wake`` is called after each that was taken in.
+        ``wake`` is called after each accepted item.
         """
         self._waiting_max = waiting_max
         self._wake = wake
@@ -35,13 +35,13 @@ class Inbox:
         return len(self._items)
 
     def put(self, key: Hashable, item: Any) -> None:
-        """Leave an item in the place of an older one of this key; it is never dropped."""
+        """Add an item, or replace the older item of this key; it is never dropped."""
         with self._lock:
             self._items[key] = item
         self._wake()
 
     def offer(self, key: Hashable, item: Any) -> None:
-        """Leave an item, or drop it when there are too many."""
+        """Add an item, or replace the older item of this key; drop it if too many wait."""
         with self._lock:
             if key not in self._items and len(self._items) >= self._waiting_max:
                 self.dropped += 1
@@ -50,7 +50,7 @@ class Inbox:
         self._wake()
 
     def take(self) -> tuple[Hashable, Any] | None:
-        """Take the item that waits longest; None when there is none."""
+        """Take the oldest item; None if there is none."""
         with self._lock:
             return self._items.popitem(last=False) if self._items else None
 
@@ -59,7 +59,7 @@ class Mailbox(Generic[_T]):
     """Any thread puts, one takes, one closes. Nothing here blocks."""
 
     def __init__(self, *, waiting_max: int, wake: Callable[[], None]) -> None:
-        """Hold at most ``waiting_max`` items; ``wake`` is called after each that was taken in."""
+        """Hold at most ``waiting_max`` items; ``wake`` is called after each accepted item."""
         self._waiting_max = waiting_max
         self._wake = wake
         self._items: deque[_T] = deque()
@@ -70,7 +70,7 @@ class Mailbox(Generic[_T]):
         return len(self._items)
 
     def put(self, item: _T) -> bool:
-        """Leave an item; False: there are too many, or nobody will take it any more."""
+        """Add an item; False: the mailbox is full or closed, and the item is not in it."""
         with self._lock:
             if self.is_closed or len(self._items) >= self._waiting_max:
                 return False
@@ -79,12 +79,12 @@ class Mailbox(Generic[_T]):
         return True
 
     def take(self, count_max: int) -> list[_T]:
-        """Take the items that wait longest, at most so many."""
+        """Take the oldest items, at most ``count_max``."""
         with self._lock:
             return [self._items.popleft() for _ in range(min(count_max, len(self._items)))]
 
     def close(self) -> list[_T]:
-        """Take in nothing any more; return what nobody will take in a turn."""
+        """Refuse further items; return the items that no turn will take."""
         with self._lock:
             self.is_closed = True
             left = [*self._items]

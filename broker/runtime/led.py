@@ -1,4 +1,4 @@
-"""Which partitions this broker leads, and who is told of changes."""
+"""The partitions that this broker leads, and the listeners to changes of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LedPartitions:
 
 
 class LeadListener(Protocol):
-    """Somebody who serves what this broker leads, e.g. by a subscription."""
+    """Serves the partitions that this broker leads, for example by a NATS subscription."""
 
     def led_changed(self, led: LedPartitions) -> None:
-        """Serve these partitions of the stream and no others. Blocks until it is so."""
+        """Serve exactly these partitions of the stream. Blocks until it does."""

@@ -1,4 +1,4 @@
-"""Lets the metadata know which replicas have a log on this broker."""
+"""Opened marks: the metadata's note that a replica has a log on this broker."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _MARKS_MAX: Final = 4000  # of replicas, in one command
 
 
 class OpenedMarks:
-    """The marks of one process. A log takes no record before its mark is in the metadata."""
+    """The marks of one process. A log takes no record before its mark is committed."""
 
     def __init__(self, me: BrokerId, metadata: WaitingMetadata) -> None:
-        """Begin without marks; :meth:`registered` comes before the first."""
+        """Begin without marks; call :meth:`registered` before the first."""
         self._me = me
         self._metadata = metadata
         self._broker_epoch = BrokerEpoch(0)
         self._marked: set[PartitionId] = set()  # by this process
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Mark as the process of this broker epoch from now on."""
+        """Set the broker epoch under which this process marks from now on."""
         self._broker_epoch = broker_epoch
 
     def are_needed(self, partition_id: PartitionId, row: PartitionState) -> bool:
-        """Tell whether neither the metadata nor this process knows of a mark."""
+        """Tell whether neither the metadata nor this process has a mark of this log."""
         return self._me not in row.opened and partition_id not in self._marked
 
     def make(self, partition_ids: Sequence[PartitionId]) -> None:
-        """Make it known durably that these logs are held. Blocks."""
+        """Commit marks for these logs to the metadata. Blocks."""
         if partition_ids:
             for command in marks_of(self._me, self._broker_epoch, partition_ids):
                 self._metadata.propose(command)

@@ -1,8 +1,9 @@
-"""What operators ask of a broker: how the cluster stands, and changes on purpose.
+"""The operators' interface of a broker: the state of the cluster, and changes by operators.
 
-Every broker answers for the whole cluster from the metadata that it has applied, after a barrier
-where one can be had, and for its own replicas. A change is an ordinary command with the epochs that
-it was decided on; one that lost a race is looked at again. Implements ``OperatorApi``.
+Every broker answers for the whole cluster from its applied metadata (after a barrier, if a
+majority answers), and for its own replicas. A change is an ordinary metadata command with the
+epochs on which it was decided. If another change came first, the plan is made again on the new
+state. Implements ``OperatorApi``.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from broker.runtime.partition.driver import PartitionDriver
 
 _log = structlog.get_logger(__name__)
 
-_ATTEMPTS: Final = 5  # at a change that somebody else's change overtook
+_ATTEMPTS: Final = 5  # of one change, if other changes come first
 _BARRIER_MS: Final = 5_000
 _NEVER: Final = frozenset(
     one.value for one in (ChangeRefusal.LAST, ChangeRefusal.TOO_MANY, ChangeRefusal.FIXED)
@@ -77,11 +78,11 @@ class OperatedVoters(Protocol):
         """Return who votes and who watches."""
 
     def change_voter(self, node: NodeId, *, votes: bool) -> VoterChanged:
-        """Go on with making a member vote, or watch only."""
+        """Take the next step of making a member a voter or an observer."""
 
 
 class OperatedReplicas(Protocol):
-    """The replicas that are here."""
+    """The local replicas."""
 
     def all(self) -> list[PartitionDriver]:
         """Return every open replica."""
@@ -98,16 +99,16 @@ class OperatedTables(Protocol):
 
         Raises:
             RemoteTierUnavailableError: the table cannot be asked.
-            CorruptDataError: the table is not one to be believed.
+            CorruptDataError: the table is damaged or not of this stream.
         """
 
 
 class OperatedBroker(Protocol):
-    """The parts of a broker that operators look at."""
+    """The parts of a broker that operators ask."""
 
     @property
     def replicas(self) -> OperatedReplicas:
-        """The replicas that are here."""
+        """The local replicas."""
 
     @property
     def cold(self) -> OperatedTables:
@@ -317,7 +318,7 @@ class ClusterOperations:
             refused = None
             try:
                 self._propose(command)
-            except (FencedError, InvalidRequestError) as error:  # it changed meanwhile
+            except (FencedError, InvalidRequestError) as error:  # the partition changed meanwhile
                 refused = error.message
             done.append(
                 Proposed(
@@ -341,7 +342,7 @@ class ClusterOperations:
         operator: str,
         accept_data_loss: bool,
     ) -> Proposed:
-        """See ``OperatorApi.elect_unclean``: of the partition as the operator saw it."""
+        """See ``OperatorApi.elect_unclean``; refused if the partition has changed since."""
         if broker != self._me:
             raise InvalidRequestError(
                 f"{broker} itself has to be asked to lead: only it knows how far its log reaches",
@@ -362,7 +363,7 @@ class ClusterOperations:
             raise IneligibleReplicaError(
                 f"{broker} holds no readable replica of {name}/{partition}", broker=broker
             )
-        # A leader's log begins at the cold end at the latest, so that has to be the newest one.
+        # A leader's log begins at or below the cold end, so the newest cold end is needed.
         self._broker.cold.learn_end(name, partition)
         stream, one = _find(self._metadata.state, name, partition)
         _, end = driver.replication.synced_position
@@ -396,7 +397,7 @@ class ClusterOperations:
         self._change(plan)
 
     def _change(self, plan: Callable[[MetadataState], Command | None]) -> bool:
-        """Propose what ``plan`` wants of the newest state; tell whether that was anything."""
+        """Propose the command that ``plan`` makes of the newest state; False if it makes none."""
         refused: HeadwaterError | None = None
         for _ in range(_ATTEMPTS):
             self._metadata.barrier(timeout_ms=_BARRIER_MS)
@@ -426,7 +427,7 @@ def _alone(me: BrokerId) -> InvalidRequestError:
 
 
 def followers_of(driver: PartitionDriver, now_ms: int) -> Iterator[FollowerStatus]:
-    """Yield how far each follower is, where this replica leads; any thread."""
+    """Yield the progress of each follower, if this replica leads. Any thread."""
     leader = driver.replication.leader
     if leader is None:
         return

@@ -1,8 +1,8 @@
-"""The end of a process that met a bug: at once, whatever its other threads do.
+"""Ends a process after a bug: at once, without waiting for its other threads.
 
-After a bug nobody knows what memory holds, so nothing of it is written any more and nobody is
-answered from it. What was acknowledged is on the disk; a start after a crash is what recovery is
-for. A polite stop is for processes that are well.
+After a bug the process's memory cannot be trusted, so nothing more is written or answered from it.
+Acknowledged records are on the disk, and the next start recovers them as after any crash. A clean
+stop is for processes without a bug.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-SAY_S_MAX: Final = 1.0  # for the last words: whoever reads them may be stuck
+SAY_S_MAX: Final = 1.0  # to log the reason: the reader of the log may hang
 
 
 def end_process(exit_code: int, say: Callable[[], None]) -> None:
-    """Say it, if that is possible at all, and end the process. Does not return."""
+    """Call ``say`` for at most a second, then end the process. Does not return."""
     try:
         threading.Thread(target=_end_soon, args=(exit_code,), daemon=True).start()
         say()

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from broker.ports.pumps import Drive, Driven, PumpTurn
 from broker.ports.system import Clock
 
-_WAIT_S_MAX: Final = 3600.0  # what a thread sleeps at a stretch
-_LOOK_S: Final = 0.1  # what a caller sleeps at a stretch; a pump may look at what wakes nobody
+_WAIT_S_MAX: Final = 3600.0  # the longest sleep of a thread
+_LOOK_S: Final = 0.1  # the longest sleep of a caller: its pump may poll state that sends no wake-up
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +26,7 @@ class PumpThread:
         clock: Clock,
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        """Prepare; ``on_crash`` hears of a turn that raised, and there is no other after it."""
+        """Prepare; if a turn raises, ``on_crash`` gets the exception and no further turn runs."""
         self._turn = turn
         self._clock = clock
         self._on_crash = on_crash
@@ -43,7 +43,7 @@ class PumpThread:
         self._woken.set()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """See ``Driven.stop``. One that never began has ended."""
+        """See ``Driven.stop``. Returns at once if the thread was never started."""
         self._stopping = True
         self._woken.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -55,13 +55,13 @@ class PumpThread:
                 next_ms = self._turn(self._clock.monotonic_ms())
                 wait_s = (next_ms - self._clock.monotonic_ms()) / 1000
                 self._woken.wait(min(max(0.0, wait_s), _WAIT_S_MAX))
-                self._woken.clear()  # before the turn: what comes during it is for the next one
+                self._woken.clear()  # before the turn: a later wake-up is for the next turn
         except BaseException as crash:  # noqa: BLE001 - the owner ends the process
             self._on_crash(crash)
 
 
 def on_threads(clock: Clock, on_crash: Callable[[BaseException], None]) -> Drive:
-    """Return what gives each pump a thread."""
+    """Return a ``Drive`` that gives each pump a thread."""
 
     def drive(name: str, turn: PumpTurn) -> Driven:
         return PumpThread(name, turn, clock=clock, on_crash=on_crash)
@@ -74,7 +74,8 @@ def wait_for_answer(
 ) -> Answer:
     """Take the turns of one pump on this thread until it has answered. Blocks.
 
-    ``begin`` is given what wakes the pump and what takes its answer, and returns its turn.
+    ``begin`` gets two functions, one that wakes the pump and one that takes its answer, and returns
+    the function that takes a turn.
     """
     woken = threading.Event()
     answers: list[Answer] = []
@@ -85,4 +86,4 @@ def wait_for_answer(
             return answers[0]
         wait_s = (next_ms - clock.monotonic_ms()) / 1000
         woken.wait(min(max(0.0, wait_s), _LOOK_S))
-        woken.clear()  # before the turn: what comes during it is for the next one
+        woken.clear()  # before the turn: a later wake-up is for the next turn

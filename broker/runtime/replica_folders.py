@@ -34,23 +34,23 @@ _UNKNOWN: Final = "unknown"
 
 
 class ReplicaFolders:
-    """One thread at a time: whoever reconciles."""
+    """One thread at a time: the one that reconciles."""
 
     def __init__(self, files: Files, promises: Promises) -> None:
-        """Work in ``files``; ``promises`` say what each log has to hold."""
+        """Work in ``files``; ``promises`` has how far each log must reach."""
         self._files = files
         self._promises = promises
         self._broker_epoch = BrokerEpoch(0)
-        self._unknown: list[str] = []  # where logs are now that nobody knows of
+        self._unknown: list[str] = []  # new folders of logs that the metadata does not know
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Name what is moved aside after this broker epoch from now on."""
+        """Set the broker epoch for the names of folders that are moved aside from now on."""
         self._broker_epoch = broker_epoch
 
     # ------------------------------------------------------------------ opening
 
     def open_log(self, partition_id: PartitionId, config: LogConfig, *, held: bool) -> PartitionLog:
-        """Open a log; one that the disk does not give is damaged, and no other suffers for it."""
+        """Open a log. A log that cannot be read is damaged; the other logs are not affected."""
         folder = log_folder(partition_id)
         promise = self._promises.replica(partition_id)
         try:
@@ -79,26 +79,26 @@ class ReplicaFolders:
         return begin_log
 
     def sync_promises(self) -> None:
-        """Make the promises of what was opened durable."""
+        """Make the promises of the opened logs durable."""
         self._promises.sync()
 
     # ------------------------------------------------------------------ removing
 
     def remove(self, partition_id: PartitionId) -> None:
-        """Remove a log that is not held any more, and after it what was promised of it."""
+        """Remove the log of a removed replica, and then its promise."""
         uuid = partition_id.stream_uuid
         self._files.remove_folder(log_folder(partition_id))
-        if not stored_numbers(self._files, uuid):  # else others belong here: open, or waiting
+        if not stored_numbers(self._files, uuid):  # no other local partition
             self._files.remove_folder(stream_folder(uuid))
             _log.info("stream_removed", stream_uuid=uuid)
         self._promises.replica(partition_id).remove()
 
     def set_aside(self, partition_id: PartitionId) -> None:
-        """Move a damaged log away, for whoever wants to look at it."""
+        """Move a damaged log aside, so that it can be examined."""
         aside = None
         if self._files.exists(log_folder(partition_id)):
             aside = self._move(partition_id, _ASIDE)
-        # After it: a damaged log must not be believed because nothing is promised.
+        # After the move: without a promise a damaged log would pass for a whole one.
         self._promises.replica(partition_id).renew()
         _log.error("damaged_log_set_aside", partition=str(partition_id), folder=aside)
 
@@ -107,14 +107,15 @@ class ReplicaFolders:
     ) -> None:
         """Remove what was deleted, or moved to other brokers, while this broker was down.
 
-        ``state`` is confirmed. A log of which it neither knows nor remembers the deletion is moved
-        aside instead: perhaps the whole cluster's metadata is older than this log. So is one that
-        is said to be elsewhere, and has records of a leader of whom nothing is known.
+        ``state`` is confirmed. A log of a stream that the state neither has nor remembers as
+        deleted is moved aside instead, because the whole cluster's metadata may be older than the
+        log. The same is done with a log that the state places on other brokers, if it has records
+        of a leader epoch that the state does not have.
         """
         stored = stored_partitions(self._files)
         for partition_id in sorted({*stored, *self._promises.replicas()}):
             if is_open(partition_id):
-                continue  # a newer state is for the next reconcile
+                continue  # the next reconcile has the newer state
             belongs = where_belongs(state, partition_id, me)
             if belongs is Belongs.HERE:
                 continue
@@ -130,7 +131,7 @@ class ReplicaFolders:
 
     @property
     def complaint(self) -> str | None:
-        """What was found at start that nobody knows of, if anything was."""
+        """The complaint about logs that the metadata does not know, if the start found any."""
         if not self._unknown:
             return None
         return (
@@ -141,7 +142,7 @@ class ReplicaFolders:
     def _is_elsewhere(
         self, state: MetadataState, partition_id: PartitionId, belongs: Belongs
     ) -> bool:
-        """Tell whether others have what a log holds: the metadata is not older than the log."""
+        """Tell whether other brokers hold the log and the metadata has its newest leader epoch."""
         if belongs is not Belongs.ELSEWHERE:
             return False
         epoch = newest_epoch(self._files, partition_id)
@@ -149,7 +150,7 @@ class ReplicaFolders:
         return epoch is not None and epoch <= row.leader_epoch
 
     def _move(self, partition_id: PartitionId, aside: str) -> str:
-        """Move a log to where nobody opens it, durably; return where it is now."""
+        """Move a log durably to a folder that is never opened; return that folder."""
         folder = f"{aside}/{partition_id.stream_uuid}-{partition_id.number}-{self._broker_epoch}"
         self._files.make_folder(aside)
         self._files.replace(log_folder(partition_id), folder)

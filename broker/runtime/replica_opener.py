@@ -37,7 +37,7 @@ MakeLinks = Callable[[Stream, PartitionId], ReplicaLinks]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSetting:
-    """What every replica on this broker shares."""
+    """The parts that all replicas on this broker share."""
 
     me: BrokerId
     clock: Clock
@@ -53,20 +53,20 @@ class ReplicaSetting:
 
 
 class ReplicaOpener:
-    """One thread at a time: whoever reconciles."""
+    """One thread at a time: the one that reconciles."""
 
     def __init__(self, setting: ReplicaSetting, folders: ReplicaFolders) -> None:
-        """Open logs in ``folders``; :meth:`registered` comes before the first."""
+        """Open logs in ``folders``; call :meth:`registered` before the first."""
         self._setting = setting
         self._folders = folders
         self._broker_epoch = BrokerEpoch(0)
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Open replicas as the process of this broker epoch from now on."""
+        """Set the broker epoch under which this process opens replicas from now on."""
         self._broker_epoch = broker_epoch
 
     def open(self, partition: StreamPartition, row: PartitionState) -> PartitionDriver:
-        """Open the log of a partition, of which the metadata says ``row``.
+        """Open the log of a partition and return its driver; ``row`` is its metadata state.
 
         Raises:
             HeadwaterError: a new log has no room.

@@ -1,4 +1,4 @@
-"""The regular work of the replicas that are here: timers, maintenance, and freeing of segments."""
+"""The regular work of the local replicas: timers, maintenance, and freeing of segments."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Upkeep:
         self._replicas = replicas
         self._metadata = metadata
         self._clock = clock
-        self._every = max(1, _MAINTENANCE_MS // tick_ms)  # of so many ticks one maintains
+        self._every = max(1, _MAINTENANCE_MS // tick_ms)  # ticks from one maintenance to the next
 
     def tick(self, count: int) -> None:
-        """Queue what is due in every replica; ``count`` ticks came before this one."""
+        """Queue the due work of every replica; ``count`` is the number of earlier ticks."""
         for driver in self._replicas.all():
             driver.replication.tick()
             if (count + 1) % self._every == 0:

@@ -39,13 +39,13 @@ class ColdTier:
     """Implements ``ColdTierApi``. Any thread; blocks while it asks the lake."""
 
     def __init__(self, streams: Streams, ends: ColdEnds) -> None:
-        """Begin without a lake."""
+        """Begin without a lake; :meth:`attach` adds it."""
         self._streams = streams
         self._ends = ends
         self._remote: RemoteLog | None = None
 
     def attach(self, remote: RemoteLog) -> None:
-        """Plug the lake in; before the broker starts."""
+        """Use this lake; call before the broker starts."""
         self._remote = remote
 
     def table_name(self, name: str, stream_uuid: StreamUuid, namespace: str) -> str:
@@ -88,18 +88,19 @@ class ColdTier:
         return self._lake().status(self._streams.get(name))
 
     def table_start(self, name: str, partition: int) -> Offset | None:
-        """See ``ColdTierApi.table_start``; asks the table itself, for others may feed it."""
+        """See ``ColdTierApi.table_start``; reads the table, because another broker may feed it."""
         found = self.table_state(self._streams.get(name)).ranges.get(partition)
         return found.start if found else None
 
     def learn_end(self, name: str, partition: int) -> None:
-        """Record how far the table reaches, as the table itself says, and not only the metadata.
+        """Record how far the table reaches, as the table itself says.
 
-        A leader may have died between its commit and the note of it. Blocks.
+        The metadata may be behind: a leader may have died between its commit to the table and its
+        note in the metadata. Blocks.
 
         Raises:
             RemoteTierUnavailableError: the table cannot be asked.
-            CorruptDataError: the table is not one to be believed.
+            CorruptDataError: the table is damaged or not of this stream.
         """
         stream = self._streams.with_partition(name, partition)
         found = self.table_state(stream).ranges.get(partition)

@@ -37,7 +37,7 @@ class Cuts:
         ends: ColdEnds,
         lineages: KnownLineages,
     ) -> None:
-        """Join what a cut is made of; ``cluster`` is named in it."""
+        """Take the parts that a cut needs; each cut names ``cluster``."""
         self._cluster = cluster
         self._metadata = metadata
         self._clock = clock
@@ -95,7 +95,7 @@ class Cuts:
         stream = self._streams.get(name)
         lease = self.take_lease(name, owner=owner, ttl_ms=ttl_ms)
         try:
-            # Before the table is looked at: what is recorded after may not be in it yet.
+            # Read before the table: a cold end recorded later may not be in this table version yet.
             recorded = [
                 self._ends.of(PartitionId(stream.uuid, PartitionNumber(number)))
                 for number in range(stream.config.partitions)

@@ -1,7 +1,7 @@
-"""Whose history each partition's records are, as far as the metadata here says.
+"""The lineage of each partition's records, as far as the local metadata has it.
 
-That metadata may be behind. So before something is refused or missed, the newest metadata is waited
-for once, and looked at again.
+The local metadata may be behind. So before a request is refused, this waits once for the newest
+metadata and looks again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class KnownLineages:
     """Looks lineages up. Any thread; blocks while it waits for the newest metadata."""
 
     def __init__(self, metadata: WaitingMetadata, *, confirm_ms: int) -> None:
-        """Wait so long at most for the newest metadata."""
+        """Wait at most ``confirm_ms`` for the newest metadata."""
         self._metadata = metadata
         self._confirm_ms = confirm_ms
 
@@ -51,7 +51,7 @@ class KnownLineages:
             self._metadata.barrier(timeout_ms=self._confirm_ms)
 
     def id_of(self, stream: Stream, number: int, leader_epoch: LeaderEpoch) -> str | None:
-        """Return the id of a leadership; a leader elsewhere may know of it before this broker."""
+        """Return the id of a leadership; waits for newer metadata if it is not known here yet."""
         for looked_before in (False, True):
             known = self._of(stream)
             for one in reversed(known[number] if number < len(known) else ()):

@@ -1,4 +1,4 @@
-"""The leases that have not ended, by a state of the metadata; how long one may last. Pure."""
+"""The live leases in a metadata state, and the bounds of a lease's duration. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leases_on(state: MetadataState, stream_uuid: StreamUuid, now_us: int) -> lis
 
 
 def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Offset:
-    """Return the offset above which no lease lets a segment end that is freed."""
+    """Return the lowest offset that a lease holds: a freed segment must end at or below it."""
     floors = [
         lease.floors[partition.number]
         for lease in state.leases.values()
@@ -40,7 +40,7 @@ def lease_floor(state: MetadataState, partition: PartitionId, now_us: int) -> Of
 
 
 def checked_ttl_ms(ttl_ms: int) -> int:
-    """Return how long a lease is to last, if that is within bounds."""
+    """Return ``ttl_ms`` if it is within the bounds of a lease; else raise."""
     if not LEASE_TTL_MS_MIN <= ttl_ms <= LEASE_TTL_MS_MAX:
         raise InvalidRequestError(
             f"a lease lasts {LEASE_TTL_MS_MIN} to {LEASE_TTL_MS_MAX} ms, not {ttl_ms}",

@@ -1,4 +1,4 @@
-"""Where partitions are, the replicas that are here, and what is committed, wherever it is led."""
+"""The places of partitions, the local replicas, and what is committed at any leader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Partitions:
         replicas: HostedPartitions,
         lineages: KnownLineages,
     ) -> None:
-        """Look here first; what others lead, ``membership`` asks them."""
+        """Answer from local replicas first; ``membership`` asks the leaders on other brokers."""
         self._metadata = metadata
         self._membership = membership
         self._streams = streams
@@ -36,7 +36,7 @@ class Partitions:
         self._lineages = lineages
 
     def handle(self, name: str, partition: int) -> PartitionDriver:
-        """See ``PartitionsApi.handle``: the replica that is here, whoever leads."""
+        """See ``PartitionsApi.handle``: the local replica, leader or follower."""
         stream = self._streams.with_partition(name, partition)
         partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
         driver = self._replicas.find(partition_id)
@@ -67,7 +67,7 @@ class Partitions:
         return CutPosition(lineage_id, at.high_watermark)
 
     def standing_of(self, stream: Stream, number: int) -> PartitionStanding:
-        """Return what is committed, as its leader knows it; raises as ``standing``."""
+        """Return what the leader knows to be committed; raises as ``standing`` does."""
         partition_id = PartitionId(stream.uuid, PartitionNumber(number))
         driver = self._replicas.find(partition_id)
         if driver is not None and driver.leads:
@@ -78,5 +78,5 @@ class Partitions:
             if newest is not None:
                 return PartitionStanding(reads.log_start, newest, reads.leader_epoch)
         told = self._membership.newest(partition_id, f"{stream.name}/{number}")
-        assert told.high_watermark is not None, "a leader that does not know is not an answer"
+        assert told.high_watermark is not None, "an answer has a high watermark"
         return PartitionStanding(told.log_start, told.high_watermark, told.leader_epoch)

@@ -32,8 +32,8 @@ from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 
-_OPEN_S: Final = 10.0  # for the replicas of a new stream that are here
-_ALTER_ATTEMPTS: Final = 5  # other changes that may come between
+_OPEN_S: Final = 10.0  # to wait for the local replicas of a new stream
+_ALTER_ATTEMPTS: Final = 5  # of one change, if other changes come first
 _log = structlog.get_logger(__name__)
 
 TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid, namespace
@@ -41,9 +41,9 @@ TableName = Callable[[str, StreamUuid, str], str]  # of a new stream: name, uuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDefaults:
-    """What a stream gets that is created at this broker."""
+    """The defaults of a stream that is created at this broker."""
 
-    leader: BrokerId  # where a broker alone places it
+    leader: BrokerId  # the leader, on a single broker
     namespace: str
     table_name: TableName
 
@@ -109,7 +109,7 @@ class Streams:
     def alter(
         self, name: str, changes: Mapping[str, Any], *, dry_run: bool = False
     ) -> AlteredStream:
-        """See ``StreamsApi.alter``. A change that came between is looked at, and taken in."""
+        """See ``StreamsApi.alter``. If another change came first, it is tried on the new state."""
         self._metadata.barrier(timeout_ms=CONFIRM_MS)
         with self._change:
             for _ in range(_ALTER_ATTEMPTS - 1):
@@ -134,13 +134,13 @@ class Streams:
 
     def _altered(self, stream: Stream, changes: Mapping[str, Any]) -> Stream:
         config = StreamConfig.from_dict({**stream.config.to_dict(), **changes})
-        if config.tiering and not stream.config.tiering:  # meanwhile there may be a table there
+        if config.tiering and not stream.config.tiering:  # a table of this name may exist by now
             table_name = self._defaults.table_name(stream.name, stream.uuid, stream.namespace)
             stream = replace(stream, table_name=table_name)
         return replace(stream, config=config)
 
     def _refuse_in_vain(self, command: AlterStream) -> None:
-        """Raise what the metadata would answer to a command, and propose nothing."""
+        """Raise the error that the metadata would answer, without a proposal."""
         state = self._metadata.state
         level = max(state.feature_level, FEATURE_LEVEL_ALTERED)
         _, reply = apply(replace(state, feature_level=level), command)
@@ -148,7 +148,7 @@ class Streams:
             raise reply.error
 
     def _raise_level(self) -> None:
-        """Let the cluster take commands that older builds do not know; once, and for good."""
+        """Raise the cluster's feature level for commands that older builds lack. Irreversible."""
         level = self._metadata.state.feature_level
         if level < FEATURE_LEVEL_ALTERED:
             command = SetFeatureLevel(expected=level, level=FEATURE_LEVEL_ALTERED)
@@ -165,7 +165,7 @@ class Streams:
             return stream
 
     def get(self, name: str) -> Stream:
-        """See ``StreamsApi.get``. What is not known here may have been made at another broker."""
+        """See ``StreamsApi.get``. Waits for newer metadata if the stream is not known here."""
         found = self._metadata.state.streams.get(name)
         if found is None:
             self._metadata.barrier(timeout_ms=CONFIRM_MS)
@@ -201,7 +201,7 @@ class Streams:
         return [state.streams[name] for name in sorted(state.streams)]
 
     def in_tables(self) -> list[Stream]:
-        """Return the streams of which the metadata says that records are in a table, by name."""
+        """Return the streams that have records in a table, as the metadata says, by name."""
         rows = self._metadata.state.partitions
         return [
             stream

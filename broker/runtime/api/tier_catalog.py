@@ -18,10 +18,10 @@ _CONFIRM_MS: Final = 3_000
 
 
 class TierListeners:
-    """Who hears what tiering has to hear at once. Registered before the broker starts."""
+    """The callbacks of tiering for urgent events. Registered before the broker starts."""
 
     def __init__(self) -> None:
-        """Nobody listens."""
+        """Begin without callbacks."""
         self._sealed: list[Callable[[PartitionId], None]] = []
         self._leading: list[Callable[[PartitionId, Lineage], bool]] = []
 
@@ -34,12 +34,12 @@ class TierListeners:
         self._leading.append(callback)
 
     def sealed(self, partition: PartitionId) -> None:
-        """Tell of a segment."""
+        """Call the callbacks: a segment was sealed."""
         for callback in self._sealed:
             callback(partition)
 
     def leading(self, partition: PartitionId, lineage: Lineage) -> bool:
-        """Tell of a leadership; return whether anybody claims it."""
+        """Call the callbacks: a leadership begins; return whether one of them claims it."""
         told = [callback(partition, lineage) for callback in self._leading]
         return any(told)
 
@@ -54,7 +54,7 @@ class BrokerCatalog:
         metadata: WaitingMetadata,
         listeners: TierListeners,
     ) -> None:
-        """Bind to them."""
+        """Read from these parts of the broker."""
         self._streams = streams
         self._replicas = replicas
         self._metadata = metadata
@@ -70,14 +70,14 @@ class BrokerCatalog:
         return [drivers[number].tier for number in sorted(drivers) if drivers[number].leads]
 
     def source(self, partition: PartitionId) -> tuple[Stream, TierSource] | None:
-        """Return a partition of a stream whose tiering is on, if it is here."""
+        """Return the local replica of a partition whose stream has tiering on, or None."""
         driver = self._replicas.find(partition)
         if driver is None or not driver.stream.config.tiering:
             return None
         return driver.stream, driver.tier
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
-        """Return whose history a partition is, and how far it is recorded to be cold."""
+        """Return the lineages of a partition and its recorded cold end."""
         if refreshed:
             self._metadata.barrier(timeout_ms=_CONFIRM_MS)
         one = self._metadata.state.partition(partition)

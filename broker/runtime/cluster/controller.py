@@ -1,10 +1,11 @@
-"""The controller's shell: every controller runs one, the Raft leader's acts.
+"""The controller's shell: every controller runs one, and only the Raft leader's shell acts.
 
 ``ControllerPump`` carries out what an ``ElectionCore`` decides; ``Controller`` has it driven.
 
-Office is taken and leases are granted only behind a barrier: a round trip to a majority that begins
-after the heartbeat came and ends in the same term proves that nobody else had taken office when the
-heartbeat was sent, so no other session clock was running against its sender.
+The leader becomes the active controller (it *takes office*) and grants leases only after a barrier:
+a round trip to a majority that begins after the heartbeat came and ends in the same term. The
+barrier proves that no other controller was active when the heartbeat was sent, so no other
+controller's session clock was running against the sender.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _log = structlog.get_logger(__name__)
 _TICK_MS: Final = 50
 _BARRIER_MS: Final = 1_000
 _PROPOSE_MS: Final = 2_000
-_WAITING_MAX: Final = 10_000  # messages of brokers, each about another partition or broker
+_WAITING_MAX: Final = 10_000  # one of each kind for a partition or a broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """A barrier that began in a term is over."""
+    """The result of a barrier that began in the term ``office``."""
 
     office: int
     error: HeadwaterError | None
-    heartbeats: tuple[tuple[BrokerId, Heartbeat], ...]  # that came before it began
+    heartbeats: tuple[tuple[BrokerId, Heartbeat], ...]  # received before the barrier began
 
 
 class ControllerPump:
-    """What a controller does, turn by turn. Any thread delivers; one at a time takes turns."""
+    """The pump of a controller. Any thread delivers; one thread at a time takes turns."""
 
     def __init__(
         self,
@@ -82,14 +83,14 @@ class ControllerPump:
         timing: ElectionTiming,
         wake: Callable[[], None],
     ) -> None:
-        """Prepare; ``wake`` asks for a turn: something has come."""
+        """Prepare; ``wake`` is called when a message or a result has come."""
         self._metadata = metadata
         self._control = control
         self._core = ElectionCore(timing)
         self._inbox = Inbox(waiting_max=_WAITING_MAX, wake=wake)
-        self._office: int | None = None  # taken, behind a barrier
-        self._taking: int | None = None  # being taken
-        self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each
+        self._office: int | None = None  # the term in which it is active
+        self._taking: int | None = None  # the term whose barrier is under way
+        self._waiting: dict[BrokerId, Heartbeat] = {}  # the newest of each broker
         self._barrier_under_way = False
         self._next_tick_ms: int | None = None
 
@@ -100,27 +101,27 @@ class ControllerPump:
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
         """Take a broker's message. Any thread.
 
-        The newest of its kind counts. All of them are sent again by themselves, so they may be
-        dropped when too many wait.
+        The newest message of each kind counts. Brokers repeat all of them, so messages are dropped
+        when too many wait.
         """
         about = getattr(message, "partition_id", None)
         self._inbox.offer((sender, type(message), about), (sender, message))
 
     @property
     def dropped_messages(self) -> int:
-        """How many messages had no room."""
+        """How many messages were dropped because too many waited."""
         return self._inbox.dropped
 
     @property
     def in_office(self) -> bool:
-        """Whether this controller acts, for operators."""
+        """Whether this is the active controller. For operators."""
         return self._office is not None
 
     def turn(self, now_ms: int) -> int:
-        """Tick when it is time, take one thing that has come; return when the next turn is due."""
+        """Tick if due, take one message or result; return when the next turn is due."""
         self._look_at_office()
         if self._next_tick_ms is None or now_ms >= self._next_tick_ms:
-            # First of all: after a stall of this process nobody is blamed for the silence.
+            # First: after a stall of this process no broker may be fenced for its silence.
             self._next_tick_ms = now_ms + _TICK_MS
             self._do(self._core.step(TickElapsed(now_ms)))
         found = self._inbox.take()
@@ -173,7 +174,7 @@ class ControllerPump:
                 self._do(self._core.step(answered))
 
     def _begin_barrier(self) -> None:
-        """Prove that this member leads: to take office, or for the heartbeats that wait."""
+        """Begin a barrier, to become active or to answer the waiting heartbeats."""
         office = self._metadata.office
         if office is None:
             self._waiting.clear()
@@ -223,7 +224,7 @@ class ControllerPump:
 
 
 class Controller:
-    """A controller that somebody drives: by default, a thread of its own."""
+    """A controller pump with its driver, by default a thread of its own."""
 
     def __init__(
         self,
@@ -243,12 +244,12 @@ class Controller:
         self._driven = (drive or on_threads(clock, on_crash))("controller", self._pump.turn)
 
     def start(self) -> None:
-        """Begin to watch the metadata and, in office, to act."""
+        """Begin to follow the metadata and, while active, to act."""
         self._driven.start()
         self._metadata.subscribe(lambda _, state: self._pump.changed(state))
 
     def stop(self) -> None:
-        """End; blocks. One that never began has ended."""
+        """Stop. Blocks; returns at once if it was never started."""
         self._driven.stop()
 
     def deliver(self, sender: BrokerId, message: ControlMessage) -> None:
@@ -260,18 +261,18 @@ class Controller:
 
     @property
     def dropped_messages(self) -> int:
-        """How many messages had no room."""
+        """How many messages were dropped because too many waited."""
         return self._pump.dropped_messages
 
     @property
     def in_office(self) -> bool:
-        """Whether this controller acts, for operators."""
+        """Whether this is the active controller. For operators."""
         return self._pump.in_office
 
 
 def _log_refusal(name: str) -> Callable[[HeadwaterError | None], None]:
     def answered(error: HeadwaterError | None) -> None:
-        if error is not None:  # usually somebody was quicker; the core looks at the state again
+        if error is not None:  # usually another change came first; the core sees it
             _log.debug("controller_refused", command=name, reason=error.message)
 
     return answered

@@ -21,7 +21,7 @@ def brokers_in(state: MetadataState) -> list[BrokerPlace]:
 
 
 def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
-    """Return the brokers of each partition of a stream, by number; empty without such a stream."""
+    """Return the brokers of each partition of a stream, by number; empty if there is no stream."""
     return [
         PartitionPlace(
             partition=number,

@@ -1,4 +1,4 @@
-"""Whose data directory this is. A directory of another cluster or broker is never written to.
+"""The owner of a data directory. A directory of another cluster or broker is never written.
 
 Source: pitfall D14 (wrong disk mounted, restored old backup, cloned disk).
 """

@@ -1,9 +1,9 @@
-"""This broker as one of several: its pumps and who drives them, messages, proposals.
+"""This broker as a member of a cluster: its pumps and their drivers, messages, proposals.
 
-Implements ``Membership`` for the broker. Owns no partition: messages go to the turns of the replica
-that they are for, changes of the metadata to the broker. What goes on by itself are pumps
-(``MemberBeats``, ``MetadataFollower``); what is done once is a pump that answers (``Registration``,
-``errands.py``), and what blocks here takes its turns on the caller's thread.
+Implements ``Membership`` for the broker. Owns no partition: it hands messages to the replica's
+turns, and changes of the metadata to the broker. Regular work is in pumps (``MemberBeats``,
+``MetadataFollower``). A single task is a pump with an answer (``Registration``, ``errands.py``); a
+blocking method takes such a pump's turns on the caller's thread.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class ClusterBroker(Protocol):
         """The replicas that are here."""
 
     def reconcile(self) -> None:
-        """Be what the metadata says. Blocks."""
+        """Apply the newest local metadata. Blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSetting:
-    """Who this member is, and how a stream is replicated unless it says otherwise."""
+    """The identity of this member, and the default replication of new streams."""
 
     me: BrokerId
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class ClusterMember:
         stop_asked: threading.Event,
         drive: Drive | None = None,
     ) -> None:
-        """Join the ports; nothing is sent before :meth:`registering`, which ``stop_asked`` ends."""
+        """Connect the ports; nothing is sent before :meth:`registering`; ``stop_asked`` ends it."""
         self._setting = setting
         self._files = files
         self._metadata = metadata
@@ -128,7 +128,7 @@ class ClusterMember:
     # ------------------------------------------------------------------ life
 
     def attach(self, broker: ClusterBroker) -> None:
-        """Work for this broker."""
+        """Set the broker whose replicas this member serves."""
         self._broker = broker
 
     def start(self) -> None:
@@ -140,7 +140,7 @@ class ClusterMember:
         self._metadata.subscribe(lambda *_: self._follower.changed())
 
     def hand_over(self) -> None:
-        """Give leaderships away before stopping, as far as others can take them. Blocks."""
+        """Hand leaderships over before a stop, as far as other replicas can lead. Blocks."""
         wait_for_answer(self._clock, lambda *ears: self.handing_over(*ears).turn)
 
     def handing_over(
@@ -186,7 +186,7 @@ class ClusterMember:
         )
 
     def _registered(self, session: str, broker_epoch: BrokerEpoch) -> None:
-        """Be the process that was registered, and hear what others say to it."""
+        """Act under this broker epoch from now on, and accept messages of other brokers."""
         self._session, self._broker_epoch = session, broker_epoch
         self.proposals.registered(broker_epoch)
         self._questions.registered(broker_epoch)
@@ -197,11 +197,11 @@ class ClusterMember:
             self._replicas.start(self._replica_message)
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
-        """See ``Membership.begin_leading``: candidates say so when they confirm."""
+        """See ``Membership.begin_leading``: nothing to do, candidates confirm each leadership."""
 
     def logs_closed(self) -> None:
         """See ``Membership.logs_closed``."""
-        if self._broker_epoch:  # else no log was opened, and what is noted is not changed
+        if self._broker_epoch:  # else no log was opened, so the note stays as it is
             note_clean_stop(self._files, self._session)
 
     def giving_up(
@@ -220,11 +220,11 @@ class ClusterMember:
         )
 
     def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
-        """See ``Membership.confirm_metadata``: a majority vouches for it."""
+        """See ``Membership.confirm_metadata``: by a barrier at a majority."""
         self._metadata.barrier_soon(passed, timeout_ms=CONFIRM_MS)
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
-        """See ``Membership.resolve``: the cluster's defaults, as far as there are brokers."""
+        """See ``Membership.resolve``: the cluster's defaults, at most one replica a broker."""
         factor = config.replication_factor
         if factor == 0:
             factor = min(self._setting.replication_factor, len(self._metadata.state.brokers))
@@ -274,7 +274,7 @@ class ClusterMember:
 
     @property
     def lease_until_ms(self) -> int:
-        """Until when this broker may act, on its monotonic clock."""
+        """The end of this broker's lease, on its monotonic clock."""
         return self._beats.lease_until_ms
 
     def send(self, to: BrokerId, address: ReplicaAddress, message: ReplicaMessage) -> None:
@@ -286,7 +286,7 @@ class ClusterMember:
         self._beats.report(partition_id, leader_epoch)
 
     def lead_changed(self, address: ReplicaAddress, *, leads: bool) -> None:
-        """Let the transport take requests, or not any more."""
+        """Tell the transport to begin or to stop taking requests for this partition."""
         if leads:
             self._replicas.serve(address)
         else:
@@ -297,7 +297,7 @@ class ClusterMember:
         self._following.wake()
 
     def _follow(self) -> None:
-        """Do what a change of the metadata asks for."""
+        """Carry out a change of the metadata."""
         assert self._broker is not None
         registered = self._metadata.state.brokers.get(self._setting.me)
         if registered is not None and registered.epoch > self._broker_epoch:
@@ -307,7 +307,7 @@ class ClusterMember:
             )
         try:
             self._broker.reconcile()
-        finally:  # also those of a broker that has no room for another replica
+        finally:  # also if a new replica has no room
             self._log_ends.answer_again()
 
     # ------------------------------------------------------------------ messages
@@ -318,8 +318,8 @@ class ClusterMember:
         driver = self._replica(partition_id)
         if isinstance(message, FetchRequest | EpochEndRequest):
             if message.follower != sender:
-                return  # who sent it is proved, what it says of itself is not
-            if driver is None:  # it has heard of the partition first: let it ask again soon
+                return  # TLS proves the sender; the name inside the message differs
+            if driver is None:  # the sender has newer metadata, and will ask again
                 address = ReplicaAddress(partition_id=partition_id, stream="")
                 self._replicas.send(sender, address, not_leader(message))
         if driver is not None:

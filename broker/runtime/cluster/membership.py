@@ -1,4 +1,4 @@
-"""What being alone, or one of several, changes for a broker; and being alone."""
+"""The interface between a broker and its cluster, and its implementation for a single broker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from broker.runtime.ingest.sessions import ALONE, note_clean_stop, take_clean_st
 from broker.runtime.metadata.metadata_log import WaitingMetadata
 from broker.runtime.partition.replica_shell import AloneLinks, ReplicaLinks
 
-CONFIRM_MS: Final = 3_000  # for the newest metadata
-_BEGUN_AT_ONCE: Final = 1000  # leaderships of one command, which has a limit in bytes
+CONFIRM_MS: Final = 3_000  # to wait for the newest metadata
+_BEGUN_AT_ONCE: Final = 1000  # leaderships in one command, whose bytes are limited
 
 
 class Membership(Protocol):
-    """What being alone, or one of several, changes for a broker. Any thread."""
+    """What differs between a single broker and a member of a cluster. Any thread."""
 
     def registering(
         self, wake: Callable[[], None], answered: Callable[[BrokerEpoch], None]
@@ -38,7 +38,7 @@ class Membership(Protocol):
         """Return the pump that registers this process; its answer is the broker epoch."""
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
-        """Begin to lead what is open and led: give each start of leadership its lineage id.
+        """Give each leadership that this broker holds at its start a lineage id.
 
         ``ends`` has the leader epoch and the log end of each partition. Blocks.
         """
@@ -51,20 +51,20 @@ class Membership(Protocol):
     ) -> Pump:
         """Return the pump that takes damaged replicas out of ISR and eligible.
 
-        Its answer, once the metadata shows it: those that others stand in for.
+        Its answer, when the metadata shows it: the partitions whose records another replica has.
         """
 
     def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
-        """Have everything applied here that was committed before; ``passed`` hears, or why not.
+        """Wait until all commands committed before are applied; ``passed`` gets None or the error.
 
         Any thread may call it.
         """
 
     def logs_closed(self) -> None:
-        """Hear that every log that this process had opened is closed, synced to its end."""
+        """Note that every log that this process opened is closed and synced to its end."""
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:
-        """Return what a replica here uses to reach the others."""
+        """Return the links from a local replica to the other replicas."""
 
     def resolve(self, config: StreamConfig) -> StreamConfig:
         """Return a new stream's configuration with this cluster's defaults in it."""
@@ -76,7 +76,7 @@ class Membership(Protocol):
         """Ask the leader, on another broker, what is committed. Blocks.
 
         Raises:
-            NotLeaderError: nobody leads the partition, or its leader does not know yet.
+            NotLeaderError: the partition has no leader, or the leader does not know yet.
         """
 
 
@@ -87,29 +87,29 @@ class _AtOnce:
         self._answer = answer
 
     def turn(self, _: int) -> int:
-        """Answer."""
+        """Return the answer."""
         self._answer()
         return NEVER_MS
 
 
 class Alone:
-    """The membership of a broker that is its own cluster."""
+    """The membership of a single broker: a cluster of one."""
 
     def __init__(self, metadata: WaitingMetadata, broker_id: BrokerId, files: Files) -> None:
-        """Vouch for oneself."""
+        """Confirm everything locally: no other broker takes part."""
         self._metadata = metadata
         self._broker_id = broker_id
         self._files = files
 
     def registering(
         self,
-        wake: Callable[[], None],  # noqa: ARG002 - nobody is waited for
+        wake: Callable[[], None],  # noqa: ARG002 - nothing to wait for
         answered: Callable[[BrokerEpoch], None],
     ) -> Pump:
         """See ``Membership.registering``."""
 
         def register() -> None:
-            take_clean_stop(self._files)  # what it says ends here
+            take_clean_stop(self._files)  # the note is for one start only
             command = RegisterBroker(
                 broker=self._broker_id, session=ALONE, features_max=FEATURE_LEVEL_MAX
             )
@@ -119,7 +119,7 @@ class Alone:
         return _AtOnce(register)
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
-        """See ``Membership.begin_leading``: nobody elects it, so it says so itself."""
+        """See ``Membership.begin_leading``: proposed here, because no controller elects it."""
         begun = [
             BegunLeadership(
                 stream_uuid=one.stream_uuid,
@@ -138,7 +138,7 @@ class Alone:
 
     def giving_up(
         self,
-        damaged: Sequence[PartitionId],  # noqa: ARG002 - nobody else has a copy
+        damaged: Sequence[PartitionId],  # noqa: ARG002 - no other broker has a copy
         wake: Callable[[], None],  # noqa: ARG002
         answered: Callable[[list[PartitionId]], None],
     ) -> Pump:
@@ -146,7 +146,7 @@ class Alone:
         return _AtOnce(lambda: answered([]))
 
     def confirm_metadata(self, passed: Callable[[HeadwaterError | None], None]) -> None:
-        """See ``Membership.confirm_metadata``: the log is here."""
+        """See ``Membership.confirm_metadata``: this broker alone has the whole log."""
         try:
             self._metadata.barrier(timeout_ms=CONFIRM_MS)
         except HeadwaterError as error:
@@ -155,7 +155,7 @@ class Alone:
             passed(None)
 
     def logs_closed(self) -> None:
-        """See ``Membership.logs_closed``: it may be one of several at its next start."""
+        """See ``Membership.logs_closed``: noted, because the next start may be in a cluster."""
         note_clean_stop(self._files, ALONE)
 
     def make_links(self, stream: Stream, partition_id: PartitionId) -> ReplicaLinks:  # noqa: ARG002
@@ -177,5 +177,5 @@ class Alone:
         return ()
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
-        """See ``Membership.newest``: there is nobody else to ask."""
+        """See ``Membership.newest``: no other broker can answer."""
         raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))

@@ -1,7 +1,7 @@
-"""Makes promises durable now and then, off every path that somebody waits on.
+"""Makes promises durable about once a second, where no caller waits for it.
 
-About once a second while there is traffic: after a power cut the logs say themselves what they had
-synced, so a promise may lag. It also asks again for what a full disk did not let open.
+Only while there is traffic. A promise may lag, because after a power cut the logs themselves show
+what they had synced. This pump also tries again to open logs that a full disk kept closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PromiseKeeper:
     def __init__(
         self, promises: Promises, open_what_waits: Callable[[], None], drive: Drive
     ) -> None:
-        """Nothing runs before :meth:`start`."""
+        """Prepare; nothing runs before :meth:`start`."""
         self._promises = promises
         self._open_what_waits = open_what_waits
         self._begun = self._failed = False
@@ -46,7 +46,7 @@ class PromiseKeeper:
                 if self._promises.dirty:
                     self._promises.sync()
                 self._open()
-        except LogFailedError as error:  # every log meets it at its next write, and says so
+        except LogFailedError as error:  # every log meets and reports it at its next write
             _log.error("promises_failed", reason=error.message)
             self._failed = True
         self._begun = True

@@ -1,4 +1,4 @@
-"""What the replicas of this broker propose to the metadata, without waiting."""
+"""Metadata proposals of this broker's replicas; no call waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROPOSE_MS: Final = 5_000
 
 
 class MemberProposals:
-    """Any thread. :meth:`registered` comes before the first proposal."""
+    """Any thread. Call :meth:`registered` before the first proposal."""
 
     def __init__(self, me: BrokerId, metadata: ProposingMetadata) -> None:
         """Propose to ``metadata`` as ``me``."""
@@ -32,13 +32,13 @@ class MemberProposals:
         self._broker_epoch = BrokerEpoch(0)
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Propose as the process of this broker epoch from now on."""
+        """Set the broker epoch under which this process proposes from now on."""
         self._broker_epoch = broker_epoch
 
     def isr(
         self, partition_id: PartitionId, wanted: ProposeIsr, answered: Callable[[bool], None]
     ) -> None:
-        """Propose an ISR; an outcome that is not known is no answer."""
+        """Propose an ISR. ``answered`` is not called if the outcome is unknown."""
 
         def heard(error: HeadwaterError | None) -> None:
             if not isinstance(error, CommitTimeoutError):
@@ -59,7 +59,7 @@ class MemberProposals:
         )
 
     def leader(self, partition_id: PartitionId, leader_epoch: LeaderEpoch, log_end: Offset) -> None:
-        """Tell that a candidate is ready; its leadership gets an id of its own."""
+        """Propose that a candidate leads; the leadership gets a random lineage id."""
         self._propose(
             ConfirmLeader(
                 stream_uuid=partition_id.stream_uuid,
@@ -77,7 +77,7 @@ class MemberProposals:
         partition_id: PartitionId,
         answered: Callable[[HeadwaterError | None], None] = lambda _: None,
     ) -> None:
-        """Take a replica out of the ISR, unless it is the last that may hold what is committed."""
+        """Propose that a replica leaves the ISR, unless it may be the last with all records."""
         one = self._metadata.state.partition(partition_id)
         if one is None or {*one.isr, *one.eligible} <= {self._me}:
             return

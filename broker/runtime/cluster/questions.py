@@ -1,4 +1,4 @@
-"""Questions between brokers: what is committed, and how far a log reaches."""
+"""Questions between brokers: a partition's high watermark, and a replica's log end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from broker.ports.cluster import ControlTransport
 from broker.runtime.metadata import newest_told
 from broker.runtime.partition.driver import PartitionDriver
 
-Replica = Callable[[PartitionId], PartitionDriver | None]  # the one that is here, if any
+Replica = Callable[[PartitionId], PartitionDriver | None]  # the local replica, or None
 
 
 class NewestQuestions:
-    """What other leaders are asked: how far a partition is committed. Any thread."""
+    """Asks leaders on other brokers for a partition's high watermark. Any thread."""
 
     def __init__(self, me: BrokerId, control: ControlTransport, replica: Replica) -> None:
-        """Ask over ``control``; what ``me`` leads is looked up with ``replica``."""
+        """Ask over ``control``; answer for partitions that ``me`` leads, found by ``replica``."""
         self._me = me
         self._control = control
         self._replica = replica
@@ -30,13 +30,13 @@ class NewestQuestions:
         self._numbers = itertools.count(1)  # until this process is registered
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Number questions so that a late answer to the process before is not taken for ours."""
+        """Number questions so that a late answer to the former process matches none of them."""
         self._numbers = itertools.count(first_request_id(broker_epoch))
 
     def ask(
         self, leader: BrokerId, partition_id: PartitionId, told: Callable[[NewestTold], None]
     ) -> Callable[[], None]:
-        """Put a question; return what drops it."""
+        """Ask a question; return a function that cancels it."""
         number = next(self._numbers)
         asked = NewestAsked(partition_id=partition_id, request_id=number)
         if leader == self._me:
@@ -51,7 +51,7 @@ class NewestQuestions:
         self._control.send(sender, self._answer(asked))
 
     def answered(self, told: NewestTold) -> None:
-        """Hand an answer to whoever asked, if that is still open."""
+        """Hand an answer to its question, if that is still open."""
         hear = self._waiting.pop(told.request_id, None)
         if hear is not None:
             hear(told)
@@ -64,7 +64,7 @@ class NewestQuestions:
 
 
 class LogEndAnswers:
-    """What the controller asks before an election: how far the log of a replica reaches."""
+    """Answers the controller's question before an election: a replica's log end."""
 
     def __init__(
         self,
@@ -72,31 +72,31 @@ class LogEndAnswers:
         replica: Replica,
         state: Callable[[], MetadataState],
     ) -> None:
-        """Answer over ``control``, for the replicas of which ``state`` knows."""
+        """Answer over ``control``, for the replicas in ``state``."""
         self._control = control
         self._replica = replica
         self._state = state
         self._broker_epoch = BrokerEpoch(0)
-        # By partition: who asked, for a leader epoch that is not heard of here.
+        # By partition: the asker, and its question about a leader epoch that is not known here yet.
         self._open: dict[PartitionId, tuple[BrokerId, LogEndAsked]] = {}
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
-        """Answer as the process of this broker epoch from now on."""
+        """Set the broker epoch under which this process answers from now on."""
         self._broker_epoch = broker_epoch
 
     def asked(self, controller: BrokerId, asked: LogEndAsked) -> None:
-        """Answer at once, which is enough for a process that was proved.
+        """Answer at once; that is enough if this process has been compared.
 
-        Answer once more when the epoch that was asked about is heard of here, for only then this
-        log follows nobody.
+        Answer once more when this broker knows the leader epoch of the question: only then the
+        replica has stopped following the former leader, so its log end is final.
         """
         if self._state().partition(asked.partition_id) is None:
             return
-        self._open[asked.partition_id] = (controller, asked)  # first: it may be heard of now
+        self._open[asked.partition_id] = (controller, asked)  # first: the view may change now
         self._answer(asked.partition_id, at_once=True)
 
     def answer_again(self) -> None:
-        """Answer what is open, as far as the metadata has been heard of by now."""
+        """Answer the open questions whose leader epoch is known by now."""
         for partition_id in list(self._open):
             self._answer(partition_id)
 
@@ -111,7 +111,7 @@ class LogEndAnswers:
             self._open.pop(partition_id, None)
         elif not at_once:
             return
-        # After the view: what came before is in it.
+        # After the view, so the answer includes what the former leader sent.
         last_epoch, end = driver.replication.synced_position
         told = LogEndTold(
             partition_id=partition_id,

@@ -1,7 +1,7 @@
-"""The pump that registers this process: a session of its own, proposed until it is taken.
+"""The pump that registers this process: it proposes a new session until that is committed.
 
-The session is durable in the folder before it is proposed: what proves the folder at its next start
-must not be known to the metadata alone.
+The session is durable in the folder before it is proposed. At the next start it proves that this is
+the same folder, so the metadata must never have a session that the folder lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROPOSE_MS: Final = 5_000
 
 
 class Registration:
-    """One registration of one process; the next one is another."""
+    """One registration of one process. A second registration needs a new object."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class Registration:
         wake: Callable[[], None],
         answered: Callable[[str, BrokerEpoch], None],
     ) -> None:
-        """Begin a session in the folder, durably; ``wake`` asks for a turn.
+        """Write a new session durably to the folder; ``wake`` is called when a turn is due.
 
-        ``answered`` is told the session and the broker epoch, once it is registered.
+        ``answered`` gets the session and the broker epoch when this process is registered.
         """
         self._me = me
         self._files = files
@@ -51,7 +51,7 @@ class Registration:
         self._stop_asked = stop_asked
         self._wake = wake
         self._answered = answered
-        stopped = take_clean_stop(files)  # before the next session, which it says nothing of
+        stopped = take_clean_stop(files)  # read first: the note is about the former session
         self.session, known = begin_session(files)
         self._clean = stopped is not None and known[-1:] == (stopped,)
         self._command = RegisterBroker(
@@ -62,13 +62,13 @@ class Registration:
             addresses=addresses,
             features_max=FEATURE_LEVEL_MAX,
         )
-        self._answers: list[HeadwaterError | None] = []  # at most one: that of the proposal
+        self._answers: list[HeadwaterError | None] = []  # at most one: the result of the proposal
         self._again_ms = 0
-        self.is_proposed = False  # and not answered yet
-        self.broker_epoch: BrokerEpoch | None = None  # once it is registered
+        self.is_proposed = False  # proposed, and without a result yet
+        self.broker_epoch: BrokerEpoch | None = None  # set when this process is registered
 
     def turn(self, now_ms: int) -> int:
-        """Propose, or take the answer; the same session again is the same registration.
+        """Propose, or take the result. Proposing the same session again registers once.
 
         Raises:
             HeadwaterError: the metadata refuses this process.
@@ -89,7 +89,7 @@ class Registration:
         return NEVER_MS
 
     def _give_up(self) -> None:
-        """Leave the folder as it was found: nothing was opened in this session."""
+        """Restore the note of a clean stop: no log was opened in this session."""
         if self._clean:
             note_clean_stop(self._files, self.session)
 

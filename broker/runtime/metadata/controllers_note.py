@@ -1,9 +1,8 @@
-"""Which brokers voted on the metadata first, as this broker was told at its first start.
+"""The first voters on the metadata, noted at the first start of this broker.
 
-Who votes by now stands in the metadata log; the list of the configuration file is the beginning of
-a new group only. So the list that was noted at the first start stays what it was, whatever the file
-says later: two majorities of different lists need not share a broker, and would decide without each
-other (`docs/decisions/0023-*.md`).
+The metadata log has the present voters; the list in the configuration file is for a new group only.
+So the note never changes, whatever the file says later: two majorities of different lists need not
+share a broker, and could decide differently (`docs/decisions/0023-*.md`).
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ def noted_controllers(files: Files) -> tuple[str, ...]:
 
 
 def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
-    """Compare with those that were noted, for a broker alone; tell whether any were.
+    """Compare a single broker's list with the note; return whether there is a note.
 
     Raises:
-        InvalidConfigError: they are not the same.
+        InvalidConfigError: the lists differ.
         MetadataCorruptError: the note is not readable.
     """
     noted = noted_controllers(files)
@@ -59,6 +58,6 @@ def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
 
 
 def note_controllers(files: Files, controllers: Sequence[str]) -> None:
-    """Note them, unless that was done before. Blocks."""
+    """Write the note, unless there is one. Blocks."""
     if not files.exists(_FILE):
         write_whole(files, _FILE, [json.dumps(sorted(controllers)).encode()])

@@ -1,4 +1,4 @@
-"""The pump that lets a broker do what a change of the metadata asks of it."""
+"""The pump that makes a broker carry out changes of the metadata."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from broker.ports.pumps import NEVER_MS
 
 _log = structlog.get_logger(__name__)
 
-_AGAIN_MS: Final = 1_000  # what the disk had no room for, or the metadata no majority
+_AGAIN_MS: Final = 1_000  # until a retry, after a full disk or without a majority
 
 
 class MetadataFollower:
-    """Any thread says that there is news; one at a time takes turns. Many changes are one."""
+    """Any thread reports a change; one thread at a time takes turns. Changes are merged."""
 
     def __init__(self, reconcile: Callable[[], None], wake: Callable[[], None]) -> None:
-        """Let ``reconcile`` work; ``wake`` asks for a turn."""
+        """Call ``reconcile`` in turns; ``wake`` is called when a turn is due."""
         self._reconcile = reconcile
         self._wake = wake
         self._is_news = False
         self._not_before_ms = 0
 
     def changed(self) -> None:
-        """Hear that something may have to be done. Any thread; quick."""
+        """Note that the metadata changed. Any thread; quick."""
         self._is_news = True
         self._wake()
 
     def turn(self, now_ms: int) -> int:
-        """Reconcile, if there is news; what comes during the turn is news for the next one."""
+        """Reconcile if the metadata changed; a change during the turn is for the next turn."""
         if not self._is_news:
             return NEVER_MS
         if now_ms < self._not_before_ms:
@@ -40,8 +40,8 @@ class MetadataFollower:
         try:
             self._reconcile()
         except LogFailedError:
-            raise  # a disk that failed is not asked again; the next process looks at it
-        except UnavailableError as error:  # no room, or no majority that takes a mark
+            raise  # a failed disk is not tried again in this process
+        except UnavailableError as error:  # a full disk, or no majority to commit a mark
             _log.warning("replica_not_opened", reason=error.message)
             self._not_before_ms = now_ms + _AGAIN_MS
             self._is_news = True

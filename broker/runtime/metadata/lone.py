@@ -1,8 +1,8 @@
-"""The metadata of a broker without a cluster: a Raft group of one, which needs no listener.
+"""The metadata of a single broker: a Raft group of one, without network.
 
-It runs the machinery of a cluster, so that it can become one. Nobody else has a copy, so what its
-own disk says is compared with the second place (`promises`) and with the logs beside it, before
-anything is changed.
+It is the same code as in a cluster, so a single broker can become one of several. No other broker
+has a copy. So before any change the disk's metadata is compared with the second place (`promises`)
+and with the logs beside it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER: Final = "raft"
 _AHEAD_BYTES: Final = 256 * 1024  # a few thousand commands
-_HEARTBEAT_MS: Final = 300  # nobody hears it; it is how often the idle thread wakes up, twice
-_JOURNAL_BYTES_MAX: Final = 2 * 1024 * 1024  # a start reads and applies it all
+_HEARTBEAT_MS: Final = 300  # not sent; the idle thread wakes up twice in it
+_JOURNAL_BYTES_MAX: Final = 2 * 1024 * 1024  # a start reads and applies the whole journal
 
 
 def open_alone(
@@ -54,13 +54,13 @@ def open_alone(
     promises: Promises | None = None,
     new_core: NewConsensus = RaftCore,
 ) -> RaftMetadataLog:
-    """Return the running log, all that was ever answered in its state. Blocks for milliseconds.
+    """Return the running log with every answered command applied. Blocks for milliseconds.
 
     Raises:
         InvalidConfigError: the folder belongs to a broker of a cluster.
-        MetadataCorruptError: the metadata is damaged, missing, or older than what was promised
-            from it, or than logs that are here.
-        DiskFullError, LogFailedError: the disk.
+        MetadataCorruptError: the metadata is damaged, missing, older than its promises, or older
+            than a local log.
+        DiskFullError, LogFailedError: the disk is full, or failed.
     """
     node = NodeId(me)
     journal = open_lone_journal(files, cluster=cluster, me=node, promises=promises)
@@ -88,9 +88,9 @@ def open_alone(
 
 
 def _ended(on_crash: Callable[[BaseException], None], crash: BaseException) -> None:
-    """Go on without metadata when its disk has failed: nobody else could serve what is here.
+    """Continue without metadata after its disk failed, to serve reads from this broker.
 
-    Every proposal is refused with that failure; reads need none.
+    Every proposal is refused with that failure; reads make no proposals.
     """
     if isinstance(crash, LogFailedError):
         _log.error("metadata_failed", reason=crash.message)
@@ -101,7 +101,7 @@ def _ended(on_crash: Callable[[BaseException], None], crash: BaseException) -> N
 def open_lone_journal(
     files: Files, *, cluster: str, me: NodeId, promises: Promises | None
 ) -> RaftJournal:
-    """Return the journal that Raft may start on; whatever a crash left is gone on with. Blocks.
+    """Return the journal for Raft; finish what a crash interrupted. Blocks.
 
     Raises as :func:`open_alone` does.
     """
@@ -130,7 +130,7 @@ def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) 
     )
     try:
         _require_not_forgotten(journal)
-        if not journal.has_member_file:  # from now on an empty folder has lost what it held
+        if not journal.has_member_file:  # from now on an empty folder means a loss
             journal.take_part(0, Floor())
         note_controllers(files, [me])
     except BaseException:
@@ -140,7 +140,7 @@ def _open(files: Files, *, cluster: str, me: NodeId, promises: Promises | None) 
 
 
 def _require_not_lost(files: Files, promises: Promises | None, *, has_taken_part: bool) -> None:
-    """Refuse to begin anew where something says that this broker was in use."""
+    """Refuse to create new metadata if anything shows that this broker was in use."""
     if files.list(_FOLDER):
         return
     counted = promises is not None and promises.noted(lone_journal.COUNTER) is not None
@@ -157,7 +157,7 @@ def _require_not_lost(files: Files, promises: Promises | None, *, has_taken_part
 def _examine(
     files: Files, promises: Promises | None, snapshot: Snapshot | None, found: Found
 ) -> None:
-    """Refuse an older copy while nothing is changed yet."""
+    """Refuse an older copy, before anything is changed."""
     noted = None if promises is None else promises.noted(COUNTER)
     if noted is not None and found.last_number < noted[1]:
         raise MetadataCorruptError(
@@ -176,7 +176,7 @@ def _examine(
 
 
 def _require_not_forgotten(journal: RaftJournal) -> None:
-    """Refuse files of an earlier term: their records may be of another history."""
+    """Refuse files of an earlier term: their records may belong to another history."""
     if journal.has_forgotten:
         raise MetadataCorruptError(
             f"the metadata in {_FOLDER} is of an earlier moment than what this broker has promised "
@@ -187,7 +187,7 @@ def _require_not_forgotten(journal: RaftJournal) -> None:
 
 
 def _require_no_others(metadata: RaftMetadataLog, me: BrokerId) -> None:
-    """Refuse the folder of a broker that has others beside it, or had a cluster's settings."""
+    """Refuse the folder of a broker of a cluster."""
     brokers = metadata.state.brokers
     others = sorted(one for one in brokers if one != me)
     if others or (me in brokers and brokers[me].session):

@@ -1,15 +1,16 @@
-"""The metadata folder of a single broker of release 0.1 and before; it is read, and never again
-written but for its last entry.
+"""The metadata folder of a single broker of release 0.1 and before. It is only read, except that
+its last entry is made durable.
 
 Files in ``metadata/``: ``snapshot`` (state as of an index), ``journal`` (commands after it), and
-``ballast``, room that was kept for a full disk.
+``ballast``, space that was reserved for a full disk.
 
     journal entry:  | length u32 | command crc u32 | index u64 | head crc u32 | command ... |
     snapshot:       | crc u32 | index u64 | state as JSON ... |     little-endian, CRC-32C
 
 The head's CRC covers the 16 bytes before it, a snapshot's all that follows. A journal that ends
-inside an entry lost a command that nobody was told about: it ends before it. Any other damage stops
-the broker: metadata is never treated as empty and never repaired by deletion (pitfall D6).
+inside an entry lost a command that was never acknowledged, so it ends before that entry. Any other
+damage stops the broker: damaged metadata is never treated as empty or repaired by deletion (pitfall
+D6).
 """  # noqa: D205 - one thought
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _JOURNAL_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 def read_lone_journal(files: Files, *, answered: int) -> tuple[MetadataState, int]:
-    """Return the state and the index of its last entry, which is durable then. Blocks.
+    """Return the state and the index of its last entry, after making that entry durable. Blocks.
 
     Raises:
         MetadataCorruptError: a file is damaged or missing, or ends before the entry ``answered``.
         LogFailedError: the disk does not confirm the last entry.
     """
-    files.sync_folder(FOLDER)  # a file may have been replaced, and the process ended there
+    files.sync_folder(FOLDER)  # a crash may have come between a replacement and this sync
     state, index = _read_snapshot(files)
     path = f"{FOLDER}/journal"
     if not files.exists(path):
@@ -58,7 +59,7 @@ def read_lone_journal(files: Files, *, answered: int) -> tuple[MetadataState, in
         if entry is None:
             break
         number, command, end = entry
-        if number > index:  # else it is in the snapshot already
+        if number > index:  # else the snapshot has it
             if number != index + 1:
                 raise MetadataCorruptError(f"{path} jumps to entry {number}", path=path)
             state, _ = apply(state, decode(command))
@@ -71,9 +72,9 @@ def read_lone_journal(files: Files, *, answered: int) -> tuple[MetadataState, in
 
 
 def _confirm(files: Files, path: str, position: int, entry: bytes) -> None:
-    """Make the last entry durable: its sync may have failed, and only the page cache have it.
+    """Make the last entry durable: after a failed sync it may be in the page cache only.
 
-    Nothing was written behind a sync that failed, so every other entry is on the disk.
+    Nothing was written after a failed sync, so every other entry is on the disk.
     """
     file = files.open(path)
     try:
@@ -86,7 +87,7 @@ def _confirm(files: Files, path: str, position: int, entry: bytes) -> None:
 
 
 def _require_newest(index: int, answered: int) -> None:
-    """Refuse an older copy: it would not know streams, and free what it does not know of."""
+    """Refuse an older copy: it may lack streams, whose records would then be removed."""
     if answered > index:
         raise MetadataCorruptError(
             f"{FOLDER} ends at entry {index}, and entry {answered} had been answered: files were "

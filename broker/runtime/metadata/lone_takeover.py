@@ -1,15 +1,15 @@
-"""A data folder of release 0.1's single broker becomes that of a Raft group of one.
+"""Converts the data folder of a single broker of release 0.1 to a Raft group of one.
 
-The state that ``metadata/`` holds is made the first snapshot of the Raft journal, at the same
-index, in term 1. The order makes every crash harmless: each step finds what the one before left.
+The state in ``metadata/`` becomes the first snapshot of the Raft journal, at the same index, in
+term 1. A crash between any two steps is harmless: the next start repeats the steps.
 
 1. read the old folder, whose last entry is made durable;
-2. note in `sessions.json` that this folder was in use by a broker alone;
-3. write the snapshot, then the journal that begins at it, each whole and durable;
+2. note in `sessions.json` that a single broker used this folder;
+3. write the snapshot, then the journal that begins at it, each durably;
 4. rename ``metadata`` to ``metadata.before-raft``, durably. Only now Raft may start.
 
-Nothing of the old folder is deleted, but for its ballast where the disk is full. A data folder that
-has both is no product of this: it is refused.
+Nothing in the old folder is deleted, except its ballast if the disk is full. A data folder that has
+both ``metadata`` and a Raft journal with entries of its own is refused.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _EMPTY: Final = LogImage(0, 0, ())
 def take_over(
     files: Files, *, cluster: str, me: NodeId, promises: Promises | None, folder: str = "raft"
 ) -> None:
-    """Make a Raft journal of the old folder, if there is one. Blocks.
+    """Convert the old folder to a Raft journal, if there is one. Blocks.
 
     Raises:
-        MetadataCorruptError: the old folder is damaged or older than what was promised, or there is
-            a Raft journal with a life of its own beside it.
-        DiskFullError, LogFailedError: the disk; the next start goes on.
+        MetadataCorruptError: the old folder is damaged or older than its promises, or a Raft
+            journal beside it has entries of its own.
+        DiskFullError, LogFailedError: the disk is full, or failed; the next start continues.
     """
     if not files.exists(FOLDER):
         return
@@ -68,7 +68,7 @@ def take_over(
 
 
 def _snapshot(files: Files, promises: Promises | None) -> Snapshot | None:
-    """Return what the old folder holds; None: it never held anything."""
+    """Return the old folder's state as a snapshot; None if it never held anything."""
     noted = None if promises is None else promises.noted(COUNTER)
     state, index = read_lone_journal(files, answered=0 if noted is None else noted[0])
     known = " ".join((*state.partitions, *state.deleted)).encode()
@@ -99,7 +99,7 @@ def _make(
 
 
 def _give_ballast(files: Files) -> bool:
-    """Give the room back that the old release kept for a full disk; tell whether there was any."""
+    """Delete the ballast of the old release to free space; return whether there was any."""
     path = f"{FOLDER}/ballast"
     if not files.exists(path):
         return False
@@ -113,7 +113,7 @@ def _give_ballast(files: Files) -> bool:
 
 
 def _write(journal: RaftJournal, folder: str, snapshot: Snapshot | None, me: NodeId) -> None:
-    """Write the journal, or find that it was written before a crash."""
+    """Write the journal, unless it was written before a crash."""
     stored = journal.stored
     has_begun = journal.has_member_file or journal.has_forgotten or stored.hard.term > _TERM
     is_empty = not has_begun and stored.snapshot is None and stored.log == _EMPTY
@@ -132,7 +132,7 @@ def _write(journal: RaftJournal, folder: str, snapshot: Snapshot | None, me: Nod
 def _two_lives(other: str) -> MetadataCorruptError:
     return MetadataCorruptError(
         f"the folder {FOLDER} is of release 0.1, and {other} beside it says that this broker has "
-        f"left that behind: which of them is the newest is for you to say. Nothing was changed. "
+        f"converted it before. Only you can tell which of the two is newer. Nothing was changed. "
         f"If {FOLDER} was put there by mistake, move it out of the data folder; to go back to it, "
         "restore a copy of the whole data folder.",
         path=FOLDER,

@@ -1,10 +1,11 @@
-"""The interface of the metadata log, and the parts of it that a shell may need.
+"""The interface of the metadata log, whole and in parts for the shells that need less.
 
-``MetadataLog`` is the whole. ``RaftMetadataLog`` implements it, over Headwater's own Raft or over
-pysyncobj; in the simulation also an ideal log. A command is proposed as an object; the log encodes
-it, once, with the limits and rules of this build.
+``MetadataLog`` is the whole interface. ``RaftMetadataLog`` implements it, over Headwater's own Raft
+or over pysyncobj; the simulation also has an ideal log. A command is proposed as an object; the log
+encodes it, once, by the limits and rules of this build.
 
-The types above ``core`` live here and not in ``broker/ports``, which knows no core.
+These types use types of ``core``, so they are here and not in ``broker/ports``, which must not
+import ``core``.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from broker.core.metadata.outcome import CommandReply
 from broker.core.metadata.state import MetadataState
 from broker.errors import HeadwaterError
 
-# Hears None once a proposal is applied here, or once a barrier has passed; else the error.
+# Called with None when a proposal is applied here or a barrier has passed; else with the error.
 Answered = Callable[[HeadwaterError | None], None]
-Subscriber = Callable[[int, MetadataState], None]  # the applied index, and the state there
+Subscriber = Callable[[int, MetadataState], None]  # gets the applied index and the state at it
 
 
 class AppliedMetadata(Protocol):
-    """What is applied on this broker."""
+    """The applied metadata of this broker."""
 
     @property
     def state(self) -> MetadataState:
@@ -31,7 +32,7 @@ class AppliedMetadata(Protocol):
 
 
 class SeenMetadata(AppliedMetadata, Protocol):
-    """What a member tells of itself with each heartbeat, and to whom."""
+    """The applied index, which heartbeats carry, and their receiver, the active controller."""
 
     @property
     def applied_index(self) -> int:
@@ -39,29 +40,29 @@ class SeenMetadata(AppliedMetadata, Protocol):
 
     @property
     def leader(self) -> str | None:
-        """The active controller, as far as this broker knows: the id of a broker."""
+        """Broker id of the active controller, as far as this broker knows."""
 
 
 class ProposingMetadata(AppliedMetadata, Protocol):
-    """For pumps, which do not wait."""
+    """Proposals that do not wait. For pumps."""
 
     def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
         """Propose without waiting; ``answered`` is called once, on any thread, and must be quick.
 
-        It hears None once the command is applied here: whoever has that answer finds the change in
-        ``state``. Else it hears what :meth:`WaitingMetadata.propose` would raise.
+        ``answered`` gets None when the command is applied here, so the change is in ``state`` by
+        then. Else it gets the error that :meth:`WaitingMetadata.propose` would raise.
         """
 
 
 class ControllerMetadata(Protocol):
-    """For a controller, which acts only while its member leads the group."""
+    """For a controller, which acts only while its broker leads the Raft group."""
 
     @property
     def office(self) -> int | None:
-        """The term in which this member leads, as far as it knows; a barrier proves it."""
+        """The term that this member leads, or None, as far as it knows. A barrier proves it."""
 
     def barrier_soon(self, passed: Answered, *, timeout_ms: int) -> None:
-        """Begin a barrier: once it has passed, what was committed before is applied here."""
+        """Begin a barrier: when it has passed, all commands committed before are applied here."""
 
     def propose_soon(
         self, command: Command, answered: Answered, *, timeout_ms: int, office: int | None
@@ -77,14 +78,14 @@ class ControllerMetadata(Protocol):
 
 
 class WaitingMetadata(AppliedMetadata, Protocol):
-    """For threads that may wait."""
+    """Proposals and barriers that wait. For threads."""
 
     def propose(self, command: Command, *, timeout_ms: int = ...) -> CommandReply:
         """Commit one command durably, apply it, return its reply. Blocks.
 
         Raises:
             CommitTimeoutError: it is not known whether the command was or will be applied.
-            HeadwaterError: the state machine rejected the command; or it was not proposed.
+            HeadwaterError: the state machine rejected the command, or it was not proposed.
         """
 
     def barrier(self, *, timeout_ms: int = ...) -> int:

@@ -1,9 +1,9 @@
-"""What a broker says of how far a partition is committed, when another one asks it.
+"""A broker's answer to another broker that asks for a partition's high watermark.
 
-Whoever asks wants to read to the end, or to take a cut, so the end has to be all there is. A leader
-that is not sure of it, or has lost records that were promised, does not say. One that was refused
-its history (docs/decisions/0016) says that it leads, and no more: a read of any replica that ended
-where its log does would leave out what the lake has.
+The asking broker reads to the end or takes a cut, so the answer must cover every committed record.
+A leader that is not sure, or has lost promised records, does not answer. A leader whose history was
+refused (docs/decisions/0016) answers only that it leads: a read up to the end of its log would omit
+records that are in the lake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker.runtime.partition.driver import PartitionDriver
 
 
 def newest_told(driver: PartitionDriver | None, asked: NewestAsked) -> NewestTold:
-    """Return what the replica that is here, if any, can say."""
+    """Return the answer of the local replica, or that there is none."""
     newest = None if driver is None else driver.replication.newest_committed
     if driver is None or newest is None or driver.health.lost_end is not None:
         return NewestTold(partition_id=asked.partition_id, request_id=asked.request_id)
@@ -31,7 +31,7 @@ def newest_told(driver: PartitionDriver | None, asked: NewestAsked) -> NewestTol
 
 
 def refusal(told: NewestTold, name: str, leader: BrokerId | None) -> ForeignHistoryError | None:
-    """Return why a leader that leads does not say how far it is, if that is so."""
+    """Return why a leader does not tell its high watermark; None if it does."""
     if told.high_watermark is not None or told.leader_epoch == LeaderEpoch(0):
         return None
     return ForeignHistoryError(

@@ -1,10 +1,10 @@
-"""The metadata log over Raft, as the threads of a process use it: one member of the group.
+"""The metadata log over Raft, for the threads of a process: one member of the group.
 
-Implements ``MetadataLog``. A proposal may be made on any member; it is answered once it is applied
-on that very member, so its caller sees it in ``state``. A member alone needs no transport. The work
-is done by ``RaftPump``. Whatever goes wrong in one of its turns ends it: callers get an error, and
-the owner hears of the crash and ends the process. A full disk does not: proposals are refused until
-there is room again.
+Implements ``MetadataLog``. A proposal may be made on any member. It is answered when that member
+has applied it, so its caller sees the change in ``state``. A member alone needs no transport.
+``RaftPump`` does the work. An exception in one of its turns ends it: callers get an error, and the
+owner is told and ends the process. A full disk does not end it: proposals are refused until there
+is room again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from broker.storage.raft.journal import RaftJournal
 
 _log = structlog.get_logger(__name__)
 
-_JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # then a snapshot starts a new journal
+_JOURNAL_BYTES_MAX: Final = 4 * 1024 * 1024  # above it a snapshot starts a new journal
 _GRACE_S: Final = 5.0
 
 _T = TypeVar("_T")
@@ -76,13 +76,13 @@ class RaftMetadataLog:
         drive: Drive | None = None,
         random: Callable[[int, int], int] | None = None,
     ) -> None:
-        """Open the journal, unless it is handed over, and let the pump be driven. Blocks.
+        """Open the journal, unless one is given, and start the pump. Blocks.
 
         Without ``drive`` the pump gets a thread; ``random(low, high)`` includes both ends.
 
         Raises:
             MetadataCorruptError: the journal is damaged; this member must not take part.
-            DiskFullError, LogFailedError: the disk.
+            DiskFullError, LogFailedError: the disk is full, or failed.
         """
         size = len(config.members) + len(config.observers)
         assert transport is not None or size == 1, "a group needs a transport"
@@ -116,7 +116,7 @@ class RaftMetadataLog:
 
     @property
     def state(self) -> MetadataState:
-        """What is applied on this member; another member, or the next moment, may know more."""
+        """The applied metadata of this member; other members may have applied more."""
         return self._applying.state
 
     @property
@@ -126,38 +126,38 @@ class RaftMetadataLog:
 
     @property
     def office(self) -> int | None:
-        """The term in which this member leads, as far as it knows; a barrier proves it."""
+        """The term that this member leads, or None, as far as it knows. A barrier proves it."""
         return self._pump.office
 
     @property
     def leader(self) -> NodeId | None:
-        """Who leads, as far as this member knows: for operators, never for decisions."""
+        """The leader, as far as this member knows. For display, never for decisions."""
         return self._core.member.leader
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Which brokers vote on the metadata, as this member's log has it."""
+        """The brokers that vote on the metadata, by this member's log."""
         return tuple(sorted(self._core.member.voters))
 
     @property
     def known(self) -> Known:
-        """What this member knows of itself, for metrics."""
+        """This member's own state, for metrics."""
         return self._core.member
 
     @property
     def failure(self) -> HeadwaterError | None:
-        """Why this member takes nothing any more, if it has ended."""
+        """The error that ended this member; None while it runs."""
         return self._pump.failure
 
     # ------------------------------------------------------------------ what blocks
 
     def group(self, *, timeout_ms: int = 1_000) -> GroupSeen:
-        """Return who votes and who watches, and how far they are if this member leads."""
+        """Return voters and observers, and their progress if this member leads."""
         future: Future[GroupSeen] = Future()
         return self._ask(GroupAsked(_into(future)), future, timeout_ms)
 
     def change_voter(self, node: NodeId, *, votes: bool, timeout_ms: int = 1_000) -> VoterChanged:
-        """Go on with making a member vote, or watch only; ask again until it is done."""
+        """Take the next step of making a member a voter or an observer; repeat until done."""
         future: Future[VoterChanged] = Future()
         return self._ask(ChangeAsked(node, votes, _into(future)), future, timeout_ms)
 
@@ -166,17 +166,17 @@ class RaftMetadataLog:
 
         Raises:
             CommitTimeoutError: it may or may not have been, or still be, applied.
-            HeadwaterError: what the state machine rejected, or why nothing was tried.
+            HeadwaterError: the state machine rejected it, or it was not proposed.
         """
         future: Future[bytes] = Future()
         waiter = Waiter(_encoded(command), self._clock.monotonic_ms() + timeout_ms, _into(future))
         return read_reply(self._ask(waiter, future, timeout_ms))
 
     def barrier(self, *, timeout_ms: int = 10_000) -> int:
-        """Return once everything that was committed before this call is in ``state``.
+        """Wait until ``state`` has every command that was committed before this call.
 
         Raises:
-            UnavailableError: no leader could confirm that in time.
+            UnavailableError: no leader confirmed it in time.
         """
         future: Future[int] = Future()
         reader = Reader(self._clock.monotonic_ms() + timeout_ms, _into(future))
@@ -199,13 +199,13 @@ class RaftMetadataLog:
         timeout_ms: int = 10_000,
         office: int | None = None,
     ) -> None:
-        """Propose without waiting; ``answered`` hears in a turn: None once it is applied.
+        """Propose without waiting; ``answered`` is called in a turn, with None when it is applied.
 
-        With ``office`` only as the leader of that term. What a controller decided must not be
-        handed to its successor, who may have promised the contrary meanwhile.
+        With ``office`` the command is proposed only as the leader of that term. A controller's
+        decision must not reach its successor, which may have decided the contrary meanwhile.
 
-        Errors are those of :meth:`propose`. It must be quick, must not raise, and hears at once,
-        on this thread, what could not even be queued.
+        Else ``answered`` gets an error of :meth:`propose`. It must be quick and must not raise. If
+        the command cannot be queued, it is called at once on this thread.
         """
 
         def done(found: bytes | HeadwaterError) -> None:
@@ -220,7 +220,7 @@ class RaftMetadataLog:
         self._ask_soon(Waiter(payload, deadline_ms, done, office=office), done)
 
     def barrier_soon(self, passed: Answered, *, timeout_ms: int = 1_000) -> None:
-        """Begin a barrier; ``passed`` hears as in :meth:`propose_soon`."""
+        """Begin a barrier; ``passed`` is called like ``answered`` of :meth:`propose_soon`."""
 
         def done(found: int | HeadwaterError) -> None:
             passed(found if isinstance(found, HeadwaterError) else None)
@@ -234,24 +234,24 @@ class RaftMetadataLog:
             done(error)
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Call ``subscriber(index, state)`` in a turn after every change: be quick.
+        """Call ``subscriber(index, state)`` in a turn after every change; it must be quick.
 
-        Changes may be reported together, the newest state once; none is left out for ever.
+        Several changes may be reported by one call with the newest state.
         """
         self._put(Subscribing(subscriber))
 
     def tell_standing(self, asker: NodeId, told: Callable[[Standing], None]) -> None:
-        """Call ``told`` in a turn with how far this member is, between two steps.
+        """Call ``told`` in a turn with this member's standing, between two steps.
 
-        ``asker`` is a new process of that member: what its former one acknowledged counts no more.
+        ``asker`` is a new process of a member: acknowledgements of its former process are void.
 
-        A question that finds no room in the mailbox, or no pump, is lost; who asked asks again.
+        The question is dropped if the mailbox is full or the pump has ended; the asker repeats it.
         """
         with contextlib.suppress(HeadwaterError):
             self._put(StandingAsked(asker, told))
 
     def transfer_leadership(self, target: NodeId) -> None:
-        """Ask the leader, if this member is it, to hand over."""
+        """If this member leads, hand the leadership to ``target``."""
         self._put(TransferLeadership(target))
 
     def close(self) -> None:
@@ -275,12 +275,12 @@ class RaftMetadataLog:
 
     def _deliver(self, sender: NodeId, message: Message) -> None:
         if not self._mailbox.put(Received(sender, message)) and not self._mailbox.is_closed:
-            _log.warning("raft_message_dropped", sender=sender)  # as a network would
+            _log.warning("raft_message_dropped", sender=sender)  # Raft bears lost messages
 
     def _crashed(self, crash: BaseException) -> None:
-        """Hear from the thread that there are no more turns: the owner first, then who waits."""
+        """Handle the end of the pump: tell the owner first, then the waiting callers."""
         failure = self._pump.failure
-        assert failure is not None, "a turn that raised says why"
+        assert failure is not None, "a turn that raised has set the failure"
         try:
             self._on_crash(crash)
         finally:
@@ -288,7 +288,7 @@ class RaftMetadataLog:
 
 
 def _encoded(command: Command) -> bytes:
-    """Return the bytes that every member will apply. Raises InvalidRequestError: too many."""
+    """Return the encoded command. Raises InvalidRequestError if it is too large."""
     payload = encode_new(command)
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise InvalidRequestError(
@@ -300,7 +300,7 @@ def _encoded(command: Command) -> bytes:
 
 
 def _into(future: Future[_T]) -> Callable[[_T | HeadwaterError], None]:
-    """Return what puts an answer into a future."""
+    """Return a function that puts its argument into a future."""
 
     def answered(found: _T | HeadwaterError) -> None:
         if isinstance(found, HeadwaterError):

@@ -1,7 +1,8 @@
-"""Logs on the disk of a broker alone that its metadata knows nothing of: an older copy of it.
+"""Finds local logs that a single broker's metadata does not know: the metadata is an older copy.
 
-A log is made after its stream is in the metadata, and removed after its deletion is. So a stream
-that is in neither was made after this metadata was copied; to believe it would free its records.
+A log is made after its stream is in the metadata, and removed after its deletion is in the
+metadata. So a log whose stream is neither known nor deleted was made after this metadata was
+copied. A start with such metadata would remove the log's records.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _UUID: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-
 
 
 def require_known(files: Files, texts: Iterable[bytes], *, folder: str, end: int) -> None:
-    """Look for the uuid of each stored stream in ``texts``, all that the metadata holds.
+    """Require the uuid of each stored stream in ``texts``, the whole content of the metadata.
 
     Raises:
-        MetadataCorruptError: a stream is in none of them.
+        MetadataCorruptError: a stream's uuid is in none of the texts.
     """
     unknown = {one.stream_uuid.encode() for one in stored_partitions(files)}
     for text in texts:

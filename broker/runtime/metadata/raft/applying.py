@@ -1,6 +1,6 @@
-"""What a member has applied: the metadata's state, who hears of changes, when to write a snapshot.
+"""The applied state of a member: the metadata, its subscribers, and when a snapshot is due.
 
-A change is published before anybody is answered: whoever has an answer finds it in ``state``.
+A change is published before its proposer is answered, so the proposer finds it in ``state``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from broker.runtime.metadata.metadata_log import Subscriber
 from broker.runtime.metadata.raft.machine import MetadataMachine
 
 HASH_EVERY: Final = 256  # entries
-_JOURNAL_BYTES_LARGE: Final = 64 * 1024 * 1024  # then at once: an opener reads 256 MiB
-_SNAPSHOT_AGAIN_MS: Final = 10_000  # after one that a full disk had no room for
+_JOURNAL_BYTES_LARGE: Final = 64 * 1024 * 1024  # then at once: opening reads 256 MiB
+_SNAPSHOT_AGAIN_MS: Final = 10_000  # until a retry, after a full disk
 
 
 class Applying:
     """Owner: the Raft pump; ``state`` and ``index`` may be read by any thread."""
 
     def __init__(self, *, journal_bytes_max: int, keep_entries: int) -> None:
-        """Begin with nothing applied.
+        """Begin with an empty state.
 
-        A journal of more than ``journal_bytes_max`` is shortened by a snapshot, once more than
-        ``keep_entries`` have come since the last one.
+        A snapshot shortens a journal of more than ``journal_bytes_max`` bytes, if more than
+        ``keep_entries`` entries were applied since the last snapshot.
         """
         self._journal_bytes_max = journal_bytes_max
         self._keep_entries = keep_entries
@@ -38,42 +38,42 @@ class Applying:
 
     @property
     def state(self) -> MetadataState:
-        """What is applied."""
+        """The applied metadata state."""
         return self._machine.state
 
     @property
     def index(self) -> int:
-        """Index of the newest entry that is applied."""
+        """Index of the newest applied entry."""
         return self._applier.index
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Tell somebody the present state, and each later one."""
+        """Call ``subscriber`` with the present state, and with each later one."""
         self._subscribers.append(subscriber)
         subscriber(self.index, self.state)
 
     def apply(self, entries: tuple[Entry, ...]) -> list[Outcome]:
-        """Apply committed entries, publish the state; return what callers are to be told."""
+        """Apply committed entries, publish the state; return the outcomes for the proposers."""
         outcomes = self._applier.apply(entries)
         self._publish()
         return outcomes
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become a snapshot's state. Raises MetadataCorruptError, FeatureLevelError."""
+        """Replace the state by a snapshot's. Raises MetadataCorruptError, FeatureLevelError."""
         self._applier.restore(snapshot.id.index, snapshot.data)
         self._snapshot_index = snapshot.id.index
         self._publish()
 
     def hash_due(self) -> int | None:
-        """Return the state's hash, if members compare it at this index."""
+        """Return the hash of the state, if members compare hashes at this index."""
         return self._machine.hash() if self.index % HASH_EVERY == 0 else None
 
     def snapshot_due(
         self, now_ms: int, journal_bytes: int, *, free_bytes: Callable[[], int]
     ) -> bytes | None:
-        """Return a snapshot, if the journal is to be shortened; on a full disk later.
+        """Return a snapshot if the journal must be shortened; on a full disk, None until a retry.
 
-        Whatever is saved behind a snapshot waits for its room, also what would make room. Until
-        then the journal holds everything.
+        Later saves wait for the snapshot to be written, even saves that would free space. So a full
+        disk gets no snapshot; the journal still has everything.
         """
         enough = self.index - self._snapshot_index > self._keep_entries
         if journal_bytes <= self._journal_bytes_max or not (

@@ -1,7 +1,7 @@
-"""The metadata state machine as Raft sees it: bytes in, bytes out, nothing raised.
+"""The metadata state machine for Raft: bytes in, bytes out, no exceptions.
 
-A refusal is part of the reply, so a retried command is refused with the same words. A command that
-does not parse is refused, too: it is in the log of every node, and none may stumble over it.
+A refusal is part of the reply, so a retried command gets the same refusal. A command that does not
+parse is refused as well: every node has it in its log, and no node may fail on it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MetadataMachine:
         return encode_snapshot(self.state, self._index)
 
     def restore(self, data: bytes) -> None:
-        """Become a snapshot's state. Raises MetadataCorruptError, FeatureLevelError."""
+        """Replace the state by a snapshot's. Raises MetadataCorruptError, FeatureLevelError."""
         self.state, self._index = decode_snapshot(data)
 
     def hash(self) -> int:

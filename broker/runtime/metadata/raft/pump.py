@@ -1,8 +1,8 @@
-"""The pump of one member of the Raft group: it feeds the core, and carries out its effects.
+"""The pump of one Raft member: it feeds events to the core and carries out its effects.
 
-A turn takes what has come, and writes at most one save. The core hears that a save is durable in
-the next turn, which is due at once: so the time that the fdatasync took has passed for the core,
-and what came meanwhile shares the next fdatasync. No answer leaves before the save that it needs.
+A turn takes the waiting events and writes at most one save. The core gets "the save is durable" in
+the next turn, which is due at once. So the core's clock includes the time of the fdatasync, and
+events that came meanwhile share the next fdatasync. No answer leaves before the save that it needs.
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ INBOX_MAX: Final = 20_000
 _BATCH_MAX: Final = 512
 _FORWARD_RETRY_MS: Final = 1000
 _SOON_MS: Final = 50
+_TERM_OVER: Final = "this broker is no longer the active controller"
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribing:
-    """Somebody wants to hear of every change."""
+    """A request to be called at every change."""
 
     subscriber: Subscriber
 
@@ -96,7 +97,7 @@ Asked = (
 
 
 class RaftPump:
-    """Any thread puts into ``mailbox``; one at a time takes turns."""
+    """Any thread puts into ``mailbox``; one thread at a time takes turns."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class RaftPump:
         transport: RaftTransport | None,
         random: Callable[[int, int], int],
     ) -> None:
-        """Prepare; the first turn begins. ``random(low, high)`` includes both ends."""
+        """Prepare; the first turn starts the core. ``random(low, high)`` includes both ends."""
         self._core = core
         self._tick_ms = config.heartbeat_ms // 2
         self._mailbox = mailbox
@@ -122,16 +123,16 @@ class RaftPump:
         self._reading = Reading()
         self._now_ms = 0
         self._next_tick_ms: int | None = None
-        self._saved: int | None = None  # durable, and the core does not know it yet
-        self.office: int | None = None  # the term in which this member leads, as far as it knows
-        self.failure: HeadwaterError | None = None  # why there are no more turns
+        self._saved: int | None = None  # the newest durable save, if the core has not been told yet
+        self.office: int | None = None  # the term that this member leads, as far as it knows
+        self.failure: HeadwaterError | None = None  # set when the pump has ended
 
     # ------------------------------------------------------------------ turns
 
     def turn(self, now_ms: int) -> int:
-        """Do what is due; return when the next turn is. Blocks for one fdatasync at most.
+        """Do the due work; return the time of the next turn. Blocks for one fdatasync at most.
 
-        Whatever it raises is its end: the metadata of this process is of no more use.
+        An exception ends the pump: this process has no metadata any more.
         """
         try:
             return self._turn(now_ms)
@@ -142,7 +143,7 @@ class RaftPump:
             raise
 
     def end(self, failure: HeadwaterError) -> None:
-        """Close the journal, and answer everybody with an error; no turn is taken any more."""
+        """Close the journal and answer all callers with an error; no further turn is taken."""
         if self._mailbox.is_closed:
             return
         self.failure = failure
@@ -202,7 +203,7 @@ class RaftPump:
             proposal = waiter.proposal
             assert proposal is not None
             if waiter.office is not None and waiter.office != self.office:
-                self._waiting.settle(waiter, UnavailableError("the office is over"))
+                self._waiting.settle(waiter, UnavailableError(_TERM_OVER))
                 continue
             if not waiter.taken and not self._has_room(waiter):
                 continue
@@ -216,7 +217,7 @@ class RaftPump:
         try:
             self._saving.require_room(len(waiter.payload), self._now_ms)
         except DiskFullError as error:
-            if waiter.deadline_ms == NEVER:  # opening the session waits for room
+            if waiter.deadline_ms == NEVER:  # opening the session waits for disk space
                 waiter.retry_ms = self._now_ms + _SOON_MS
                 waiter.refused = error.message
             else:
@@ -233,7 +234,7 @@ class RaftPump:
         elif reason is Refusal.OVERLOADED and not waiter.taken and waiter.deadline_ms != NEVER:
             self._waiting.settle(waiter, OverloadedError("too much metadata is not committed yet"))
         elif waiter.office is not None:
-            self._waiting.settle(waiter, UnavailableError("the office is over"))
+            self._waiting.settle(waiter, UnavailableError(_TERM_OVER))
         elif reason is Refusal.NOT_LEADER and leader is not None and self._transport is not None:
             assert waiter.proposal is not None
             waiter.taken = True
@@ -287,7 +288,7 @@ class RaftPump:
         for outcome in self._applying.apply(entries):
             self._waiting.applied(outcome)
         index = self._applying.index
-        if self._transport is not None:  # else nobody compares it
+        if self._transport is not None:  # else no other member compares hashes
             state_hash = self._applying.hash_due()
             if state_hash is not None:
                 self._step(StateHashed(index, state_hash))

@@ -1,10 +1,10 @@
-"""How a controller that starts is let into the group, and how the others help it.
+"""How a starting controller joins its Raft group, and how the other controllers answer it.
 
-`ControlDesk` stands between the control transport and everybody else who uses it, because these
-two messages are said when there is no member, no Raft and no broker epoch yet. `TakingPart` is the
-pump that asks, before Raft starts; what is to be concluded is in `broker/core/raft/rejoin.py` for
-an empty disk, and in `compare.py` beside it for one that may have been put back to an earlier
-moment. `take_part` runs that pump on the thread of its caller.
+`ControlDesk` wraps the control transport and handles two messages itself, because they are sent
+when there is no member, no Raft and no broker epoch yet. `TakingPart` is the pump that asks before
+Raft starts. The decisions are in `broker/core/raft/rejoin.py` for an empty disk, and in
+`compare.py` beside it for a disk that may be an older copy. `take_part` runs that pump on its
+caller's thread.
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ Random = Callable[[int, int], int]  # (low, high), both ends included
 
 
 class ControlDesk:
-    """Implements ``ControlTransport`` over another one, and answers members itself. Any thread."""
+    """Implements ``ControlTransport`` over another one; answers starting members. Any thread."""
 
     def __init__(self, transport: ControlTransport, *, random: Random | None = None) -> None:
-        """Begin to hear at once; until :meth:`answer_with`, a question is lost."""
+        """Begin to receive at once; questions are dropped until :meth:`answer_with`."""
         self._transport = transport
         self._life = (random or _system_random())(1, _LIFE_MAX)
         self._deliver: Callable[[BrokerId, ControlMessage], None] | None = None
         self._tell: TellStanding = _tell_nothing
         self._closed = threading.Lock()
-        # Who asks now, and takes the answers, on any thread.
+        # Takes the answers to this member's own question, on any thread.
         self.told: Callable[[BrokerId, MemberTold], None] | None = None
         transport.start(self._heard)
 
     def answer_with(self, tell: TellStanding) -> None:
-        """From now on, a member that asks is told what ``tell`` hands over, on any thread.
+        """Answer starting members by ``tell`` from now on, on any thread.
 
-        ``tell`` gets the asker, whose former process has ended, and what to call.
+        ``tell`` gets the asker, whose former process has ended, and a function that takes the
+        answer.
         """
         self._tell = tell
 
     def start(self, deliver: Callable[[BrokerId, ControlMessage], None]) -> None:
-        """See ``ControlTransport.start``; until then everything but members' questions is lost."""
+        """See ``ControlTransport.start``; before it, all but members' messages are dropped."""
         self._deliver = deliver
 
     def send(self, to: BrokerId, message: ControlMessage) -> None:
@@ -77,7 +78,7 @@ class ControlDesk:
         self._transport.send(to, message)
 
     def close(self) -> None:
-        """See ``ControlTransport.close``; more than once is once."""
+        """See ``ControlTransport.close``; a second call does nothing."""
         if self._closed.acquire(blocking=False):
             self._transport.close()
 
@@ -114,7 +115,7 @@ def take_part(
     promises: Promises | None = None,
     folder: str = "raft",
 ) -> RaftJournal:
-    """Return the opened journal once Raft may start on it: after the other voters were asked.
+    """Ask the other voters, then return the opened journal on which Raft may start.
 
     See :class:`TakingPart`. Blocks; ``stopping`` ends it with ShuttingDownError.
     """
@@ -138,11 +139,11 @@ def take_part(
 
 
 class TakingPart:
-    """The pump that gets one member from its folder to a journal that Raft may start on.
+    """The pump that turns one member's folder into a journal on which Raft may start.
 
-    With an empty folder it lasts for as long as one of the others does not answer; else for
-    ``config.restart_grace_ms`` at most, and as long as there is no majority. An observer that was
-    never asked for its disk has promised nothing that counts and asks nobody, nor does one alone.
+    With an empty folder it waits until every other voter answers. Else it waits until a majority
+    answers, and for the other voters ``config.restart_grace_ms`` at most. A member alone asks
+    no voter, and neither does an observer without a disk number: none of its promises count.
     """
 
     def __init__(
@@ -161,10 +162,10 @@ class TakingPart:
         folder: str = "raft",
         random: Random | None = None,
     ) -> None:
-        """Nothing is done before the first turn; ``wake`` asks for one.
+        """Prepare; ``wake`` is called when a turn is due.
 
-        ``has_taken_part``: something outside of the folder says that this member is not new, as
-        ``promises`` may, which also say that the folder is of an earlier moment.
+        ``has_taken_part``: something outside of the folder, such as ``promises``, shows that this
+        member is not new. ``promises`` also show if the folder is an older copy.
         """
         self._files = files
         self._config = config
@@ -183,14 +184,14 @@ class TakingPart:
         self._is_begun = False
 
     def turn(self, now_ms: int) -> int:
-        """Begin, or go on asking; return when the next turn is due.
+        """Begin, or continue to ask; return when the next turn is due.
 
         Raises:
-            ControllersLostError: more disks are lost than the group survives.
-            ShuttingDownError: it was asked to stop while it waited for others.
-            MetadataCorruptError: as opening the journal; or it is empty, and a member alone has
-                nobody to ask what was in it.
-            DiskFullError, LogFailedError: as opening the journal.
+            ControllersLostError: more disks were lost than the group can survive.
+            ShuttingDownError: it was asked to stop while it waited for answers.
+            MetadataCorruptError: the journal is damaged; or it is empty, and a member alone cannot
+                ask another voter for its content.
+            DiskFullError, LogFailedError: the disk is full, or failed.
         """
         try:
             if not self._is_begun:
@@ -246,7 +247,7 @@ class TakingPart:
     def _rejoin(
         self, now_ms: int, then: Callable[[TakePart], None], *, has_taken_part: bool
     ) -> None:
-        """Ask all the others, and take part as they say."""
+        """Ask all other voters, and decide by their answers how to join."""
         self._desk.answer_with(_tell_fresh)
         rejoin = Rejoin(self._config, self._me, random=self._random, has_taken_part=has_taken_part)
 
@@ -268,19 +269,19 @@ class TakingPart:
         self._asks = asking.turn
 
     def _note(self, how: TakePart) -> None:
-        """Take part with an empty folder: new, or wiped."""
-        assert self._journal is not None, "it was opened before the others were asked"
+        """Join with an empty folder, as a new or a wiped member."""
+        assert self._journal is not None, "opened before the question was sent"
         self._journal.take_part(how.term, how.floor, how.disk)
         self._end(self._journal)
 
     def _remake(self, how: TakePart) -> None:
-        """Take part again: the folder's note says that this member has, and the rest is gone."""
+        """Join again: the folder has the note of a member, and its other files are lost."""
         self._end(self._remade(how))
 
     def _remake_as_another(self) -> None:
-        """Begin anew as an observer: whoever votes under this id does so with a disk that is lost.
+        """Begin as an observer: the disk that votes under this id is lost.
 
-        It gets another number, by which an operator can make it a voter again.
+        The new disk gets another number, with which an operator can make it a voter again.
         """
         _log.error("raft_files_lost", folder=self._folder)
         self._end(self._remade(TakePart(disk=self._random(1, DISK_MAX))))
@@ -300,8 +301,8 @@ class TakingPart:
     # ------------------------------------------------------------------ with a disk in use
 
     def _compare(self, now_ms: int, journal: RaftJournal) -> None:
-        """Take part with what is in the folder, which may be older than what was promised."""
-        if not journal.has_member_file:  # it has taken part since before there was a note of it
+        """Join with the content of the folder, which may be an older copy."""
+        if not journal.has_member_file:  # it joined under a release without the member file
             journal.take_part(0, Floor())
         if len(self._config.members) + len(self._config.observers) == 1:
             self._end(journal)
@@ -332,7 +333,7 @@ class TakingPart:
         asking = _Asking(
             compare, self._desk, compare.told, wake=self._wake, found=found, now_ms=now_ms
         )
-        if journal.has_forgotten:  # known, so everybody has to answer
+        if journal.has_forgotten:  # a known loss, so every voter has to answer
             _log.error("raft_folder_is_older", folder=self._folder)
         else:
             asking.leave_out_at(now_ms + self._config.restart_grace_ms, compare.leave_out_silent)
@@ -358,21 +359,21 @@ def _empty(folder: str) -> MetadataCorruptError:
 
 
 class _Question(Protocol):
-    """What is to be asked now; answers go where the asking was begun."""
+    """A question to the other voters, and the answers so far."""
 
     request_id: int
     behind: tuple[NodeId, ...]
 
     @property
     def unanswered(self) -> tuple[NodeId, ...]:
-        """Whom to ask."""
+        """The voters to ask."""
 
 
 _Answer = TypeVar("_Answer")
 
 
 class _Asking(Generic[_Answer]):
-    """One round after another, until there is an answer. Owner: the pump; any thread answers."""
+    """Asks round after round until there is a result. Owner: the pump; any thread answers."""
 
     def __init__(
         self,
@@ -399,7 +400,7 @@ class _Asking(Generic[_Answer]):
         desk.told = self._hear
 
     def leave_out_at(self, at_ms: int, leave_out: Callable[[], _Answer | None]) -> None:
-        """Call ``leave_out`` then, and again and again, until it is the answer."""
+        """Call ``leave_out`` at that time, and repeatedly after it, until it returns a result."""
         self._leave_out = leave_out
         self._leave_out_ms = at_ms
 
@@ -408,7 +409,7 @@ class _Asking(Generic[_Answer]):
         self._wake()
 
     def turn(self, now_ms: int) -> int:
-        """Take the answers that have come, ask whoever has not answered."""
+        """Take the received answers; ask the voters that have not answered."""
         found = self._answer(now_ms)
         if found is not None:
             self._found(found)
@@ -438,7 +439,7 @@ class _Asking(Generic[_Answer]):
         return request_id
 
     def _say(self, now_ms: int) -> None:
-        """Say who is waited for: after a while, when that changes, and now and then."""
+        """Log the silent voters: after a while, when they change, and at intervals."""
         waits_for = (self._question.unanswered, self._question.behind)
         changed = waits_for != self._said and now_ms >= self._said_ms + _SAY_AFTER_MS
         if now_ms >= self._say_ms or (self._said_ms and changed):
@@ -452,7 +453,7 @@ class _Asking(Generic[_Answer]):
 
 
 def _tell_nothing(_asker: NodeId, told: Callable[[Standing], None]) -> None:
-    """Whether the disk is empty is not known yet: who asked asks again."""
+    """Send no answer: this disk's state is not known yet, and the asker repeats."""
 
 
 def _tell_fresh(_asker: NodeId, told: Callable[[Standing], None]) -> None:

@@ -1,7 +1,7 @@
-"""What a member has to make durable, in order, and what happens when the disk is full.
+"""The saves that a member has to make durable, in order; also on a full disk.
 
-Entries behind each other share one fdatasync. A full disk is asked again after a while; meanwhile
-new proposals are refused at the door.
+Neighbouring entries share one fdatasync. A full disk is tried again after a while; meanwhile new
+proposals are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.storage.raft.journal import RaftJournal
 
 _log = structlog.get_logger(__name__)
 
-_FULL_MS: Final = 100  # until a full disk is asked again
+_FULL_MS: Final = 100  # until a full disk is tried again
 _CHECKPOINT_MS: Final = 1000
 
 
@@ -36,7 +36,7 @@ class Saving:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes of the journal that count; a snapshot makes them fewer."""
+        """Bytes of the journal since its snapshot."""
         return self._journal.size_bytes
 
     def free_bytes(self) -> int:
@@ -48,9 +48,9 @@ class Saving:
         self._saves.append(save)
 
     def write_next(self, now_ms: int) -> int | None:
-        """Make the oldest save durable, and with the same sync the entries right behind it. Blocks.
+        """Make the oldest save durable, and by the same sync the entries right after it. Blocks.
 
-        Returns the number up to which all saves are durable now; None if nothing was written.
+        Returns the number up to which all saves are durable; None if nothing was written.
         """
         if not self._saves or now_ms < self._full_until_ms:
             return None
@@ -77,7 +77,7 @@ class Saving:
         return number
 
     def require_room(self, payload_bytes: int, now_ms: int) -> None:
-        """Refuse what the disk cannot take: nothing of it is in any log then.
+        """Refuse a proposal for which the disk has no room, before any log has it.
 
         Raises:
             DiskFullError: it has no room.
@@ -87,16 +87,16 @@ class Saving:
         self._journal.reserve(payload_bytes + 2 * ENTRY_OVERHEAD)
 
     def checkpoint(self, now_ms: int, applied: int) -> None:
-        """Note now and then how far everything is durable, when nothing waits to be saved."""
+        """Note at intervals how far the log is durable, when no save waits."""
         if now_ms >= self._checkpoint_ms and not self._saves:
             self._checkpoint_ms = now_ms + _CHECKPOINT_MS
             self._journal.checkpoint(applied)
 
     def drop_floor(self) -> None:
-        """Note that this member has everything that its lost disk may have had."""
+        """Note that this member has every entry that its lost disk may have had."""
         try:
             self._journal.drop_floor()
-        except DiskFullError as error:  # found again at the next start, and found to be reached
+        except DiskFullError as error:  # the next start reads the floor again and finds it reached
             _log.warning("raft_floor_kept", reason=error.message)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What carries the messages of a Raft member to the others."""
+"""The interface of the transport between Raft members."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from broker.model.raft_messages import Message
 
 
 class RaftTransport(Protocol):
-    """Carries messages between members; loses them when it must, never delays the caller."""
+    """Carries messages between members. May lose messages; never delays the caller."""
 
     def start(self, deliver: Callable[[NodeId, Message], None]) -> None:
         """Begin; ``deliver`` may be called on any thread, with an identified sender."""
 
     def send(self, target: NodeId, message: Message) -> None:
-        """Send, or lose."""
+        """Send a message; it may be lost."""
 
     def close(self) -> None:
         """End all connections."""

@@ -1,7 +1,7 @@
-"""What operators ask a Raft member about the controllers: who they are, and changes of one.
+"""Operators' requests to a Raft member: list the controllers, change one of them.
 
-Nothing waits here: a change is asked for again until it is so. `VoterDesk` belongs to the Raft
-pump; it also says in the log who votes, whenever that changes.
+No request waits: the operator's command repeats a change until it is done. `VoterDesk` belongs to
+the Raft pump; it also logs the voters at every change of them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class GroupAsked:
-    """Somebody wants to know who votes."""
+    """A request for the list of voters."""
 
     answered: Callable[[GroupSeen | HeadwaterError], None]
 
 
 @dataclass(slots=True)
 class ChangeAsked:
-    """Somebody wants a member to vote, or to watch only."""
+    """A request to make a member a voter or an observer."""
 
     node: NodeId
     votes: bool
@@ -48,14 +48,14 @@ class VoterDesk:
         self._asked: dict[int, ChangeAsked] = {}
 
     def event_of(self, asked: ChangeAsked) -> ChangeVoters:
-        """Return what to feed the core, whose answer goes to :meth:`answered`."""
+        """Return the event for the core, whose answer goes to :meth:`answered`."""
         self._number += 1
         self._asked[self._number] = asked
         add, remove = (asked.node, None) if asked.votes else (None, asked.node)
         return ChangeVoters(self._number, add, remove)
 
     def answered(self, answer: VotersChanged | VotersKept) -> None:
-        """Tell who asked: done once it is committed."""
+        """Answer the request: the change is done when it is committed."""
         asked = self._asked.pop(answer.number, None)
         if asked is None:
             return
@@ -68,13 +68,13 @@ class VoterDesk:
             asked.answered(VoterChanged(True, "", leader))
 
     def fail_all(self, error: HeadwaterError) -> None:
-        """Answer everybody with an error."""
+        """Answer all open requests with an error."""
         all_asked, self._asked = self._asked, {}
         for asked in all_asked.values():
             asked.answered(error)
 
     def look(self) -> None:
-        """Say who votes, if that has changed; and that this disk does not, where it matters."""
+        """Log the voters if they changed, and if another disk votes under this broker's id."""
         member = self._core.member
         voters = frozenset(member.voters)
         if voters != self._said:

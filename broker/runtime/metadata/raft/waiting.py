@@ -1,8 +1,8 @@
-"""Callers that wait for their proposal to be applied here, and when it is tried again.
+"""Callers that wait until their proposal is applied here, and when a proposal is retried.
 
-All proposals of a process belong to one session and carry a sequence; however often one is tried,
-it takes effect once. The session remembers the newest sequences only, so a proposal does not start
-before all of those that it could push out of that window have been answered.
+All proposals of a process belong to one session and carry a sequence number, so a retried proposal
+takes effect once. The session remembers the newest sequences only. So a proposal does not start
+before every proposal that it could push out of that window has been answered.
 
 A caller is answered once, by a call of ``answered`` with the result or the error.
 """
@@ -23,7 +23,7 @@ NEVER: Final = 1 << 62
 
 
 def _nobody(_: object) -> None:
-    """Whoever waits is not told."""
+    """Ignore the answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +35,8 @@ class Waiter:
     answered: Callable[[bytes | HeadwaterError], None] = _nobody
     proposal: Proposal | None = None
     retry_ms: int = 0
-    taken: bool = False  # some node may have it in its log
-    office: int | None = None  # only as the leader of this term; never handed to another
+    taken: bool = False  # a node may have it in its log
+    office: int | None = None  # propose only as leader of this term; not to another leader
     refused: str = "no leader was found"
 
 
@@ -51,7 +51,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class StandingAsked:
-    """A member that starts wants to know how far the group is."""
+    """A starting member's question: how far is the group?"""
 
     asker: NodeId
     told: Callable[[Standing], None]
@@ -66,7 +66,7 @@ class Waiting:
         self._begin()
 
     def _begin(self) -> None:
-        """Open another session; whatever was under way in the last one is settled by now."""
+        """Open another session; every proposal of the last one is settled by now."""
         self._session = self._new_session()
         self._sequence = 0
         self._opening: Waiter | None = None
@@ -74,14 +74,14 @@ class Waiting:
         self._under_way: dict[int, Waiter] = {}
 
     def add(self, waiter: Waiter) -> None:
-        """Queue a caller; it hears at once when there are too many."""
+        """Queue a caller; it gets an error at once if too many wait."""
         if len(self._queued) >= QUEUED_MAX:
             waiter.answered(OverloadedError("too many metadata commands are waiting"))
         else:
             self._queued.append(waiter)
 
     def due(self, now_ms: int) -> Iterator[Waiter]:
-        """Yield the proposals to be tried (again) now."""
+        """Yield the proposals that are to be tried, or retried, now."""
         if not self._is_open:
             if self._queued and self._opening is None:
                 self._opening = Waiter(b"", NEVER)
@@ -102,7 +102,7 @@ class Waiting:
                 yield waiter
 
     def find(self, proposal: Proposal) -> Waiter | None:
-        """Return who waits for a proposal."""
+        """Return the caller that waits for a proposal."""
         if proposal.session != self._session:
             return None
         if proposal.kind is EntryKind.OPEN_SESSION:
@@ -110,7 +110,7 @@ class Waiting:
         return self._under_way.get(proposal.sequence)
 
     def applied(self, outcome: Outcome) -> None:
-        """Answer whoever waits for this."""
+        """Answer the caller that waits for this outcome."""
         if outcome.session != self._session:
             return
         if self._opening is not None and outcome.sequence == 0:
@@ -129,13 +129,13 @@ class Waiting:
             self._begin()
 
     def settle(self, waiter: Waiter, error: HeadwaterError) -> None:
-        """Give a definite answer to somebody whose proposal is in no log."""
+        """Answer a caller whose proposal is in no log with ``error``."""
         if waiter.proposal is not None:
             self._under_way.pop(waiter.proposal.sequence, None)
         waiter.answered(error)
 
     def expire(self, now_ms: int) -> None:
-        """Tell those whose time is up that the outcome is unknown, or that nothing was tried."""
+        """Answer callers whose time is up: the outcome is unknown, or nothing was tried."""
         for sequence, waiter in list(self._under_way.items()):
             if now_ms >= waiter.deadline_ms:
                 del self._under_way[sequence]
@@ -147,12 +147,12 @@ class Waiting:
             )
 
     def retry_soon(self, at_ms: int) -> None:
-        """The leader changed: whatever is not answered is tried again."""
+        """Retry every unanswered proposal: the leader changed."""
         for waiter in (*self._under_way.values(), *([self._opening] if self._opening else [])):
             waiter.retry_ms = min(waiter.retry_ms, at_ms)
 
     def fail_all(self, error: HeadwaterError, *, queued: bool = True) -> None:
-        """Answer everybody with an error."""
+        """Answer all callers with an error."""
         waiters = [*self._under_way.values(), *(self._queued if queued else ())]
         self._under_way.clear()
         if queued:
@@ -173,12 +173,12 @@ class Reading:
         self._number = 0
 
     def add(self, reader: Reader) -> None:
-        """Take a caller, whose barrier is due at once."""
+        """Add a caller; its barrier is due at once."""
         self._number += 1
         self._readers[self._number] = reader
 
     def due(self, now_ms: int) -> Iterator[int]:
-        """Yield the numbers of the barriers to begin (again); answer those whose time is up."""
+        """Yield the numbers of the barriers to begin or retry; answer callers whose time is up."""
         for number, reader in list(self._readers.items()):
             if now_ms >= reader.deadline_ms:
                 del self._readers[number]
@@ -188,24 +188,24 @@ class Reading:
                 yield number
 
     def passed(self, number: int, index: int) -> None:
-        """Answer a caller: what was committed up to ``index`` is applied here."""
+        """Answer a caller: every entry up to ``index`` is applied here."""
         reader = self._readers.pop(number, None)
         if reader is not None:
             reader.answered(index)
 
     def failed(self, number: int, retry_ms: int) -> None:
-        """Begin a barrier again at that time: nobody could confirm it."""
+        """Retry a barrier at ``retry_ms``: no leader could confirm it."""
         if number in self._readers:
             self._readers[number].retry_ms = retry_ms
 
     def leader_changed(self, now_ms: int) -> None:
-        """Begin those again that failed: a new leader may confirm them."""
+        """Retry the failed barriers: a new leader may confirm them."""
         for reader in self._readers.values():
             if reader.retry_ms != NEVER:
                 reader.retry_ms = now_ms
 
     def fail_all(self, error: HeadwaterError) -> None:
-        """Answer everybody with an error."""
+        """Answer all callers with an error."""
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.answered(error)

@@ -55,7 +55,7 @@ class MetadataHouse:
             error = None if led else UnavailableError("another member leads")
         elif office is not None and (sender, office) != (self.leader, self.term):
             self._world.note("proposal of an office that is over")
-            error = UnavailableError("the office is over")
+            error = UnavailableError("this broker is no longer the active controller")
         elif (process, number) in self._replies:
             self._world.note("proposal answered again")
             error = self._replies[process, number]
