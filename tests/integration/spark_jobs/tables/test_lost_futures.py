@@ -46,7 +46,8 @@ def restored(tmp_path: Path) -> tuple[Path, Path, int]:
             client.create_stream("s")
         publish(server, "kept", 40)
         appender(server, table).append(ranges((0, 30)), batch_id="0")
-        shutil.copytree(folder, older)
+    shutil.copytree(folder, older)  # of a broker that stopped: a running one replaces files
+    with served_disk_broker(folder, port=port) as server:
         publish(server, "lost", 60)
         shutil.copytree(table, tmp_path / "behind")
         appender(server, table).append(ranges((0, 100)), batch_id="1")
