@@ -9,8 +9,7 @@ from pathlib import Path
 
 from broker import config
 from broker.errors import InvalidConfigError
-from broker.process import daemon
-from broker.process.arrow_without_pandas import keep_pandas_out
+from broker.process.allocator import share_with_arrow
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,6 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", type=Path, help="TOML file; without it, defaults")
     parsed = parser.parse_args(arguments)
+    share_with_arrow()
+    from broker.process import daemon  # noqa: PLC0415 - imports Arrow
+    from broker.process.arrow_without_pandas import keep_pandas_out  # noqa: PLC0415 - the same
+
     keep_pandas_out()
     path = parsed.config or (Path(found) if (found := os.environ.get("HEADWATER_CONFIG")) else None)
     try:

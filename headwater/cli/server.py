@@ -215,6 +215,9 @@ def broker(
         from headwater.cli.broker_check import check as look
 
         raise typer.Exit(look(loaded, java=java))
+    from broker.process.allocator import share_with_arrow
+
+    share_with_arrow()
     from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 
@@ -223,6 +226,9 @@ def broker(
 
 
 def _run_broker(config: BrokerConfig, data: Path, moto: str | None) -> int:
+    from broker.process.allocator import share_with_arrow
+
+    share_with_arrow()
     from broker.process import daemon
     from broker.process.arrow_without_pandas import keep_pandas_out
 

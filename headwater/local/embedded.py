@@ -35,7 +35,7 @@ MOTO_REGION: Final = "us-east-1"
 # moto does not check credentials; this value shows its origin if it appears in a log.
 MOTO_ACCESS_KEY: Final = "headwater-moto"
 
-_READY_TIMEOUT_S: Final = 30.0
+_READY_TIMEOUT_S: Final = 120.0  # on a busy machine; an end is noticed at once
 _UP_STOP_TIMEOUT_S: Final = 120.0  # before it ends, a broker stores and answers what it has read
 _POLL_S: Final = 0.02
 _LOG_TAIL_BYTES: Final = 2000

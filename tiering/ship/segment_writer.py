@@ -32,10 +32,12 @@ from tiering.table.ledger import LedgerEntry
 from tiering.table.table import FORMAT_VERSION
 
 ROW_GROUP_ROWS_MAX: Final = 128 * 1024
-ROW_GROUP_BYTES_MAX: Final = 32 * 1024 * 1024
+ROW_GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # packing holds several times as much
 _RUN_BATCHES_MAX: Final = 4096
+_RUN_BYTES_MAX: Final = 2 * 1024 * 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_READ_ROWS: Final = 64 * 1024
+_READ_ROWS_MAX: Final = 64 * 1024
+_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # a check holds copies of what it reads
 
 _WRITER_OPTIONS: Final[dict[str, Any]] = {
     # These columns have few distinct values; of record values a dictionary would be useless work.
@@ -118,7 +120,7 @@ def check_segment(body: Any, entry: LedgerEntry) -> None:
     facts = RangeFacts()
     try:
         file = pq.ParquetFile(pa.BufferReader(body), page_checksum_verification=True)
-        for batch in file.iter_batches(batch_size=_READ_ROWS):
+        for batch in file.iter_batches(batch_size=_read_rows(file.metadata)):
             facts.add(batch.select(FILE_SCHEMA.names))
     except (pa.ArrowException, OSError, KeyError, SchemaMismatchError) as cause:
         raise ObjectCorruptError(
@@ -249,7 +251,7 @@ def _runs(batches: Iterable[StoredBatch]) -> Iterator[tuple[BatchHeader, pa.Reco
     """Join neighbouring batches of one shape into one batch."""
     run: list[pa.RecordBatch] = []
     first: BatchHeader | None = None
-    count = 0
+    count = size = 0
     for batch in batches:
         header = batch.header
         check_body(header, batch.body)
@@ -257,6 +259,7 @@ def _runs(batches: Iterable[StoredBatch]) -> Iterator[tuple[BatchHeader, pa.Reco
         continues = (
             first is not None
             and len(run) < _RUN_BATCHES_MAX
+            and size < _RUN_BYTES_MAX
             and not header.sparse
             and not first.sparse
             and first.base_offset + count == header.base_offset
@@ -268,9 +271,10 @@ def _runs(batches: Iterable[StoredBatch]) -> Iterator[tuple[BatchHeader, pa.Reco
             yield _joined(first, count), pa.concat_batches(run)
             first = None
         if first is None:
-            first, run, count = header, [], 0
+            first, run, count, size = header, [], 0, 0
         run.append(body)
         count += header.records_count
+        size += header.size
     if first is not None:
         yield _joined(first, count), pa.concat_batches(run)
 
@@ -317,6 +321,14 @@ def _footer(place: SegmentPlace, wanted: OffsetRange, facts: RangeFacts) -> dict
         "headwater.first_leader_epoch": str(facts.first_epoch),
         "headwater.last_leader_epoch": str(facts.last_epoch),
     }
+
+
+def _read_rows(footer: pq.FileMetaData) -> int:
+    """Return how many rows to read at once: narrow rows many, wide ones few."""
+    groups = (footer.row_group(at) for at in range(footer.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups)
+    fitting: int = _READ_BYTES_MAX * footer.num_rows // max(1, size)
+    return max(1, min(_READ_ROWS_MAX, fitting))
 
 
 def _differs(entry: LedgerEntry, what: str, expected: object, found: object) -> ObjectCorruptError:

@@ -295,7 +295,7 @@ class Uploader:
     def _ended(self, cycle: _Cycle, error: HeadwaterError | None, *, more: bool = False) -> None:
         task = cycle.task
         shipped = task.shipper.counters.bytes_total - cycle.bytes_before
-        if shipped:
+        if shipped and not more:  # the next object would fill the same memory again
             pa.default_memory_pool().release_unused()  # frees buffers of about one object's size
         with self._changed:
             now = self._clock.monotonic_ms()

@@ -20,7 +20,7 @@ from tiering.ship.segment_writer import RangeFacts, SegmentPlace, log_rows
 from tiering.table.ledger import NO_VERSION, Ledger, LedgerEntry, decode_ranges
 from tiering.table.table import Table, TableSnapshot
 
-_READ_BYTES_MAX: Final = 16 * 1024 * 1024
+_READ_BYTES_MAX: Final = 4 * 1024 * 1024  # of the log, while an object is packed
 
 
 class LedgerRepair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from typing import Final
@@ -31,3 +32,21 @@ def test_large_blocks_are_reused() -> None:
         for how in ("kept", "given back")
     }
     assert faults["kept"] < 2048 < faults["given back"]
+
+
+@pytest.mark.parametrize(
+    ("given", "pool"), [({}, "system"), ({"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}, "mimalloc")]
+)
+def test_arrow_uses_the_same_allocator(given: dict[str, str], pool: str) -> None:
+    """In every entry point of a broker; unless the environment says otherwise."""
+    program = """
+from broker.process.allocator import share_with_arrow
+import headwater.cli.main, headwater.cli.server, headwater.cli.up_cluster, broker.__main__
+assert share_with_arrow(), "pyarrow is imported too early"
+import broker.process.daemon, pyarrow
+assert not share_with_arrow(), "it is too late"
+print(pyarrow.default_memory_pool().backend_name)
+"""
+    others = {key: text for key, text in os.environ.items() if not key.startswith("ARROW_")}
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, text=True, env={**others, **given}).strip() == pool

@@ -22,6 +22,7 @@ from tiering.ship.segment_writer import (
     SegmentPlace,
     WrittenSegment,
     check_segment,
+    log_rows,
     stats_json,
     write_segment,
 )
@@ -76,6 +77,41 @@ def test_row_groups_keep_their_limits(
     built = write(source)
     assert pq.ParquetFile(pa.BufferReader(built.body)).metadata.num_row_groups == 100
     assert rows_of(built).equals(source.truth().select(FILE_SCHEMA.names))
+
+
+def test_joined_batches_are_bounded(
+    source: MemoryTierSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by bytes: a joined batch is held twice while it is packed."""
+    source.append(900)
+    wanted = OffsetRange(Offset(0), Offset(1000))
+    place = SegmentPlace(
+        cluster="c", partition=source.partition_id, subject=source.subject, path="partition=0/x"
+    )
+    joined = list(log_rows(batches(source), wanted, place))
+    monkeypatch.setattr(segment_writer, "_RUN_BYTES_MAX", 1)
+    single = list(log_rows(batches(source), wanted, place))
+    assert len(joined) < len(single) == len(batches(source))
+    assert pa.Table.from_batches(joined).equals(pa.Table.from_batches(single))
+
+
+def test_a_check_reads_few_wide_rows_at_once(
+    source: MemoryTierSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all narrow ones of a group, because each read has a price of its own."""
+    built = write(source)
+    seen: list[int] = []
+    add = RangeFacts.add
+
+    def counted(facts: RangeFacts, rows: pa.RecordBatch) -> None:
+        seen.append(rows.num_rows)
+        add(facts, rows)
+
+    monkeypatch.setattr(RangeFacts, "add", counted)
+    check_segment(built.body, built.entry)
+    monkeypatch.setattr(segment_writer, "_READ_BYTES_MAX", 1)
+    check_segment(built.body, built.entry)
+    assert seen == [100] + [1] * 100
 
 
 def test_only_offset_and_timestamp_have_statistics(source: MemoryTierSource) -> None:
