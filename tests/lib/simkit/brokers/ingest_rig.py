@@ -85,7 +85,7 @@ class IngestRig:
             one for one in self.ingest.stats() if one.stream == name and one.partition == partition
         )
 
-    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> None:
         """Wait until a condition that other threads bring about holds."""
         end_s = time.monotonic() + timeout_s
         while not condition():
