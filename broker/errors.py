@@ -3,10 +3,10 @@
     HeadwaterError
     ├─ InvalidRequestError   the caller must change the request
     │    InvalidStreamError · UnknownStreamError · StreamExistsError · UnknownPartitionError
-    │    OffsetOutOfRangeError · RecordTooLargeError · SchemaMismatchError · SequenceGapError
-    │    UnknownLeaseError · InvalidCutError · MalformedMessageError · UnknownBrokerError
-    │    InvalidAssignmentError · FeatureLevelError · TruncatedError · MetadataFullError
-    │    ConditionFailedError · FixedSettingError
+    │    OffsetOutOfRangeError (PurgedError) · RecordTooLargeError · SchemaMismatchError
+    │    SequenceGapError · UnknownLeaseError · InvalidCutError · MalformedMessageError
+    │    UnknownBrokerError · InvalidAssignmentError · FeatureLevelError · TruncatedError
+    │    MetadataFullError · ConditionFailedError · FixedSettingError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
@@ -14,6 +14,7 @@
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
+    │    HeldByLeaseError · NotShippedError
     ├─ CorruptDataError      an operator must look; never retried, never repaired by deletion
     │    BatchCorruptError · SegmentCorruptError · IndexCorruptError · MetadataCorruptError
     │    EnvelopeError · ObjectMissingError · ObjectCorruptError · TableMismatchError
@@ -79,6 +80,13 @@ class UnknownPartitionError(InvalidRequestError):
 
 class OffsetOutOfRangeError(InvalidRequestError):
     """The offset is below the first retained offset or above the end. Facts: offset, start, end."""
+
+
+class PurgedError(OffsetOutOfRangeError):
+    """The records below ``start`` were deleted on purpose (`stream purge`); they are not lost.
+
+    Facts: offset, start, end.
+    """
 
 
 class RecordTooLargeError(InvalidRequestError):
@@ -243,6 +251,17 @@ class ShuttingDownError(UnavailableError):
 
 class NotEnoughReplicasError(UnavailableError):
     """Fewer replicas are in sync than a commit needs; nothing was stored. Facts: isr, min_isr."""
+
+
+class HeldByLeaseError(UnavailableError):
+    """Readers hold these records by leases: wait until they end, or drop them.
+
+    Facts: owners; lease_ids; floor, the lowest offset that is held.
+    """
+
+
+class NotShippedError(UnavailableError):
+    """These records are not in the stream's table yet: ship them first. Facts: start, end."""
 
 
 class NoAnswerError(UnavailableError):

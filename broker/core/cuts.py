@@ -18,10 +18,13 @@ def partition_cut(
     *,
     recorded: Offset,
     lineage_id: str | None,
+    purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
 ) -> PartitionCut:
     """Return the cut of one partition; ``recorded`` is its cold end in the metadata.
 
-    ``recorded`` must be read before the table.
+    ``recorded`` must be read before the table. ``purged_end`` must be read after the lease was
+    taken: records below it are in the table, if there is one, and else nowhere. The leader may not
+    have heard of it yet.
 
     Raises:
         TableRolledBackError: the table lost a commit whose cold end was recorded.
@@ -29,7 +32,7 @@ def partition_cut(
         TableMismatchError: the table is ahead of the log that feeds it.
     """
     cold = table.ranges.get(number)
-    start = cold.start if cold is not None else position.log_start
+    start = cold.start if cold is not None else max(position.log_start, purged_end)
     cold_end = cold.end if cold is not None else start
     facts = {"stream": stream.name, "partition": number}
     if cold_end < recorded:
@@ -66,4 +69,5 @@ def partition_cut(
         hot_end=hot_end,
         leader_epoch=position.leader_epoch,
         lineage_id=lineage_id,
+        purged_end=Offset(0) if cold is not None else purged_end,
     )

@@ -32,22 +32,23 @@ def plan_local_frees(
     segments: Sequence[SegmentInfo],
     *,
     floor: Offset,
+    purged: Offset = Offset(0),  # noqa: B008 - a plain number
     now_us: int,
     retention: LocalRetention,
 ) -> list[SegmentInfo]:
     """Choose sealed segments to free, oldest first and without gaps; touches no file.
 
     ``floor`` is the lowest of the recorded cold end and the offsets that leases hold. A segment
-    that ends above ``floor`` stays, even if retention would free it. A crash after any part of the
-    plan is safe.
+    that ends above ``floor`` stays, even if retention would free it. One that ends at or below
+    ``purged`` is freed, whatever retention says. A crash after any part of the plan is safe.
     """
     excess_bytes = sum(segment.size_bytes for segment in segments) - retention.keep_bytes
 
     def freeable(segment: SegmentInfo) -> bool:
         nonlocal excess_bytes
-        if not segment.sealed or segment.end_offset > floor:
+        if not segment.sealed or segment.end_offset > max(floor, purged):
             return False
-        old = (
+        old = segment.end_offset <= purged or (
             retention.keep_us is not None and now_us - segment.max_timestamp_us >= retention.keep_us
         )
         if not old and excess_bytes <= 0:

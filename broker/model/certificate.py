@@ -9,7 +9,7 @@ from typing import Any, Literal
 from broker.model.offsets import Offset
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hole:
     """A recorded range without records, and its cause. A range that is not recorded is a gap, which
     is an error.
@@ -17,7 +17,7 @@ class Hole:
 
     start: Offset
     end: Offset
-    reason: Literal["retention", "compaction", "erasure"]
+    reason: Literal["retention", "compaction", "erasure", "purge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

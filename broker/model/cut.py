@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import InvalidCutError
+from broker.model.certificate import Hole
 from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, StreamUuid, is_uuid
@@ -44,12 +45,18 @@ class PartitionCut:
     leader_epoch: LeaderEpoch
     until: Offset | None = None  # first offset that is not read; None means hot_end
     lineage_id: str | None = None  # of the leadership that committed hot_end
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - below, all was deleted on purpose, everywhere
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.cold_end <= self.hot_end <= OFFSET_MAX:
             raise InvalidCutError(
                 f"partition {self.partition}: start {self.start}, cold end {self.cold_end} and "
                 f"hot end {self.hot_end} are not in order"
+            )
+        if not 0 <= self.purged_end <= self.start:
+            raise InvalidCutError(
+                f"partition {self.partition}: records below {self.purged_end} were purged, but the "
+                f"cut starts at {self.start}"
             )
         if self.until is not None and not self.start <= self.until <= self.hot_end:
             raise InvalidCutError(
@@ -61,6 +68,11 @@ class PartitionCut:
     def end(self) -> Offset:
         """First offset that is not read."""
         return self.hot_end if self.until is None else self.until
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """What is known to be missing below ``start``, and why."""
+        return (Hole(Offset(0), self.purged_end, "purge"),) if self.purged_end else ()
 
     @property
     def cold_stop(self) -> Offset:
@@ -122,11 +134,13 @@ class Cut:
         return tuple(CutPosition(part.lineage_id, part.hot_end) for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready values; only a narrowed cut has ``until``."""
+        """Return JSON-ready values; only a narrowed cut has ``until``, a purged one its end."""
         body = dataclasses.asdict(self)
         for part in body["partitions"]:
             if part["until"] is None:
                 del part["until"]
+            if not part["purged_end"]:
+                del part["purged_end"]
         return {"v": _FORMAT_VERSION, **body}
 
     @classmethod

@@ -13,6 +13,7 @@ from broker.model.cut_positions import CutPosition
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.partition import (
     PartitionHandle,
@@ -42,6 +43,7 @@ class PartitionPlace:
     leader_epoch: LeaderEpoch
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - records below it were deleted on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,31 @@ class StreamsApi(Protocol):
             FixedSettingError: this setting stays what it was when the stream was created.
             FeatureLevelError: a broker of the cluster is too old to follow the change.
             UnknownStreamError, StreamRecreatedError, StreamChangedError, UnavailableError.
+        """
+
+    def purge(
+        self,
+        name: str,
+        partition: int,
+        *,
+        before: Offset | None = None,
+        before_us: int | None = None,
+        operator: str,
+    ) -> Purged:
+        """Delete the records of a partition below an offset, durably, on every replica.
+
+        ``before`` is the first offset that stays; or it is that of the first batch with a record at
+        or after ``before_us``. One of the two is needed. ``operator`` is written down. The offsets
+        are not given out again. The disk is given back as segments are freed: once they are sealed
+        and their message ids are out of the deduplication window. The table of a tiered stream
+        keeps its rows, so there only the brokers' disks are freed.
+
+        Raises:
+            OffsetOutOfRangeError: ``before`` is above the high watermark.
+            HeldByLeaseError: readers hold some of these records.
+            NotShippedError: the stream is tiered, and some of these records are not in its table.
+            NotLeaderError: this broker does not lead the partition.
+            FeatureLevelError, UnknownStreamError, UnknownPartitionError, StaleLeaderEpochError.
         """
 
     def delete(self, name: str) -> Stream:

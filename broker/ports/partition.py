@@ -45,7 +45,11 @@ class PartitionReader(Protocol):
 
     @property
     def log_start(self) -> Offset:
-        """First offset still on local disk."""
+        """First offset that can be read from local disk."""
+
+    @property
+    def purged_end(self) -> Offset:
+        """Records below it were deleted on purpose; if the stream is tiered, its table has them."""
 
     @property
     def high_watermark(self) -> Offset:
@@ -67,6 +71,7 @@ class PartitionReader(Protocol):
 
         Raises:
             OffsetOutOfRangeError: ``start`` below the log start or ``end`` above the log end.
+            PurgedError: ``start`` below the purged end.
             SegmentCorruptError: a batch in the range is damaged.
         """
 

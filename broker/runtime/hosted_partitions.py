@@ -175,6 +175,7 @@ class HostedPartitions:
                     if same_brokers and number < len(known) and known[number] is row:
                         continue
                 driver.tier.learn_cold_end(row.cold_end)
+                driver.tier.learn_purged(row.purged_end)
                 if not driver.health.is_damaged and self._marks.are_needed(partition_id, row):
                     fresh.append(driver)
                 else:

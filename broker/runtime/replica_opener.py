@@ -80,6 +80,7 @@ class ReplicaOpener:
                 log=log,
                 begin_log=self._folders.beginner(partition_id, config),
                 cold_end=row.cold_end,
+                purged_end=row.purged_end,
             ),
             ReplicaIdentity(
                 me=setting.me,

@@ -36,6 +36,9 @@ _HINTS: Final = {
     "RecordTooLargeError": "Raise the stream's --record-bytes, or send smaller records; one NATS "
     "message carries at most 8 MiB here.",
     "FixedSettingError": "`headwater stream alter --help` lists the settings that can change.",
+    "HeldByLeaseError": "`headwater lease list STREAM` shows who reads.",
+    "NotShippedError": "`headwater tier flush STREAM` ships what is committed.",
+    "PurgedError": "`headwater stream describe STREAM` shows from where on records are there.",
     "UnknownLeaseError": "Take a new cut: `headwater cut STREAM`.",
     "InvalidCutError": "Give the whole text that `headwater cut STREAM` printed, or a file with "
     "that text as `--as-of @FILE`.",

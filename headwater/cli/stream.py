@@ -1,4 +1,4 @@
-"""``headwater stream``: create, list, describe, alter and delete streams."""
+"""``headwater stream``: create, list, describe, alter, purge and delete streams."""
 
 from __future__ import annotations
 
@@ -43,16 +43,18 @@ from headwater.cli.stream_options import (
     setting_text,
     settings_of,
 )
+from headwater.cli.stream_purge import purge
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Create, list, describe, alter and delete streams.",
+    help="Create, list, describe, alter, purge and delete streams.",
     rich_markup_mode="rich",
 )
 app.command()(alter)
+app.command()(purge)
 
 
 @app.command()

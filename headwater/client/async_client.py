@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from broker.codec.flight.protocol import AtTime
+from broker.model.purge import Purged
 from broker.model.records import AppendResult
 from broker.model.stream import AlteredStream, Stream
 from headwater.client.client import Client
@@ -83,6 +84,19 @@ class AsyncClient:
     ) -> AlteredStream:
         """Change settings of a stream, as :meth:`Client.alter_stream`."""
         return await asyncio.to_thread(self.client.alter_stream, name, dry_run=dry_run, **changes)
+
+    async def purge_stream(
+        self,
+        name: str,
+        partition: int | None = None,
+        *,
+        before: int | None = None,
+        before_us: int | None = None,
+    ) -> list[Purged]:
+        """Delete records of a stream on purpose, as :meth:`Client.purge_stream`."""
+        return await asyncio.to_thread(
+            self.client.purge_stream, name, partition, before=before, before_us=before_us
+        )
 
     async def stream(self, name: str) -> Stream:
         """Return a stream; raises UnknownStreamError."""

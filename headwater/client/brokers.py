@@ -22,6 +22,7 @@ from broker.errors import (
     NoAnswerError,
     NotLeaderError,
     ShuttingDownError,
+    StaleLeaderEpochError,
     StreamRecreatedError,
     UnavailableError,
     UnknownPartitionError,
@@ -173,6 +174,27 @@ class Brokers:
                 return [found[number] for number in sorted(found)]
             if not failure.retriable or time.monotonic() > deadline_s:
                 raise failure
+            self._ended.wait(_ASK_AGAIN_S)
+
+    def at_leader(
+        self, name: str, stream: str, values: Mapping[str, Any], *, timeout_ms: int
+    ) -> list[dict[str, Any]]:
+        """Run an action at the leader of ``values["partition"]``; asks again while leaders change.
+
+        Raises:
+            HeadwaterError: what the leader answered; or, after the timeout, that there is none.
+        """
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                place = self.place(stream, values["partition"], None)
+                if place.leader is None:
+                    raise NotLeaderError(f"{stream}/{values['partition']} has no leader now")
+                at = place.address or self.known()[0]
+                return self.connection(at).action(name, values, timeout_ms=timeout_ms)
+            except (NotLeaderError, StaleLeaderEpochError, NoAnswerError):
+                if time.monotonic() > deadline_s:
+                    raise
             self._ended.wait(_ASK_AGAIN_S)
 
     def locate(self, stream: str) -> list[ToldPlace]:

@@ -1,7 +1,8 @@
 """The client: all requests to a broker, as plain calls.
 
 One Client holds one connection and may be used from any thread. Producers have connections of
-their own. Calls block; errors are those of broker/errors.py, with their facts.
+their own. Calls block; errors are those of broker/errors.py, with their facts. The file is not
+split: it is the list of all that a client can ask, with what each answer means.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from broker.codec.flight.protocol import (
     StreamPath,
     ack_policy,
 )
-from broker.errors import EnvelopeError
+from broker.errors import EnvelopeError, InvalidRequestError, UnknownPartitionError
 from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import LeaseId, ProducerId, StreamUuid
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream
 from broker.ports.tiering import HeldLease, TierStatus
 from headwater.client.address import Addresses, resolve_addresses
@@ -136,6 +138,7 @@ class Client:
                     high_watermark=Offset(part["high_watermark"]),
                     leader_epoch=part["leader_epoch"],
                     leader=part["leader"],
+                    purged_end=Offset(part.get("purged_end", 0)),
                 )
                 for part in values["partitions"]
             ),
@@ -172,6 +175,66 @@ class Client:
         body = {"name": name, "stream_uuid": uuid, "changes": changes, "dry_run": dry_run}
         values = self._one("alter_stream", body)
         return AlteredStream(_stream(values["before"]), _stream(values["after"]))
+
+    def purge_stream(
+        self,
+        name: str,
+        partition: int | None = None,
+        *,
+        before: int | None = None,
+        before_us: int | None = None,
+        stream_uuid: StreamUuid | None = None,
+    ) -> list[Purged]:
+        """Delete records of a stream on purpose: those below an offset, or before a time.
+
+        Without ``before`` and ``before_us`` everything that is committed now is deleted. The
+        records are gone for every reader when the call returns, and the offsets are not given out
+        again. The table of a tiered stream keeps its rows: there only the brokers' disks are freed.
+
+        Args:
+            name: The stream's name.
+            partition: One partition; None: all of them, one after the other.
+            before: The first offset that stays; of one partition.
+            before_us: Microseconds since 1970, UTC. Every record at or after this time stays, and
+                so does a batch that has one.
+            stream_uuid: Refuse to purge another incarnation of the stream.
+
+        Raises:
+            OffsetOutOfRangeError: ``before`` is above the high watermark.
+            HeldByLeaseError: readers hold some of these records.
+            NotShippedError: some of these records are not in the stream's table yet.
+            FeatureLevelError: a broker of the cluster runs a release that knows no purge.
+            InvalidRequestError, UnknownStreamError, UnknownPartitionError, StreamRecreatedError.
+        """
+        found = self.describe(name)
+        count = len(found.partitions)
+        if partition is not None and not 0 <= partition < count:
+            raise UnknownPartitionError(
+                f"stream {name!r} has partitions 0 to {count - 1}, not {partition}",
+                partition=partition,
+                partitions_count=count,
+            )
+        if before is not None and (before_us is not None or (partition is None and count > 1)):
+            raise InvalidRequestError(
+                "an offset is one partition's: name the partition, and no time beside the offset",
+                field="before",
+            )
+        done: list[Purged] = []
+        for number in range(count) if partition is None else [partition]:
+            end: int | None = before
+            if before is None and before_us is None:
+                end = found.partitions[number].high_watermark
+            values = {
+                "name": name,
+                "stream_uuid": stream_uuid or found.stream.uuid,
+                "partition": number,
+                "before": end,
+                "before_us": before_us,
+                "operator": default_owner(),
+            }
+            (row,) = self._brokers.at_leader("purge_partition", name, values, timeout_ms=30_000)
+            done.append(Purged(**row))
+        return done
 
     def delete_stream(self, name: str, *, stream_uuid: StreamUuid | None = None) -> Stream:
         """Delete a stream's log and metadata; its table stays.

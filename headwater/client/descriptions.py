@@ -20,6 +20,7 @@ class PartitionPosition:
     high_watermark: Offset
     leader_epoch: int
     leader: str | None = None  # the broker that leads it
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - records below were purged on purpose
 
     @property
     def records_count(self) -> int:

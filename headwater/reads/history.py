@@ -146,6 +146,11 @@ def _certificate(
 ) -> PartitionCertificate:
     if cold is None:
         cold = PartitionCertificate(
-            partition=part.partition, start=part.start, end=part.start, cold_count=0, hot_count=0
+            partition=part.partition,
+            start=part.start,
+            end=part.start,
+            cold_count=0,
+            hot_count=0,
+            holes=part.holes,
         )
     return replace(cold, end=part.end, cold_count=part.cold_stop - part.start, hot_count=hot_count)

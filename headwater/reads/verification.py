@@ -66,7 +66,12 @@ def _verify_partition(  # noqa: PLR0917  # one call, all of it belongs together
 ) -> PartitionCertificate:
     digest = RangeDigest()
     proved = PartitionCertificate(
-        partition=part.partition, start=part.start, end=part.start, cold_count=0, hot_count=0
+        partition=part.partition,
+        start=part.start,
+        end=part.start,
+        cold_count=0,
+        hot_count=0,
+        holes=part.holes,
     )
     if table is not None and snapshot is not None:
         proved = verify_partition(

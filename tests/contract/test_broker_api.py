@@ -15,8 +15,11 @@ from broker.errors import (
     ConditionFailedError,
     FixedSettingError,
     HeadwaterError,
+    InvalidRequestError,
     InvalidStreamError,
+    NotShippedError,
     OffsetOutOfRangeError,
+    PurgedError,
     SequenceGapError,
     StreamExistsError,
     UnknownPartitionError,
@@ -253,3 +256,23 @@ def test_a_stream_is_changed_for_whoever_holds_its_partition(broker: BrokerApi) 
         broker.streams.alter("s", {"colour": "red"})
     with pytest.raises(UnknownStreamError):
         broker.streams.alter("t", {"puback": True})
+
+
+def test_purged_records_are_gone_for_readers(broker: BrokerApi) -> None:
+    """The others have the offsets that they had; what is purged is not asked for again."""
+    broker.streams.create("p", StreamConfig(subject="p", tiering=False))
+    handle = broker.partitions.handle("p", 0)
+    submit(handle, batch(0, 3), batch(3, 4))
+    told = broker.streams.purge("p", 0, before=Offset(4), operator="me")
+    assert (told.start, told.end, told.in_table) == (0, 4, False)
+    assert (handle.reads.log_start, handle.reads.purged_end) == (4, 4)
+    assert values(handle, 4, 7)[-3:] == [4, 5, 6]
+    with pytest.raises(PurgedError):
+        values(handle, 3, 7)
+    with pytest.raises(OffsetOutOfRangeError):
+        broker.streams.purge("p", 0, before=Offset(8), operator="me")
+    with pytest.raises(InvalidRequestError):
+        broker.streams.purge("p", 0, operator="me")
+    submit(broker.partitions.handle("s", 0), batch(0, 1))
+    with pytest.raises(NotShippedError):
+        broker.streams.purge("s", 0, before=Offset(1), operator="me")

@@ -21,6 +21,7 @@ from broker.core.metadata.commands import (
     ElectUnclean,
     FenceBroker,
     NameCandidate,
+    PurgeRecords,
     ReassignReplicas,
     RecordColdEnd,
     RegisterBroker,
@@ -156,7 +157,7 @@ class Proposers:
         epoch = self._epoch(state, broker)
         kind = self.rng.choice(
             ("isr", "isr", "isr", "withdraw", "start", "name", "name", "confirm", "confirm",
-             "offline", "unclean", "reassign", "cold")
+             "offline", "unclean", "reassign", "cold", "purge")
         )  # fmt: skip
         if kind == "isr":
             members = [m for m in one.replicas if self.rng.random() < 0.6 or m == one.leader]
@@ -196,6 +197,11 @@ class Proposers:
             return ReassignReplicas(
                 **place_of, partition_epoch=epochs["partition_epoch"], target=target
             )
+        if kind == "purge":
+            return PurgeRecords(
+                **place_of, before=Offset(one.cold_end + self.rng.randrange(-2, 2)),
+                leader_epoch=epochs["leader_epoch"], now_us=1,
+            )  # fmt: skip
         return RecordColdEnd(
             **place_of, cold_end=Offset(one.cold_end + self.rng.randrange(-1, 5)),
             leader_epoch=epochs["leader_epoch"],
@@ -215,7 +221,11 @@ def _check_partition(
     if before is None:
         return
     assert after.leader_epoch >= before.leader_epoch
-    assert after.partition_epoch > before.partition_epoch or after.cold_end > before.cold_end
+    moved = after.cold_end > before.cold_end or after.purged_end > before.purged_end
+    assert after.partition_epoch > before.partition_epoch or moved
+    assert after.cold_end >= before.cold_end
+    assert after.purged_end >= before.purged_end
+    assert after.purged_end <= after.cold_end, "these streams are tiered"
     if after.leader is not None and after.leader != before.leader:
         assert isinstance(command, ConfirmLeader), "leadership begins with a confirmation"
         assert after.leader == before.candidate
@@ -275,4 +285,4 @@ def test_logs_reach_every_status_and_every_command() -> None:
                 accepted.add(type(command).__name__)
             statuses |= {one.status for rows in state.partitions.values() for one in rows}
     assert statuses == {"online", "election", "candidate_found", "offline"}
-    assert len(accepted) == 19, sorted(accepted)
+    assert len(accepted) == 20, sorted(accepted)

@@ -20,6 +20,7 @@ from broker.model.cut import Cut, Lease
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import ProducerId
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.purge import Purged
 from broker.model.records import AppendResult
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.tiering import HeldLease, TierStatus
@@ -51,6 +52,8 @@ def streams(client: headwater.Client) -> None:
     assert_type(altered, AlteredStream)
     assert_type(altered.after, Stream)
     client.alter_stream("orders", shards=2)  # type: ignore[call-arg]
+    assert_type(client.purge_stream("orders", 0, before=7), list[Purged])
+    assert_type(client.purge_stream("orders", before_us=1)[0].records_count, int)
     assert_type(client.delete_stream("orders", stream_uuid=made.uuid), Stream)
     client.create_stream("orders", shards=2)  # type: ignore[call-arg]
     client.create_stream("orders", partitions="2")  # type: ignore[arg-type]

@@ -51,7 +51,10 @@ def certify_counts(
     """
     if cut.table_version is None:
         return (
-            [_certificate(part.partition, part.start, part.start) for part in cut.partitions],
+            [
+                replace(_certificate(part.partition, part.start, part.start), holes=part.holes)
+                for part in cut.partitions
+            ],
             0,
             0,
         )

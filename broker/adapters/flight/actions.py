@@ -82,6 +82,23 @@ class StreamActions:
         altered = self._api.streams.alter(name, changes, dry_run=dry_run)
         return [{"before": _stream_dict(altered.before), "after": _stream_dict(altered.after)}]
 
+    def purge_partition(  # noqa: PLR0917  # the fields of the action
+        self,
+        name: str,
+        stream_uuid: Any,
+        partition: int,
+        before: Any,
+        before_us: int | None,
+        operator: str,
+    ) -> list[dict[str, Any]]:
+        """Delete a partition's records, if its stream is the one with this uuid."""
+        streams = self._api.streams
+        check_incarnation(streams.get(name), stream_uuid)
+        purged = streams.purge(
+            name, partition, before=before, before_us=before_us, operator=operator
+        )
+        return [dataclasses.asdict(purged)]
+
     def delete_stream(self, name: str, stream_uuid: Any) -> list[dict[str, Any]]:
         """Delete a stream, if it is the one with this uuid."""
         check_incarnation(self._api.streams.get(name), stream_uuid)

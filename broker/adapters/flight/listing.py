@@ -68,6 +68,7 @@ class Listing:
                     "subject": stream.config.partition_subject(number),
                     "start": earliest(self._api, stream, number, standing.log_start),
                     "log_start": standing.log_start,
+                    "purged_end": places[number].purged_end,
                     "high_watermark": standing.high_watermark,
                     "leader_epoch": standing.leader_epoch,
                     "leader": leader,

@@ -27,12 +27,14 @@ from broker.errors import (
     GapError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    PurgedError,
     StreamRecreatedError,
     TruncatedError,
 )
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId, StreamUuid
 from broker.model.offsets import Offset
+from broker.model.purge import purged_error
 from broker.model.stream import Stream
 from broker.ports.api import BrokerApi
 from broker.ports.partition import PartitionHandle
@@ -79,8 +81,8 @@ def check_incarnation(stream: Stream, expected: StreamUuid | None) -> None:
 
 def earliest(api: BrokerApi, stream: Stream, partition: int, log_start: Offset) -> Offset:
     """Return the first offset of the partition in both tiers; ``log_start`` is the local one."""
-    if log_start == 0:
-        return log_start  # no segment was ever freed: the table has no older record
+    if log_start == 0 or not stream.config.tiering:
+        return log_start  # no segment was ever freed, or there is no table with older records
     for status in api.cold.status(stream.name):
         if status.partition == partition:
             return min(status.cold.start, log_start) if len(status.cold) else log_start
@@ -95,6 +97,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
         UnknownStreamError, UnknownPartitionError, NotLeaderError, StreamRecreatedError.
         OffsetOutOfRangeError: the start is below the first record or above the high watermark, or
             the end is above the high watermark and the request does not follow.
+        PurgedError: the start is below what was purged.
         TruncatedError: the log does not hold the record before the start of a continued read.
         HistoryClaimedError, ForeignHistoryError: another process leads this history; this broker's
             records can only be read as uncommitted.
@@ -107,11 +110,13 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     else:
         _check_history(handle)
     first = earliest(api, stream, request.partition, handle.reads.log_start)
-    last = _last(api, request, handle)
+    last = _last(api, request, handle, first)
     start = _start(api, request, stream, handle, first=first, last=last)
     end = request.end
     if end is None and not request.follow:
         end = max(start, last)
+    if start < handle.reads.purged_end and start < first:
+        raise _purged(handle, f"{request.stream}/{request.partition}", start)
     _check_bounds(request, first, last, start, end)
     columns = request.columns
     schema = (
@@ -133,7 +138,7 @@ def resolve(api: BrokerApi, request: ReadRequest) -> RowRange:
     return wanted
 
 
-def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offset:
+def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle, first: Offset) -> Offset:
     """Return the first offset that may not be read yet; ask the leader only if it matters."""
     if request.uncommitted:
         return handle.reads.log_end
@@ -141,9 +146,15 @@ def _last(api: BrokerApi, request: ReadRequest, handle: PartitionHandle) -> Offs
     start, end = request.start, request.end
     whole = start == "latest" or (end is None and not request.follow)
     beyond = (isinstance(start, int) and start > here) or (end is not None and end > here)
+    beyond = beyond or first > here  # what was committed was purged before it came here
     if not whole and not beyond:
         return here
     return max(here, api.partitions.standing(request.stream, request.partition).high_watermark)
+
+
+def _purged(handle: PartitionHandle, name: str, offset: Offset) -> PurgedError:
+    reads = handle.reads
+    return purged_error(name, offset, start=reads.purged_end, end=reads.high_watermark)
 
 
 def _check_leads(handle: PartitionHandle, name: str) -> None:
@@ -228,6 +239,8 @@ def offset_at(
     asked = first  # all records below are older than the time
     while True:
         log_start = handle.reads.log_start
+        if asked < log_start and not handle.config.tiering:
+            asked = log_start  # it was purged meanwhile
         if asked < log_start:
             # The table has older records than the local log, so it is searched first.
             found = api.cold.offset_at(stream.name, partition, asked, log_start, stamp_us)
@@ -359,6 +372,8 @@ def _next_replies(
     """
     handle = wanted.handle
     log_start = handle.reads.log_start
+    if position < handle.reads.purged_end and not handle.config.tiering:
+        raise _purged(handle, wanted.name, position)
     if position < log_start:
         yield from _cold_replies(api, wanted, position, min(limit, log_start))
         return

@@ -54,6 +54,22 @@ def _dry_run(value: object) -> bool:
     return value
 
 
+def _partition(value: object) -> int:
+    return whole_number(value, "partition", low=0, high=PARTITIONS_MAX)
+
+
+def _before(value: object) -> Offset | None:
+    return None if value is None else Offset(whole_number(value, "before", low=0, high=OFFSET_MAX))
+
+
+def _before_us(value: object) -> int | None:
+    return None if value is None else whole_number(value, "before_us", low=0, high=OFFSET_MAX)
+
+
+def _operator(value: object) -> str:
+    return short_text(value, "operator", bytes_max=_OWNER_BYTES_MAX)
+
+
 def _owner(value: object) -> str:
     return short_text(value, "owner", bytes_max=_OWNER_BYTES_MAX)
 
@@ -146,6 +162,20 @@ ACTIONS: Final[Mapping[str, ActionSpec]] = {
         "dry_run?} -> {before, after}, two streams; with dry_run nothing is changed.",
         {"name": _name, "stream_uuid": _optional_uuid, "changes": _changes, "dry_run": _dry_run},
         {"stream_uuid": None, "dry_run": False},
+    ),
+    "purge_partition": ActionSpec(
+        "Delete a partition's records below an offset, or before a time, at its leader. {name, "
+        "stream_uuid?, partition, before?, before_us?, operator} -> {partition, start, end, "
+        "in_table}; one of before and before_us is needed.",
+        {
+            "name": _name,
+            "stream_uuid": _optional_uuid,
+            "partition": _partition,
+            "before": _before,
+            "before_us": _before_us,
+            "operator": _operator,
+        },
+        {"stream_uuid": None, "before": None, "before_us": None},
     ),
     "delete_stream": ActionSpec(
         "Delete a stream's log; its table stays. {name, stream_uuid?} -> the stream.",

@@ -46,10 +46,10 @@ from broker.model.stream import Stream
 __all__ = [
     "COMMAND_BYTES_MAX", "AllocateIds", "AlterStream", "BeginLeaderships", "BegunLeadership",
     "ChangeIsr", "Command", "ConfirmLeader", "CreateStream", "DeleteStream", "DropLease",
-    "ElectUnclean", "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate", "ReassignReplicas",
-    "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease", "SetFeatureLevel",
-    "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker", "WithdrawReplica",
-    "decode", "encode", "encode_new",
+    "ElectUnclean", "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate", "PurgeRecords",
+    "ReassignReplicas", "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease",
+    "SetFeatureLevel", "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker",
+    "WithdrawReplica", "decode", "encode", "encode_new",
 ]  # fmt: skip
 
 COMMAND_BYTES_MAX: Final = 1024 * 1024
@@ -107,6 +107,21 @@ class RecordColdEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeRecords:
+    """Delete the records of a partition below ``before``, on purpose.
+
+    Its sender leads in ``leader_epoch``, and knows that all of them are committed. It needs
+    ``FEATURE_LEVEL_ALTERED``.
+    """
+
+    stream_uuid: StreamUuid
+    partition: int
+    before: Offset
+    leader_epoch: LeaderEpoch
+    now_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeLease:
     """Hold a stream from its recorded cold ends on. The command also drops expired leases."""
 
@@ -135,7 +150,14 @@ class DropLease:
 
 
 StreamCommand = (
-    CreateStream | AlterStream | DeleteStream | RecordColdEnd | TakeLease | RenewLease | DropLease
+    CreateStream
+    | AlterStream
+    | DeleteStream
+    | RecordColdEnd
+    | PurgeRecords
+    | TakeLease
+    | RenewLease
+    | DropLease
 )
 Command = StreamCommand | BrokerCommand | PartitionCommand
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}

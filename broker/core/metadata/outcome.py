@@ -23,6 +23,7 @@ class CommandReply(TypedDict, total=False):
     broker_epoch: int  # RegisterBroker
     created: bool  # CreateStream: False if the same stream was there
     uuid: str  # CreateStream: of the stream
+    purged_from: int  # PurgeRecords: the purged end before
     changed: bool  # AlterStream: False if the stream was so already
     expires_us: int  # RenewLease
     feature_level: int  # SetFeatureLevel

@@ -32,7 +32,7 @@ from broker.model.stream import Stream
 STATE_VERSION: Final = 2
 FEATURE_LEVEL_ALONE: Final = 1  # one broker that leads everything
 FEATURE_LEVEL_REPLICATED: Final = 2  # partitions with several replicas
-FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed: older builds do not know how
+FEATURE_LEVEL_ALTERED: Final = 3  # streams that are changed or purged: AlterStream, PurgeRecords
 FEATURE_LEVEL_MAX: Final = 3  # the highest level that this build understands
 
 # 160 kB. A broker that was down during more deletions keeps the logs of the oldest ones.
@@ -76,6 +76,12 @@ class PartitionState:
     losses: tuple[Loss, ...] = ()  # a few, the newest last
     lineage: tuple[Leadership, ...] = ()  # the newest starts of leadership, the newest last
     opened: tuple[BrokerId, ...] = ()  # sorted; they had a durable log: if it is absent, it is lost
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - all records below were deleted on purpose
+
+    @property
+    def floor(self) -> Offset:
+        """No log may end below this offset: what was there is in the table, or was purged."""
+        return max(self.cold_end, self.purged_end)
 
     def __post_init__(self) -> None:
         assert (self.leader is not None) == (self.status == "online"), "online means with a leader"
@@ -167,8 +173,14 @@ class MetadataState:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields; quicker than ``asdict``, which copies everything."""
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    """Return a dataclass's fields; quicker than ``asdict``, which copies everything.
+
+    A partition of which nothing was purged is written as builds wrote it that know no purge.
+    """
+    body = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if body.get("purged_end") == 0:
+        del body["purged_end"]
+    return body
 
 
 def _upgraded(body: dict[str, Any]) -> dict[str, Any]:

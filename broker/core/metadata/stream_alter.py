@@ -53,6 +53,10 @@ _TIERING_STAYS_ON: Final = (
     "under way. Create another stream without tiering; to keep little on local disk, lower "
     "local_retention_bytes"
 )
+_PURGED: Final = (
+    "records of partition {} were purged, and a table has every record of its stream from the "
+    "first one on; " + _COPY
+)
 _ANSWERS: Final = ("puback", "puback_overlap", "puback_headers_only")
 
 
@@ -67,7 +71,11 @@ def alter_stream(state: MetadataState, command: AlterStream) -> Applied:
     if present == wanted:
         return state, {"uuid": present.uuid, "changed": False}
     rows = state.partitions[present.uuid]
-    refused = refused_change(present, wanted) or _refused_min_isr(present, wanted, rows)
+    refused = (
+        refused_change(present, wanted)
+        or _refused_min_isr(present, wanted, rows)
+        or _refused_table(present, wanted, rows)
+    )
     if refused is None and _differ(present, wanted, _ANSWERS):
         others = (one for one in state.streams.values() if one.uuid != present.uuid)
         refused = refused_answers(wanted, others)
@@ -165,6 +173,16 @@ def _refused_min_isr(
         stream=wanted.name,
         replicas_count=fewest,
     )
+
+
+def _refused_table(
+    present: Stream, wanted: Stream, rows: tuple[PartitionState, ...]
+) -> HeadwaterError | None:
+    """Return the error if a stream that begins to be tiered lacks its first records, or None."""
+    purged = [number for number, one in enumerate(rows) if one.purged_end]
+    if present.config.tiering == wanted.config.tiering or not purged:
+        return None
+    return _fixed(present, "tiering", False, True, _PURGED.format(purged[0]))
 
 
 def _differ(present: Stream, wanted: Stream, names: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ from broker.core.metadata.commands import (
     CreateStream,
     DeleteStream,
     DropLease,
+    PurgeRecords,
     RecordColdEnd,
     RenewLease,
     StreamCommand,
@@ -30,6 +31,7 @@ from broker.core.metadata.state import (
     PartitionState,
 )
 from broker.core.metadata.stream_alter import alter_stream
+from broker.core.metadata.stream_purge import purge_records
 from broker.errors import (
     FeatureLevelError,
     HeadwaterError,
@@ -62,6 +64,8 @@ def apply_stream(state: MetadataState, command: StreamCommand) -> Applied:
             return _delete_stream(state, command)
         case RecordColdEnd():
             return _record_cold_end(state, command)
+        case PurgeRecords():
+            return purge_records(state, command)
         case TakeLease():
             return _take_lease(state, command)
         case RenewLease():
@@ -229,7 +233,7 @@ def _take_lease(state: MetadataState, command: TakeLease) -> Applied:
         stream_uuid=command.stream_uuid,
         owner=command.owner,
         expires_us=command.expires_us,
-        floors=_shared(alive, command.stream_uuid, tuple(one.cold_end for one in rows)),
+        floors=_shared(alive, command.stream_uuid, tuple(one.floor for one in rows)),
         taken_us=command.now_us,
     )
     weight = state.weight - _weight_of_absent(state, alive) + weight_of_lease(taken)

@@ -168,7 +168,7 @@ class PartitionReplica:
                 facts.synced_end,
                 view=view,
                 epochs=facts.epochs,
-                known_high_watermark=max(self._known, view.cold_end),
+                known_high_watermark=max(self._known, view.floor),
                 limits=self._limits,
                 lease_until_ms=self._lease_until_ms,
                 now_ms=now_ms,
@@ -207,22 +207,22 @@ class PartitionReplica:
         return max(self._mute_leaders, _NEW_PATIENCE if view.leader_epoch == 1 else 0)
 
     def _confirm(self, view: PartitionView, now_ms: int) -> list[Effect]:
-        """Confirm that this replica is ready to lead. Its log must not end below the cold end.
+        """Confirm that this replica is ready to lead. Its log must not end below the view's floor.
 
-        A leader whose log ends below the cold end would give offsets of the table to other records.
-        After an unclean election, the log begins anew at the cold end. In any other election each
-        candidate had synced all committed records, so this log has lost records.
+        A leader whose log ends there would give offsets of the table, or of purged records, to
+        other records. After an unclean election, the log begins anew at the floor. In any other
+        election each candidate had synced all committed records, so this log has lost records.
         """
         self._confirmed_ms = now_ms
         log_end = self._facts().log_end
-        if log_end >= view.cold_end:
+        if log_end >= view.floor:
             return [ProposeLeadership(view.leader_epoch)]
         if not view.is_unclean:
-            return [RefuseLeadership(log_end, view.cold_end)]
-        self._known = max(self._known, view.cold_end)
+            return [RefuseLeadership(log_end, view.floor)]
+        self._known = max(self._known, view.floor)
         return [
-            BeginLogAt(view.cold_end),
-            AdvanceHighWatermark(view.cold_end),
+            BeginLogAt(view.floor),
+            AdvanceHighWatermark(view.floor),
             ProposeLeadership(view.leader_epoch),
         ]
 

@@ -33,6 +33,12 @@ class PartitionView:
     restarted: frozenset[BrokerId] = frozenset()  # of ISR and eligible; not yet compared
     cold_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
     lineage: Lineage = ()
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - a plain number
+
+    @property
+    def floor(self) -> Offset:
+        """No log may end below this offset: what was there is in the table, or was purged."""
+        return max(self.cold_end, self.purged_end)
 
     @property
     def is_unclean(self) -> bool:
@@ -73,4 +79,5 @@ def view_of(state: MetadataState, partition_id: PartitionId) -> PartitionView | 
         restarted=frozenset(one.restarted),
         cold_end=one.cold_end,
         lineage=one.lineage,
+        purged_end=one.purged_end,
     )

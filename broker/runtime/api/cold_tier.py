@@ -28,6 +28,11 @@ class ColdEnds:
         row = self._metadata.state.partition(at)
         return Offset(0) if row is None else row.cold_end
 
+    def purged(self, at: PartitionId) -> Offset:
+        """Return the end of the records of a partition that were deleted on purpose."""
+        row = self._metadata.state.partition(at)
+        return Offset(0) if row is None else row.purged_end
+
     def record(self, at: PartitionId, end: Offset) -> None:
         """Record a cold end durably, if it is higher than the recorded one. Blocks."""
         if end > self.of(at):

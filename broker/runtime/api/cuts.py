@@ -144,4 +144,5 @@ class Cuts:
             position,
             recorded=recorded,
             lineage_id=self._lineages.id_of(stream, number, position.leader_epoch),
+            purged_end=self._ends.purged(PartitionId(stream.uuid, PartitionNumber(number))),
         )

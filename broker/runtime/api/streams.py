@@ -1,4 +1,4 @@
-"""The cluster's streams: create, alter, delete and look up."""
+"""The cluster's streams: create, alter, purge, delete and look up."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ from broker.core.metadata.commands import (
     AlterStream,
     CreateStream,
     DeleteStream,
+    PurgeRecords,
     SetFeatureLevel,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
+from broker.core.replication.view import view_of
 from broker.errors import (
+    InvalidRequestError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
     StreamChangedError,
     StreamExistsError,
     UnknownPartitionError,
     UnknownStreamError,
 )
-from broker.model.ids import BrokerId, StreamUuid
+from broker.model.ids import BrokerId, PartitionId, PartitionNumber, StreamUuid
+from broker.model.offsets import Offset
+from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.system import Clock
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.partition.driver import PartitionDriver
+from broker.runtime.partition.replica_shell import not_leader
 
 _OPEN_S: Final = 10.0  # to wait for the local replicas of a new stream
 _ALTER_ATTEMPTS: Final = 5  # of one change, if other changes come first
@@ -154,6 +163,46 @@ class Streams:
             command = SetFeatureLevel(expected=level, level=FEATURE_LEVEL_ALTERED)
             self._metadata.propose(command)
 
+    def purge(
+        self,
+        name: str,
+        partition: int,
+        *,
+        before: Offset | None = None,
+        before_us: int | None = None,
+        operator: str,
+    ) -> Purged:
+        """See ``StreamsApi.purge``. The epoch is read first: what it committed stays committed."""
+        stream = self.with_partition(name, partition)
+        partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+        driver = self._replicas.find(partition_id)
+        if driver is None or not driver.leads:
+            view = view_of(self._metadata.state, partition_id)
+            raise not_leader(f"{name}/{partition}", view)
+        leader_epoch = driver.reads.leader_epoch
+        end = _purge_end(driver, f"{name}/{partition}", before, before_us)
+        self._raise_level()
+        facts = {"stream": name, "stream_uuid": stream.uuid, "partition": partition}
+        _log.info("purge_asked", **facts, before=end, operator=operator)  # if the answer is lost
+        log_start = driver.reads.log_start
+        command = PurgeRecords(
+            stream_uuid=stream.uuid,
+            partition=partition,
+            before=end,
+            leader_epoch=leader_epoch,
+            now_us=self._clock.now_us(),
+        )
+        start = max(self._metadata.propose(command)["purged_from"], log_start)
+        self._follow()
+        purged = Purged(
+            partition=partition,
+            start=Offset(start),
+            end=max(Offset(start), end),
+            in_table=stream.config.tiering,
+        )
+        _log.info("records_purged", **facts, start=start, end=purged.end, operator=operator)
+        return purged
+
     def delete(self, name: str) -> Stream:
         """See ``StreamsApi.delete``."""
         with self._change:
@@ -208,3 +257,28 @@ class Streams:
             for stream in self.all()
             if any(row.cold_end > 0 for row in rows.get(stream.uuid, ()))
         ]
+
+
+def _purge_end(
+    driver: PartitionDriver, name: str, before: Offset | None, before_us: int | None
+) -> Offset:
+    """Return the first offset that a purge keeps; everything below it is committed."""
+    refusal = driver.health.failure or driver.health.lost_end or driver.lost_leadership
+    if refusal is not None:
+        raise refusal
+    end = driver.replication.newest_committed
+    if end is None:
+        raise NotLeaderError(f"the leader of {name} does not know yet how far it is committed")
+    if before_us is not None:
+        return min(driver.reads.offset_at(before_us), end)
+    if before is None:
+        raise InvalidRequestError("a purge needs the offset or the time before which it deletes")
+    if before > end:
+        raise OffsetOutOfRangeError(
+            f"offset {before} of {name} is above the high watermark {end}: only committed records "
+            "are purged",
+            offset=before,
+            start=driver.reads.log_start,
+            end=end,
+        )
+    return before

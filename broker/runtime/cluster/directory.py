@@ -29,6 +29,7 @@ def places_in(state: MetadataState, uuid: StreamUuid) -> list[PartitionPlace]:
             leader_epoch=one.leader_epoch,
             replicas=one.replicas,
             isr=one.isr,
+            purged_end=one.purged_end,
         )
         for number, one in enumerate(state.partitions.get(uuid, ()))
     ]

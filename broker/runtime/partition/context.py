@@ -50,6 +50,7 @@ class OpenedLog:
     log: PartitionLog
     begin_log: BeginLog
     cold_end: Offset  # according to the metadata
+    purged_end: Offset = Offset(0)  # noqa: RUF009 - the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,7 @@ class PartitionDriver:
             clock=ports.clock,
             counters=self.counters,
             room=ports.id_budget.share(),
+            purged_end=opened.purged_end,
         )
         self._queue = TurnQueue(self, ports.scheduler, str(self.partition_id))
         self.health = PartitionHealth(partition.name, self._local)

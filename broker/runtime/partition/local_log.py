@@ -54,6 +54,7 @@ class LocalLog:
         clock: Clock,
         counters: PartitionCounters,
         room: Room | None = None,
+        purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
     ) -> None:
         """Take over an open log. ``record_cold_end`` writes to the metadata, and blocks.
 
@@ -61,7 +62,7 @@ class LocalLog:
         """
         self.log = log  # :meth:`replace` sets another log; any thread reads
         self.retries = RetryTables(config, room)
-        self.tier = TierView(partition_id, config, cold_end, record_cold_end)
+        self.tier = TierView(partition_id, config, cold_end, record_cold_end, purged_end=purged_end)
         self._begin_log = begin_log
         self._config = config
         self._clock = clock
@@ -80,16 +81,26 @@ class LocalLog:
         if self.tier.learn(cold_end):
             self.watch_segments()
 
+    def learn_purged(self, purged_end: Offset) -> None:
+        """Take a higher purged end from the metadata; a lower one is ignored."""
+        if self.tier.learn_purged(purged_end):
+            self.watch_segments()
+
+    @property
+    def log_start(self) -> Offset:
+        """First offset that is read here: segments may still have purged records below it."""
+        return max(self.log.log_start, self.tier.purged_end)
+
     def committed_for_certain(self) -> Offset:
-        """Return the end of the records that are freed or in the table: all are committed.
+        """Return the end of the records that are freed, purged or in the table: all committed.
 
         Only the leader knows which later records are committed.
         """
         log = self.log
-        return min(max(self.tier.cold_end, log.log_start), log.log_end)
+        return min(max(self.tier.floor, log.log_start), log.log_end)
 
     def replacement(self) -> SegmentCorruptError | None:
-        """Return the error if the log ends below its cold end, or None."""
+        """Return the error if the log ends below its floor, or None."""
         return self.tier.replacement(self.log.log_end)
 
     def plan_frees(self, lease_floor: Callable[[], Offset]) -> Sequence[SegmentInfo]:
@@ -135,6 +146,12 @@ class LocalLog:
             return True
         stored = self.log.read_producer_state()
         return (stored is not None and stored[1] >= end) or self.save_producers()
+
+    def seal_purged(self) -> None:
+        """Seal the active segment if it has purged records: only a sealed one is freed."""
+        last, end = self.log.segments()[-1], self.tier.purged_end
+        if not last.sealed and last.base_offset < end <= last.end_offset:
+            self.log.seal_active(self._clock.now_us())
 
     def has_rolled(self) -> bool:
         """Tell whether segments were sealed since the last call."""

@@ -72,6 +72,7 @@ class Maintenance:
             shell.sync()
             self._counters.syncs = shell.sync_count
         self._local.log.roll_if_due(now_us)
+        self._local.seal_purged()
         self.notice_roll()
 
     def _expire_ids(self, now_us: int) -> None:

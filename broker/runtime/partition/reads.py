@@ -6,6 +6,7 @@ from broker.errors import CorruptDataError
 from broker.model.epochs import LeaderEpoch
 from broker.model.ids import PartitionId
 from broker.model.offsets import Offset
+from broker.model.purge import purged_error
 from broker.ports.partition import StoredBatch
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.context import PartitionContext
@@ -20,6 +21,7 @@ class PartitionReads:
     ) -> None:
         """Show what ``committed`` says."""
         self.partition_id: PartitionId = context.partition_id
+        self._name = context.name
         self._local = context.local
         self._health = context.health
         self._queue = context.queue
@@ -28,8 +30,13 @@ class PartitionReads:
 
     @property
     def log_start(self) -> Offset:
-        """First offset still on local disk."""
-        return self._local.log.log_start
+        """First offset that can be read here."""
+        return self._local.log_start
+
+    @property
+    def purged_end(self) -> Offset:
+        """See ``PartitionReader.purged_end``."""
+        return self._local.tier.purged_end
 
     @property
     def high_watermark(self) -> Offset:
@@ -51,6 +58,8 @@ class PartitionReads:
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
         """See ``PartitionReader.read``. If it finds rot, this replica leaves the ISR."""
+        if start < self.purged_end:
+            raise purged_error(self._name, start, start=self.purged_end, end=self.high_watermark)
         try:
             return self._local.log.read(start, end, bytes_max=bytes_max)
         except CorruptDataError as error:
@@ -61,7 +70,7 @@ class PartitionReads:
     def offset_at(self, timestamp_us: int) -> Offset:
         """See ``PartitionReader.offset_at``."""
         try:
-            return self._local.log.offset_at(timestamp_us)
+            return max(self._local.log.offset_at(timestamp_us), self.purged_end)
         except CorruptDataError as error:
             self._named(error)
             raise

@@ -47,7 +47,7 @@ from broker.ports.partition import StoredBatch
 from broker.ports.system import Clock
 from broker.runtime.partition.committed import CommittedEnd
 from broker.runtime.partition.local_log import LocalLog
-from broker.runtime.partition.tier_view import below_table
+from broker.runtime.partition.tier_view import below_floor
 
 _log = structlog.get_logger(__name__)
 
@@ -290,8 +290,8 @@ class ReplicaShell:
                 self._reset(start, prefix)
             case does.BeginLogAt(start):
                 self._begin_at(start)
-            case does.RefuseLeadership(log_end, cold_end):
-                self._owner.fail(below_table(self._name, log_end, cold_end))
+            case does.RefuseLeadership(log_end, floor):
+                self._owner.fail(below_floor(self._name, log_end, floor))
             case does.ProposeIsr():
                 self._propose_isr(effect)
             case does.ProposeLeadership(leader_epoch):

@@ -74,6 +74,10 @@ class LocalTierSource:
         """Take a higher cold end from the metadata; a lower one is ignored."""
         self._local.learn_cold_end(cold_end)
 
+    def learn_purged(self, purged_end: Offset) -> None:
+        """Take a higher purged end from the metadata; a lower one is ignored."""
+        self._local.learn_purged(purged_end)
+
     # ------------------------------------------------------------------ the claim in the lake
 
     def admit(self, lineage_id: str) -> None:

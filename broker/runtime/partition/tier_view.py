@@ -38,9 +38,12 @@ class TierView:
         config: StreamConfig,
         cold_end: Offset,
         record: RecordColdEnd,
+        *,
+        purged_end: Offset = Offset(0),  # noqa: B008 - a plain number
     ) -> None:
-        """Begin with the metadata's cold end; ``record`` writes a higher one to the metadata."""
+        """Begin with the metadata's ends; ``record`` writes a higher cold end to the metadata."""
         self.cold_end = cold_end
+        self.purged_end = purged_end  # records below it were deleted on purpose
         self.unshipped_bytes = 0  # bytes on local disk that are not in the table
         self._partition_id = partition_id
         self._config = config
@@ -56,7 +59,7 @@ class TierView:
     def watch(self, segments: Sequence[SegmentInfo]) -> None:
         """Count again the bytes that are not in the table."""
         self.unshipped_bytes = sum(
-            one.size_bytes for one in segments if one.end_offset > self.cold_end
+            one.size_bytes for one in segments if one.end_offset > self.floor
         )
 
     def rolled(self, sealed_count: int) -> bool:
@@ -78,6 +81,18 @@ class TierView:
         if news:
             self.cold_end = cold_end
         return news
+
+    def learn_purged(self, purged_end: Offset) -> bool:
+        """Take a higher purged end from the metadata; return whether it was higher."""
+        news = purged_end > self.purged_end
+        if news:
+            self.purged_end = purged_end
+        return news
+
+    @property
+    def floor(self) -> Offset:
+        """No log may end below this offset: what was there is in the table, or was purged."""
+        return max(self.cold_end, self.purged_end)
 
     @property
     def bounded(self) -> bool:
@@ -114,10 +129,10 @@ class TierView:
                 self._accepted_bytes -= write.size_bytes + SEGMENT_HEADER_SIZE
 
     def replacement(self, log_end: Offset) -> SegmentCorruptError | None:
-        """Return the error if the log ends below its cold end, or None."""
-        if log_end >= self.cold_end:
+        """Return the error if the log ends below its floor, or None."""
+        if log_end >= self.floor:
             return None
-        return below_table(str(self._partition_id), log_end, self.cold_end)
+        return below_floor(str(self._partition_id), log_end, self.floor)
 
     def plan_frees(
         self,
@@ -125,23 +140,27 @@ class TierView:
         lease_floor: Callable[[], Offset],
         now_us: int,
     ) -> Sequence[SegmentInfo]:
-        """Return the segments that neither local retention nor a lease keeps.
+        """Return the segments that were purged, or that neither local retention nor a lease keeps.
 
-        The cold end is read before the leases. A lease that is taken in between starts at or above
-        that cold end, so it holds no segment of this plan.
+        The ends are read before the leases. A lease that is taken in between starts at or above
+        them, so it holds no segment of this plan.
         """
-        cold_end = self.cold_end
-        floor = min(cold_end, lease_floor())
+        cold_end, purged_end = self.cold_end, self.purged_end
+        held = lease_floor()
         return plan_local_frees(
-            segments(), floor=floor, now_us=now_us, retention=LocalRetention.of(self._config)
+            segments(),
+            floor=min(cold_end, held),
+            purged=min(purged_end, held),
+            now_us=now_us,
+            retention=LocalRetention.of(self._config),
         )
 
 
-def below_table(partition: str, log_end: Offset, cold_end: Offset) -> SegmentCorruptError:
-    """Return the error of a log that ends below its cold end."""
+def below_floor(partition: str, log_end: Offset, floor: Offset) -> SegmentCorruptError:
+    """Return the error of a log that ends where its records are in the table, or were purged."""
     return SegmentCorruptError(
-        f"the local log of partition {partition} ends at {log_end}, below its cold end {cold_end} "
-        "(the table has more records): local files were lost or replaced",
+        f"the local log of partition {partition} ends at {log_end}, and its records below {floor} "
+        "are in its table or were purged: local files were lost or replaced",
         offset=log_end,
-        expected=cold_end,
+        expected=floor,
     )

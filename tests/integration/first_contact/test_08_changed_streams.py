@@ -1,4 +1,4 @@
-"""Issue 11, item 8: streams can be changed while they are in use; what may not says why."""
+"""Issue 11, item 8: streams can be changed and purged while in use; what may not says why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 import headwater
-from broker.errors import RecordTooLargeError, UnavailableError
+from broker.errors import (
+    HeldByLeaseError,
+    NotShippedError,
+    PurgedError,
+    RecordTooLargeError,
+    UnavailableError,
+)
+from broker.model.certificate import Hole
+from broker.model.offsets import Offset
 from clusterkit.load import check, load, stored
 from clusterkit.running import Cluster
 from crashkit.stage import Stage, staged
@@ -173,3 +181,110 @@ def test_the_minimum_of_in_sync_replicas_goes_up_and_down(cluster: Cluster) -> N
     _run(cluster.url, "alter", "s", "--min-isr", "2")
     _put(client, "s", b"2")
     assert stored(client, "s") == [b"0", b"1", b"2"]
+
+
+# ---------------------------------------------------------------------------- purged
+
+VALUES = [b"%04d" % number * 100 for number in range(100)]
+
+
+def _purge(server: str, *arguments: str) -> Any:
+    """Run ``headwater stream purge …`` as a person would; return what it says."""
+    return json.loads(_run(server, "purge", *arguments, "--yes", "--json").stdout)
+
+
+def _read_from(client: Client, offset: int) -> list[bytes]:
+    parts = client.fetch("s", start=offset)
+    return [value for part in parts for value in part.batch["value"].to_pylist()]
+
+
+def test_what_is_purged_stays_purged_and_is_said_to_be(stage: Stage) -> None:
+    """Through a kill; a read below it is refused by name, a certificate names the hole."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", tiering=False, segment_bytes_max=4096)
+    _put(client, "s", *VALUES)
+    assert _purge(url, "s", "--before", "60")["end"] == 60
+    for _ in range(2):
+        assert _read_from(client, 60) == stored(client, "s") == VALUES[60:]
+        with pytest.raises(PurgedError):
+            _read_from(client, 59)
+        rows, certificate = headwater.read_table("s", server=url)
+        assert rows.column("value").to_pylist() == VALUES[60:]
+        (part,) = certificate.partitions
+        assert (part.start, part.end, part.records_count) == (60, 100, 40)
+        assert part.holes == (Hole(Offset(0), Offset(60), "purge"),)
+        assert client.describe("s").partitions[0].purged_end == 60
+        stage.broker.kill()
+        stage.broker.start()
+        stage.broker.wait_ready()
+    _put(client, "s", b"next")
+    assert _read_from(client, 100) == [b"next"]
+
+
+def test_a_reader_keeps_what_it_was_promised(stage: Stage) -> None:
+    """A purge waits for its lease; a new reader begins above."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", tiering=False)
+    _put(client, "s", *VALUES)
+    cut = client.cut("s", owner="report")
+    with pytest.raises(HeldByLeaseError) as caught:
+        client.purge_stream("s")
+    assert caught.value.owners == ["report"]
+    rows, _ = headwater.read_table("s", as_of=cut, server=url)
+    assert rows.column("value").to_pylist() == VALUES
+    client.drop_lease(cut.lease.lease_id)
+    (done,) = client.purge_stream("s")
+    assert (done.start, done.end) == (0, 100)
+    assert stored(client, "s") == []
+
+
+def test_the_table_of_a_tiered_stream_keeps_its_rows(stage: Stage) -> None:
+    """Only what is in it is freed on the disk; the read is whole and certified, as before."""
+    client, url = stage.client, stage.broker.url
+    client.create_stream("s", segment_bytes_max=4096, dedup_window_ms=0)
+    _put(client, "s", *VALUES)
+    client.tier_flush("s")
+    _put(client, "s", b"hot")
+    with pytest.raises(NotShippedError):
+        client.purge_stream("s")
+    (status,) = client.tier_status("s")
+    done = _purge(url, "s", "--before", str(status.cold.end))
+    assert done["in_table"] is True
+    (position,) = client.describe("s").partitions
+    assert (position.start, position.log_start) == (0, status.cold.end)
+    assert stored(client, "s") == [*VALUES, b"hot"]
+    rows, certificate = headwater.read_table("s", server=url)
+    assert rows.column("value").to_pylist() == [*VALUES, b"hot"]
+    assert certificate.partitions[0].holes == ()
+
+
+def test_no_replica_and_no_new_leader_brings_records_back(cluster: Cluster) -> None:
+    """Purged under load, with one broker down; then its leader goes, and the third one leads."""
+    client = cluster.client()
+    client.create_stream(
+        "s", replication_factor=3, min_isr=2, tiering=False, segment_bytes_max=4096
+    )
+    leader = cluster.leader("s")
+    away = (leader + 1) % 3
+    with load(client, "s") as running:
+        running.wait_acked(100)
+        cluster.kill(away)
+        running.wait_acked(100)
+        assert _purge(cluster.url, "s", "--before", "150")["end"] == 150
+        running.wait_acked(20)
+        cluster.start(away)
+        cluster.wait_for(cluster.in_sync("s"), "every replica in sync")
+        cluster.kill(leader)
+        running.wait_acked(50)
+    found = stored(client, "s")
+    assert found == running.sent[150:]
+    assert all(found[at - 150] == value for at, value in running.acked if at >= 150)
+    with pytest.raises(PurgedError):
+        _read_from(client, 149)
+    cluster.start(leader)
+    cluster.wait_for(cluster.in_sync("s"), "every replica in sync")
+    for number in range(3):
+        cluster.wait_for(
+            lambda number=number: cluster.read_at(number, "s") == found,  # type: ignore[misc]
+            f"broker {number} with the same records",
+        )

@@ -18,6 +18,9 @@ from broker.codec.schema import ROW_SCHEMA
 from broker.core.metadata.partition_rules import first_lineage
 from broker.core.metadata.stream_alter import refused_change
 from broker.errors import (
+    InvalidRequestError,
+    NotShippedError,
+    OffsetOutOfRangeError,
     StreamExistsError,
     StreamRecreatedError,
     UnknownLeaseError,
@@ -33,6 +36,7 @@ from broker.model.ids import (
 )
 from broker.model.lineage import first_lineage_id
 from broker.model.offsets import Offset, OffsetRange
+from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.tiering import HeldLease, TierStatus
@@ -141,6 +145,26 @@ class MemoryBroker:
             for partition in self._partitions[name]:
                 partition.config = config
         return AlteredStream(before, after)
+
+    def purge(
+        self,
+        name: str,
+        partition: int,
+        *,
+        before: Offset | None = None,
+        before_us: int | None = None,
+        operator: str,
+    ) -> Purged:
+        """Delete the records of a partition below an offset."""
+        one, tiering = self.handle(name, partition), self.get(name).config.tiering
+        end = before if before_us is None else one.offset_at(before_us)
+        if end is None:
+            raise InvalidRequestError("a purge needs an offset or a time")
+        if end > one.high_watermark:
+            raise OffsetOutOfRangeError("above the high watermark", offset=end)
+        if tiering and end > one.log_start:  # what is cold here is what is not local
+            raise NotShippedError("not in the table", start=one.log_start, end=end)
+        return Purged(partition=partition, start=one.purge(end), end=end, in_table=tiering)
 
     def delete(self, name: str) -> Stream:
         """Delete a stream and its records."""
@@ -321,6 +345,7 @@ class MemoryBroker:
                 leader_epoch=partition.leader_epoch,
                 replicas=(_BROKER,),
                 isr=(_BROKER,),
+                purged_end=partition.purged_end,
             )
             for number, partition in enumerate(self._partitions[name])
         ]

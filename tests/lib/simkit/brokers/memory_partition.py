@@ -36,6 +36,7 @@ from broker.model.ids import (
     ProducerId,
 )
 from broker.model.offsets import Offset
+from broker.model.purge import purged_error
 from broker.model.records import AckPolicy, AppendResult
 from broker.model.stream import Stream
 from broker.ports.partition import RecordsOutcome, StoredBatch
@@ -65,7 +66,7 @@ class MemoryPartition:
         self.leader_epoch = _EPOCH
         self.leads = True
         self.lost_leadership: HeadwaterError | None = None
-        self.log_start = Offset(0)
+        self.log_start = self.purged_end = Offset(0)
         self.submits_count = 0
         self.policies: list[AckPolicy] = []  # of each submission; all are committed alike
         self._batches: list[StoredBatch] = []
@@ -105,6 +106,12 @@ class MemoryPartition:
         assert any(batch.header.end_offset == below for batch in self._batches), "batch border only"
         self.log_start = below
 
+    def purge(self, before: Offset) -> Offset:
+        """Delete the records below an offset; return where the deleted ones began."""
+        start, self.purged_end = self.purged_end, max(self.purged_end, before)
+        self.log_start = max(self.log_start, self.purged_end)
+        return start
+
     def rewrite_last(self, epoch: LeaderEpoch) -> None:
         """Put another leader's batch where the last one was, as after an unclean election."""
         with self._changed:
@@ -143,6 +150,8 @@ class MemoryPartition:
 
     def read(self, start: Offset, end: Offset, *, bytes_max: int) -> list[StoredBatch]:
         """Return whole batches that overlap ``[start, end)``."""
+        if start < self.purged_end:
+            raise purged_error("memory", start, start=self.purged_end, end=self._end)
         if start < self.log_start or end > self._end:
             raise OffsetOutOfRangeError(
                 f"[{start}, {end}) is outside [{self.log_start}, {self._end})",
@@ -167,9 +176,9 @@ class MemoryPartition:
     def offset_at(self, timestamp_us: int) -> Offset:
         """Return the first local offset whose batch reaches the time, else the log end."""
         for batch in self._batches:
-            local = batch.header.base_offset >= self.log_start
+            local = batch.header.end_offset > self.log_start
             if local and batch.header.max_timestamp_us >= timestamp_us:
-                return batch.header.base_offset
+                return max(batch.header.base_offset, self.log_start)
         return self._end
 
     def wait_committed(self, above: Offset, timeout_ms: int) -> Offset:

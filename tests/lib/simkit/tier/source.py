@@ -158,6 +158,11 @@ class MemoryTierSource:
         return self._subject
 
     @property
+    def purged_end(self) -> Offset:
+        """See ``PartitionReader.purged_end``."""
+        return Offset(0)
+
+    @property
     def log_start(self) -> Offset:
         """First offset still here."""
         with self._lock:

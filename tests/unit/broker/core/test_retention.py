@@ -61,3 +61,23 @@ def test_the_retention_of_a_stream_is_in_milliseconds() -> None:
     """Its configuration says milliseconds, segments say microseconds."""
     config = StreamConfig(subject="s", local_retention_bytes=7, local_retention_ms=20)
     assert LocalRetention.of(config) == LocalRetention(keep_bytes=7, keep_us=20_000)
+
+
+def test_what_was_purged_is_freed_whatever_retention_keeps() -> None:
+    """Whole segments only, sealed ones, oldest first; then retention decides as before."""
+
+    def bases(purged: int, *, floor: int = 0, keep_bytes: int = 10_000) -> list[int]:
+        plan = plan_local_frees(
+            _segments(),
+            floor=Offset(floor),
+            purged=Offset(purged),
+            now_us=10,
+            retention=LocalRetention(keep_bytes=keep_bytes, keep_us=None),
+        )
+        return [one.base_offset for one in plan]
+
+    assert bases(0) == []
+    assert bases(25) == [0, 10]
+    assert bases(99) == [0, 10, 20, 30], "the active segment stays"
+    assert bases(10, floor=50, keep_bytes=350) == [0, 10], "what was purged counts as freed"
+    assert bases(10, floor=50, keep_bytes=400) == [0]

@@ -402,3 +402,53 @@ def test_a_server_without_operations_says_so(run: Run) -> None:
     result = run("cluster", "status")
     assert result.exit_code == 2
     assert "does not offer the action cluster_status" in result.stderr
+
+
+def test_purge_asks_and_deletes(run: Run) -> None:
+    """It says what is to go; what is gone is named by a read below it."""
+    _make(run, "--no-tiering")
+    _publish(run, "a\nb\nc\nd\n")
+    refused = run("stream", "purge", "orders", stdin="n\n")
+    assert refused.exit_code == 1
+    assert "0: [0, 4)" in " ".join(refused.stderr.split())
+    assert (
+        json.loads(run("stream", "describe", "orders", "--json").stdout)["partitions"][0]["start"]
+        == 0
+    )
+    done = run("stream", "purge", "orders", "--before", "2", "--yes", "--json")
+    assert json.loads(done.stdout) == {
+        "stream": "orders", "partition": 0, "start": 0, "end": 2, "in_table": False,
+    }  # fmt: skip
+    below = run("subscribe", "orders", "--from", "1", "--count", "1")
+    assert (below.exit_code, "PurgedError" in below.stderr) == (2, True)
+    told = run("stream", "purge", "orders", "--yes")
+    assert "0 [2, 4) 2" in " ".join(told.stdout.split())
+    described = json.loads(run("stream", "describe", "orders", "--json").stdout)["partitions"][0]
+    assert (described["start"], described["purged_end"], described["high_watermark"]) == (4, 4, 4)
+
+
+def test_purge_wants_one_place(run: Run) -> None:
+    """An offset is one partition's, a time is a time, and one of the two is enough."""
+    _make(run, "--no-tiering", "--partitions", "2")
+    for options in (
+        ("--before", "1"),
+        ("--before", "1", "--before-time", "5m ago"),
+        ("--before-time", "earliest"),
+        ("--before-time", "soon"),
+    ):
+        assert run("stream", "purge", "orders", "--yes", *options).exit_code == 2
+    assert run("stream", "purge", "orders", "--yes", "--partition", "7").exit_code == 2
+    old = run("stream", "purge", "orders", "--before-time", "5m ago", stdin="y\n")
+    assert old.exit_code == 0, old.output
+    assert "from before" in old.stderr
+
+
+def test_a_tiered_stream_keeps_its_table_when_it_is_purged(run: Run) -> None:
+    """What is not in the table yet stays, and the error says how to ship it."""
+    _make(run)
+    _publish(run, "a\n")
+    asked = run("stream", "purge", "orders", stdin="n\n")
+    assert "The table keeps them" in " ".join(asked.stderr.split())
+    refused = run("stream", "purge", "orders", "--yes")
+    assert refused.exit_code == 3
+    assert "tier flush" in refused.stderr
