@@ -43,6 +43,8 @@ class StreamConfig:
     puback_headers_only: bool = (
         False  # answer only messages with a header of JetStream's publishers
     )
+    # each message of a Liftbridge client names the offset that it expects to get; -1: any
+    optimistic_concurrency: bool = False
     dedup_window_ms: int = 120_000  # JetStream's default window for Nats-Msg-Id
     dedup_ids_max: int = 1_000_000  # per partition; the broker has a bound for all: NodeConfig
     record_bytes_max: int = 8 * MIB  # value + key + headers of one record

@@ -17,6 +17,7 @@ from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.partition import (
     PartitionHandle,
+    PartitionWriter,
 )
 from broker.ports.tiering import (
     HeldLease,
@@ -132,6 +133,17 @@ class PartitionsApi(Protocol):
         Raises:
             UnknownStreamError, UnknownPartitionError.
             NotLeaderError: this broker has no replica of the partition.
+        """
+
+    def writer(self, name: str, partition: int) -> PartitionWriter:
+        """Return what takes records for a partition, whichever broker leads it.
+
+        If another broker leads, it takes :meth:`PartitionWriter.submit_records` only, without
+        message ids. An outcome that is lost on the way is a CommitTimeoutError.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError.
+            NotLeaderError: nobody leads it, or not over there.
         """
 
     def brokers(self) -> list[BrokerPlace]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.model.control_messages import ControlMessage
+from broker.model.forwarded_writes import ForwardingMessage
 from broker.model.ids import BrokerId, PartitionId
 from broker.model.replica_messages import ReplicaMessage
 
@@ -55,6 +56,22 @@ class ControlTransport(Protocol):
 
     def send(self, to: BrokerId, message: ControlMessage) -> None:
         """Send, or lose, a message. The receiver may be this broker."""
+
+    def close(self) -> None:
+        """Stop; call ``deliver`` no more."""
+
+
+class WriteTransport(Protocol):
+    """Carries writes to the leaders of their partitions, and the outcomes back. Any thread.
+
+    It may lose a message on the way; it never delays its caller.
+    """
+
+    def start(self, deliver: Callable[[BrokerId, ForwardingMessage], None]) -> None:
+        """Start. ``deliver`` must be quick; it gets an authenticated sender, on any thread."""
+
+    def send(self, to: BrokerId, message: ForwardingMessage) -> bool:
+        """Send a message; return False if it was dropped here."""
 
     def close(self) -> None:
         """Stop; call ``deliver`` no more."""

@@ -16,6 +16,7 @@ from broker.adapters.peer.identity import PeerAddress, PeerTls
 from broker.adapters.peer.link import PeerLink
 from broker.adapters.peer.raft import PeerRaftTransport
 from broker.adapters.peer.replicas import PeerReplicaTransport
+from broker.adapters.peer.writes import PeerWriteTransport
 from broker.config import BrokerConfig
 from broker.core.election import ElectionTiming
 from broker.core.metadata.state import MetadataState
@@ -114,6 +115,7 @@ class ClusterNode:
             control=control,
             replicas=self._replica_transport(config, members, on_crash),
             controller=self.controller,
+            writes=PeerWriteTransport(self.link),
             clock=clock,
             on_crash=on_crash,
             stop_asked=stopping,

@@ -185,6 +185,14 @@ SwitchedPubackOverlapOption = Annotated[
         show_default=False,
     ),
 ]
+OptimisticConcurrencyOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--optimistic-concurrency/--no-optimistic-concurrency",
+        help="Store a message of a Liftbridge client only at the offset that it expects.",
+        show_default=False,
+    ),
+]
 SwitchedPubackHeadersOnlyOption = Annotated[
     bool | None,
     typer.Option(

@@ -19,6 +19,7 @@ class StreamSettings(TypedDict, total=False):
     puback: bool
     puback_overlap: bool
     puback_headers_only: bool
+    optimistic_concurrency: bool
     dedup_window_ms: int
     dedup_ids_max: int
     record_bytes_max: int

@@ -62,7 +62,7 @@ def _link(message: ReplicaMessage) -> str:
 def test_frames_and_names() -> None:
     """What stands before every message, and what certificates say."""
     assert encode_frame_header(LaneKind.REPLICA, 5, 300_000).hex() == FRAME
-    assert [int(lane) for lane in LaneKind] == [0, 1, 2]
+    assert [int(lane) for lane in LaneKind] == [0, 1, 2, 3]
     assert member_uri("prod", "b/1") == "headwater://prod/broker/b%2F1"
 
 

@@ -404,6 +404,10 @@ class _LookUps:
             busy = HeadwaterError("too many calls: try again")
             self._workers.call_soon(lambda: found(busy))
 
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """See ``Looks.call_later``."""
+        asyncio.get_running_loop().call_later(delay_s, work)
+
 
 def _status(result: object) -> Status:
     """Return the status of a call that ended by an exception; a bug is logged, not told."""

@@ -1,8 +1,9 @@
 """Publish and PublishAsync: messages in, acknowledgements out.
 
-A message goes straight to the partition that this broker leads, so that its acknowledgement means
-what the stream's other publishers are promised: the record is on disk. The messages that one read
-of the socket brought for one partition are one batch of the log.
+A message goes straight to the partition that it names, here or at the broker that leads it. So its
+acknowledgement means what the stream's other publishers are promised: the record is on disk. The
+messages that one read of the socket brought for one partition are one batch of the log. While a
+partition has no leader its messages wait for one; those of other partitions do not.
 
 Everything here runs on the event loop, except the look-up of a partition, which may ask the
 controllers. An outcome comes back from a commit thread by ``call_soon``.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -21,24 +22,35 @@ from google.protobuf.message import DecodeError
 from broker.adapters.liftbridge.messages import NS_PER_US, POLICIES, size_of, to_batch
 from broker.adapters.liftbridge.statuses import Code, Status, status_of
 from broker.errors import (
+    ConditionFailedError,
+    FencedError,
     HeadwaterError,
     InvalidRequestError,
     RecordTooLargeError,
+    StreamRecreatedError,
+    UnknownPartitionError,
     UnknownStreamError,
 )
+from broker.model.offsets import Offset
 from broker.model.records import AckPolicy
-from broker.model.stream import Stream
-from broker.ports.partition import PartitionHandle, RecordsOutcome
+from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import PartitionWriter, RecordsOutcome
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
 from broker.wire.liftbridge import message_pb2 as wire
 
 _BATCH_BYTES: Final = 2048  # of an Arrow message with every column and no data
 _ROW_BYTES: Final = 64  # of a row beside its data
-_ASYNC_CODES: Final = {
-    Code.NOT_FOUND: api.PublishAsyncError.NOT_FOUND,
-    Code.INVALID_ARGUMENT: api.PublishAsyncError.BAD_REQUEST,
-}
+_PATIENCE_US: Final = 5_000_000  # for a leader, while a partition has none: as Liftbridge's clients
+_AGAIN_S: Final = 0.05
+# The first class that an error is an instance of counts; any other is INTERNAL.
+_ASYNC_CODES: Final[tuple[tuple[type[HeadwaterError], api.PublishAsyncError.Code], ...]] = (
+    (UnknownStreamError, api.PublishAsyncError.NOT_FOUND),
+    (UnknownPartitionError, api.PublishAsyncError.NOT_FOUND),
+    (StreamRecreatedError, api.PublishAsyncError.NOT_FOUND),
+    (ConditionFailedError, api.PublishAsyncError.INCORRECT_OFFSET),
+    (InvalidRequestError, api.PublishAsyncError.BAD_REQUEST),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,7 @@ class PublishTarget:
 
     stream: Stream
     partition: int
-    handle: PartitionHandle
+    writer: PartitionWriter
 
     @property
     def subject(self) -> str:
@@ -65,12 +77,15 @@ class Published:
 
 
 class Looks(Protocol):
-    """Finds partitions, outside of the event loop."""
+    """Finds partitions, outside of the event loop, and lets time pass."""
 
     def look_up(
         self, stream: str, partition: int, found: Callable[[PublishTarget | HeadwaterError], None]
     ) -> None:
         """Call ``found`` on the event loop, later."""
+
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Run on the event loop after a time."""
 
 
 Answer = Callable[[Published, api.PublishResponse | None, Status], None]
@@ -83,10 +98,22 @@ class _Run:
     target: PublishTarget
     policy: AckPolicy
     messages: list[Published]
+    expected_end: Offset | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The messages of one partition that wait for its leader, in order."""
+
+    stream: str
+    partition: int
+    waiting: deque[Published] = field(default_factory=deque)
+    target: PublishTarget | None = None
+    looking: bool = False  # or about to look again
 
 
 class PublishCall:
-    """The messages of one call, in order. Owner: the event loop."""
+    """The messages of one call, in order within a partition. Owner: the event loop."""
 
     def __init__(
         self,
@@ -100,9 +127,7 @@ class PublishCall:
         self._clock = clock
         self._call_soon = call_soon
         self._answer = answer
-        self._waiting: deque[Published] = deque()
-        self._targets: dict[tuple[str, int], PublishTarget] = {}
-        self._looking = False
+        self._lanes: dict[tuple[str, int], _Lane] = {}
         self._unanswered = 0
 
     @property
@@ -113,41 +138,71 @@ class PublishCall:
     def take(self, messages: Sequence[Published]) -> None:
         """Store messages."""
         self._unanswered += len(messages)
-        self._waiting += messages
-        self._go_on()
+        touched: dict[tuple[str, int], _Lane] = {}
+        for one in messages:
+            key = (one.request.stream, one.request.partition)
+            lane = touched.get(key)
+            if lane is None:
+                lane = touched[key] = self._lanes.setdefault(key, _Lane(*key))
+            lane.waiting.append(one)
+        for lane in touched.values():
+            self._go_on(lane)
 
-    def _go_on(self) -> None:
-        """Store what waits, up to the first message whose partition is not known yet."""
-        ready: list[tuple[PublishTarget, Published]] = []
-        while self._waiting and not self._looking:
-            request = self._waiting[0].request
-            target = self._targets.get((request.stream, request.partition))
-            if target is None:
-                self._look_up(request.stream, request.partition)
-                break
-            ready.append((target, self._waiting.popleft()))
-        for (target, policy), group in groupby(
-            ready, lambda one: (one[0], POLICIES.get(one[1].request.ackPolicy))
-        ):
-            self._store(target, policy, [published for _, published in group])
+    def _go_on(self, lane: _Lane) -> None:
+        """Store what waits, once the partition is known."""
+        if lane.looking or not lane.waiting:
+            return
+        if lane.target is None:
+            self._look_up(lane)
+            return
+        target, ready = lane.target, list(lane.waiting)
+        lane.waiting.clear()
+        for policy, group in groupby(ready, lambda one: POLICIES.get(one.request.ackPolicy)):
+            self._store(target, policy, list(group))
 
-    def _look_up(self, stream: str, partition: int) -> None:
-        self._looking = True
+    def _look_up(self, lane: _Lane) -> None:
+        lane.looking = True
 
         def found(target: PublishTarget | HeadwaterError) -> None:
-            self._looking = False
+            lane.looking = False
             if isinstance(target, PublishTarget):
-                self._targets[stream, partition] = target
-            else:
-                refused = self._waiting.popleft()
-                self._refuse([refused], target)
-            self._go_on()
+                lane.target = target
+                self._go_on(lane)
+                return
+            refused = list(lane.waiting)
+            lane.waiting.clear()
+            if not self._again(lane, refused, target):
+                self._lanes.pop((lane.stream, lane.partition), None)
 
-        if not stream:
+        if not lane.stream:
             error = UnknownStreamError("a message names no stream", stream="")
             self._call_soon(lambda: found(error))
         else:
-            self._looks.look_up(stream, partition, found)
+            self._looks.look_up(lane.stream, lane.partition, found)
+
+    def _again(self, lane: _Lane, messages: list[Published], error: HeadwaterError) -> bool:
+        """Look again for the leader of messages that nobody stored, for a while; else refuse them.
+
+        Returns False if all are refused.
+        """
+        lane.target = None
+        since_us = self._clock.now_us() - _PATIENCE_US
+        patient: list[Published] = []
+        for one in messages:
+            if isinstance(error, FencedError) and one.received_us > since_us:
+                patient.append(one)
+            else:
+                self._refuse([one], error)
+        lane.waiting.extendleft(reversed(patient))
+        if patient and not lane.looking:
+            lane.looking = True
+
+            def look() -> None:
+                lane.looking = False
+                self._go_on(lane)
+
+            self._looks.call_later(_AGAIN_S, look)
+        return bool(patient)
 
     def _store(
         self, target: PublishTarget, policy: AckPolicy | None, messages: list[Published]
@@ -155,22 +210,21 @@ class PublishCall:
         if policy is None:
             self._refuse(messages, InvalidRequestError("the ack policy is not known"))
             return
-        limit = target.stream.config.record_bytes_max
+        config = target.stream.config
         fitting: list[Published] = []
         for one in messages:
-            size = size_of(one.request)
-            if size <= limit:
+            refused = _refusal(one.request, policy, config)
+            if refused is None:
                 fitting.append(one)
-                continue
-            self._refuse(
-                [one],
-                RecordTooLargeError(
-                    f"a record of {size} bytes exceeds {limit} bytes (record_bytes_max)",
-                    size_bytes=size,
-                    limit_bytes=limit,
-                ),
-            )
-        for part in _parts(fitting, target.stream.config.segment_bytes_max):
+            else:
+                self._refuse([one], refused)
+        if config.optimistic_concurrency:
+            for one in fitting:
+                expected = one.request.expectedOffset
+                end = None if expected < 0 else Offset(expected)
+                self._submit(_Run(target, policy, [one], end))
+            return
+        for part in _parts(fitting, config.segment_bytes_max):
             self._submit(_Run(target, policy, part))
 
     def _submit(self, run: _Run) -> None:
@@ -178,16 +232,20 @@ class PublishCall:
             self._call_soon(lambda: self._stored(run, outcome))
 
         try:
-            run.target.handle.writes.submit_records(
-                to_batch([one.request for one in run.messages]), None, done, policy=run.policy
+            run.target.writer.submit_records(
+                to_batch([one.request for one in run.messages]),
+                None,
+                done,
+                policy=run.policy,
+                expected_end=run.expected_end,
             )
         except HeadwaterError as error:
             self._stored(run, error)
 
     def _stored(self, run: _Run, outcome: RecordsOutcome | HeadwaterError) -> None:
         if isinstance(outcome, HeadwaterError):
-            self._targets.pop((run.target.stream.name, run.target.partition), None)
-            self._refuse(run.messages, outcome)
+            key = (run.target.stream.name, run.messages[0].request.partition)
+            self._again(self._lanes.setdefault(key, _Lane(*key)), run.messages, outcome)
             return
         now_us = self._clock.now_us()
         silent = run.policy is AckPolicy.NONE
@@ -197,12 +255,11 @@ class PublishCall:
 
     def _refuse(self, messages: Sequence[Published], error: HeadwaterError) -> None:
         status = status_of(error)
-        code = _ASYNC_CODES.get(status.code, api.PublishAsyncError.INTERNAL)
         for one in messages:
             # The empty ack is for old clients, which read it without looking.
             response = api.PublishResponse(
                 correlationId=one.request.correlationId,
-                asyncError=api.PublishAsyncError(code=code, message=status.message),
+                asyncError=api.PublishAsyncError(code=_async_code(error), message=status.message),
                 ack=wire.Ack(),
             )
             self._done(one, response, status)
@@ -212,6 +269,32 @@ class PublishCall:
     ) -> None:
         self._unanswered -= 1
         self._answer(published, response, status)
+
+
+def _refusal(
+    request: api.PublishRequest, policy: AckPolicy, config: StreamConfig
+) -> HeadwaterError | None:
+    """Return why a message cannot be stored in a stream, or None."""
+    limit, size = config.record_bytes_max, size_of(request)
+    if size > limit:
+        return RecordTooLargeError(
+            f"a record of {size} bytes exceeds {limit} bytes (record_bytes_max)",
+            size_bytes=size,
+            limit_bytes=limit,
+        )
+    if config.optimistic_concurrency and policy is AckPolicy.NONE:
+        return InvalidRequestError(
+            "the stream checks the expected offset of each message, so a publisher has to wait for "
+            "the answer: ack policy NONE is refused"
+        )
+    return None
+
+
+def _async_code(error: HeadwaterError) -> api.PublishAsyncError.Code:
+    for kind, code in _ASYNC_CODES:
+        if isinstance(error, kind):
+            return code
+    return api.PublishAsyncError.INTERNAL
 
 
 def _parts(messages: Sequence[Published], bytes_max: int) -> Iterator[list[Published]]:

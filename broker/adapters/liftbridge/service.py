@@ -19,7 +19,7 @@ from broker.adapters.liftbridge.publishing import PublishTarget
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
-from broker.errors import InvalidConfigError, NotLeaderError, UnknownPartitionError
+from broker.errors import InvalidConfigError, UnknownPartitionError
 from broker.ports.api import BrokerApi
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
@@ -156,10 +156,7 @@ class LiftbridgeService:
         stream = self._api.streams.get(name)
         if not 0 <= partition < stream.config.partitions:
             raise UnknownPartitionError(f"stream {name!r} has no partition {partition}")
-        handle = self._api.partitions.handle(name, partition)
-        if not handle.leads:
-            raise NotLeaderError(f"this broker does not lead {name}/{partition}")
-        return PublishTarget(stream, partition, handle)
+        return PublishTarget(stream, partition, self._api.partitions.writer(name, partition))
 
 
 _NOT_YET: Final = (

@@ -83,6 +83,7 @@ class StreamCalls:
             "partitions": request.partitions or 1,
             "queue_group": request.group or None,
             "replication_factor": servers if factor == -1 else factor or 1,
+            "optimistic_concurrency": request.optimisticConcurrencyControl.value,
         }
         for option, setting in (
             ("retentionMaxBytes", "local_retention_bytes"),
@@ -213,7 +214,6 @@ def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
             "retentionMaxMessages",
             "compactEnabled",
             "autoPauseTime",
-            "optimisticConcurrencyControl",
             "encryption",
         )
         if request.HasField(option) and getattr(request, option).value

@@ -22,6 +22,7 @@ QUEUE_BYTES_MAX: Final = {
     LaneKind.RAFT: 8 * 1024 * 1024,
     LaneKind.CONTROL: 1024 * 1024,
     LaneKind.REPLICA: 64 * 1024 * 1024,
+    LaneKind.WRITES: 32 * 1024 * 1024,
 }
 _MESSAGE_OVERHEAD: Final = 128  # the bytes that each message counts in addition to its own
 _WRITE_BYTES: Final = 16 * 1024  # a TLS record: small frames are joined up to this size

@@ -38,12 +38,14 @@ class LaneKind(IntEnum):
     RAFT = 0
     CONTROL = 1
     REPLICA = 2
+    WRITES = 3  # handed to leaders; only to builds that know it: FEATURE_LEVEL_LIFTBRIDGE
 
 
 LANE_BYTES_MAX: Final = {
     LaneKind.RAFT: 1024 * 1024,
     LaneKind.CONTROL: 64 * 1024,
     LaneKind.REPLICA: BODY_BYTES_MAX + 1024 * 1024,  # one answer holds even the largest batch
+    LaneKind.WRITES: BODY_BYTES_MAX + 1024 * 1024,
 }
 
 

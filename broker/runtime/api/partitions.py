@@ -7,6 +7,7 @@ from broker.model.cut_positions import CutPosition
 from broker.model.ids import PartitionId, PartitionNumber
 from broker.model.stream import Stream
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
+from broker.ports.partition import PartitionWriter
 from broker.runtime.api.known_lineages import KnownLineages
 from broker.runtime.api.streams import Streams
 from broker.runtime.cluster.directory import brokers_in, places_in
@@ -46,6 +47,18 @@ class Partitions:
                 raise refusal
             raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
         return driver
+
+    def writer(self, name: str, partition: int) -> PartitionWriter:
+        """See ``PartitionsApi.writer``."""
+        stream = self._streams.with_partition(name, partition)
+        partition_id = PartitionId(stream.uuid, PartitionNumber(partition))
+        driver = self._replicas.find(partition_id)
+        if driver is not None and driver.leads:
+            return driver.writes
+        row = self._metadata.state.partition(partition_id)
+        if row is None or row.leader is None:
+            raise not_leader(f"{name}/{partition}", view_of(self._metadata.state, partition_id))
+        return self._membership.leaders_writer(partition_id, f"{name}/{partition}")
 
     def brokers(self) -> list[BrokerPlace]:
         """See ``PartitionsApi.brokers``."""

@@ -35,12 +35,19 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import EpochEndRequest, FetchRequest, ReplicaMessage
 from broker.model.stream import Stream, StreamConfig
-from broker.ports.cluster import ControlTransport, ReplicaAddress, ReplicaTransport
+from broker.ports.cluster import (
+    ControlTransport,
+    ReplicaAddress,
+    ReplicaTransport,
+    WriteTransport,
+)
+from broker.ports.partition import PartitionWriter
 from broker.ports.pumps import Drive, Driven
 from broker.ports.system import Clock, Files
 from broker.runtime.cluster.beats import MemberBeats
 from broker.runtime.cluster.controller import Controller
 from broker.runtime.cluster.errands import AskingNewest, GivingUp, HandingOver
+from broker.runtime.cluster.forwarding import ForwardedWrites, LeadersWriter
 from broker.runtime.cluster.membership import CONFIRM_MS
 from broker.runtime.cluster.proposals import MemberProposals
 from broker.runtime.cluster.questions import LogEndAnswers, NewestQuestions
@@ -93,6 +100,7 @@ class ClusterMember:
         control: ControlTransport,
         replicas: ReplicaTransport,
         controller: Controller | None,
+        writes: WriteTransport | None = None,
         clock: Clock,
         on_crash: Callable[[BaseException], None],
         stop_asked: threading.Event,
@@ -114,6 +122,11 @@ class ClusterMember:
         self._log_ends = LogEndAnswers(control, self._replica, lambda: metadata.state)
         self._stop_asked = stop_asked
         self._hears = False
+        self._writes = (
+            None
+            if writes is None
+            else ForwardedWrites(writes, self._replica, lambda: metadata.state, clock)
+        )
         drive = drive or on_threads(clock, on_crash)
         self._beats = MemberBeats(
             metadata=metadata,
@@ -124,6 +137,8 @@ class ClusterMember:
         self._follower = MetadataFollower(self._follow, wake=self._wake_follower)
         self._following = drive("metadata", self._follower.turn)
         self._driven: list[Driven] = [drive("heartbeat", self._beats.turn), self._following]
+        if self._writes is not None:
+            self._driven.append(drive("forwarded-writes", self._writes.turn))
 
     # ------------------------------------------------------------------ life
 
@@ -162,6 +177,8 @@ class ClusterMember:
         for driven in self._driven:
             driven.stop()
         self._replicas.close()
+        if self._writes is not None:
+            self._writes.close()
         self._control.close()
 
     # ------------------------------------------------------------------ membership
@@ -191,10 +208,14 @@ class ClusterMember:
         self.proposals.registered(broker_epoch)
         self._questions.registered(broker_epoch)
         self._log_ends.registered(broker_epoch)
+        if self._writes is not None:
+            self._writes.registered(broker_epoch)
         if not self._hears:
             self._hears = True
             self._control.start(self._control_message)
             self._replicas.start(self._replica_message)
+            if self._writes is not None:
+                self._writes.start()
 
     def begin_leading(self, ends: Mapping[PartitionId, tuple[LeaderEpoch, Offset]]) -> None:
         """See ``Membership.begin_leading``: nothing to do, candidates confirm each leadership."""
@@ -243,6 +264,12 @@ class ClusterMember:
         """See ``Membership.make_links``."""
         address = ReplicaAddress(partition_id=partition_id, stream=stream.name)
         return MemberLinks(self, address)
+
+    def leaders_writer(self, partition_id: PartitionId, name: str) -> PartitionWriter:
+        """See ``Membership.leaders_writer``."""
+        if self._writes is None:
+            raise NotLeaderError(f"this broker does not lead {name}", partition=str(partition_id))
+        return LeadersWriter(self._writes, partition_id, name)
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
         """See ``Membership.newest``."""

@@ -19,6 +19,7 @@ from broker.model.ids import BrokerId, PartitionId
 from broker.model.lineage import Leadership
 from broker.model.offsets import Offset
 from broker.model.stream import Stream, StreamConfig
+from broker.ports.partition import PartitionWriter
 from broker.ports.pumps import NEVER_MS, Pump
 from broker.ports.system import Files
 from broker.runtime.ingest.sessions import ALONE, note_clean_stop, take_clean_stop
@@ -71,6 +72,13 @@ class Membership(Protocol):
 
     def place(self, config: StreamConfig) -> tuple[tuple[BrokerId, ...], ...]:
         """Return the replicas of each partition of a new stream; empty: this broker alone."""
+
+    def leaders_writer(self, partition_id: PartitionId, name: str) -> PartitionWriter:
+        """Return what hands writes to the leader of a partition, on another broker.
+
+        Raises:
+            NotLeaderError: there is no other broker.
+        """
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
         """Ask the leader, on another broker, what is committed. Blocks.
@@ -175,6 +183,10 @@ class Alone:
                 min_isr=config.min_isr,
             )
         return ()
+
+    def leaders_writer(self, partition_id: PartitionId, name: str) -> PartitionWriter:
+        """See ``Membership.leaders_writer``: there is nobody else."""
+        raise NotLeaderError(f"{name} is not open here", partition=str(partition_id))
 
     def newest(self, partition_id: PartitionId, name: str) -> NewestTold:
         """See ``Membership.newest``: no other broker can answer."""

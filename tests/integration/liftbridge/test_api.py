@@ -19,7 +19,7 @@ from simkit.brokers.memory_broker import MemoryBroker
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 Call = Callable[..., Any]
 
 
@@ -190,9 +190,38 @@ def test_publish_async_answers_each_message_and_outlives_errors(server: Server) 
     assert told["5"].asyncError.code == error.NOT_FOUND
 
 
+def test_expected_offsets_are_checked_where_the_stream_says_so(server: Server) -> None:
+    """Each message names the offset that it wants, -1 takes any; elsewhere nobody looks."""
+    server.publish(b"any", expectedOffset=9)
+    server.stub.CreateStream(
+        api.CreateStreamRequest(
+            name="o", subject="o", optimisticConcurrencyControl=api.NullableBool(value=True)
+        ),
+        timeout=WAIT_S,
+    )
+
+    def asked(expected: int, **fields: Any) -> api.PublishRequest:
+        return api.PublishRequest(stream="o", value=b"x", expectedOffset=expected, **fields)
+
+    assert server.stub.Publish(asked(0), timeout=WAIT_S).ack.offset == 0
+    assert code_of(server.stub.Publish, asked(0)) is grpc.StatusCode.FAILED_PRECONDITION
+    requests = [
+        asked(1, correlationId="right"),
+        asked(1, correlationId="wrong"),
+        asked(-1, correlationId="any"),
+        asked(3, correlationId="next"),
+        asked(-1, correlationId="none", ackPolicy=wire.NONE),
+    ]
+    answers = server.stub.PublishAsync(iter(requests), timeout=WAIT_S)
+    told = {one.correlationId: one for one in answers}
+    assert [told[one].ack.offset for one in ("right", "any", "next")] == [1, 2, 3]
+    assert told["wrong"].asyncError.code == api.PublishAsyncError.INCORRECT_OFFSET
+    assert told["none"].asyncError.code == api.PublishAsyncError.BAD_REQUEST
+
+
 def test_publish_async_moves_many_messages(server: Server) -> None:
     """More than any window holds, in order."""
-    count = 20_000
+    count = 5_000
     requests = (
         api.PublishRequest(stream="s", value=b"%06d" % number + b"x" * 1000)
         for number in range(count)

@@ -11,13 +11,20 @@ import ssl
 from typing import Final
 
 from broker.adapters.nats.replica_messages import encode_notice, encode_request
-from broker.codec.peer import control_messages, raft_messages, replica_messages
+from broker.codec.peer import (
+    control_messages,
+    forwarded_writes,
+    raft_messages,
+    replica_messages,
+)
 from broker.codec.peer import frames as peer_frames
 from broker.codec.peer.frames import FrameAssembler, LaneKind, encode_frame_header
-from broker.errors import CorruptDataError
+from broker.errors import CorruptDataError, NotLeaderError
 from broker.model.control_messages import Heartbeat
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
+from broker.model.forwarded_writes import ForwardingMessage, WriteAnswered, WriteForwarded
 from broker.model.ids import BrokerId
+from broker.model.offsets import Offset
 from broker.model.raft_messages import (
     AppendReply,
     Chunk,
@@ -26,10 +33,12 @@ from broker.model.raft_messages import (
     ReadIndexRequest,
     Vote,
 )
+from broker.model.records import AckPolicy
 from broker.model.replica_messages import NewDataNotice, ReplicaMessage
 from clusterkit.hostile import Pickles, damaged
 from clusterkit.running import Cluster
 from headwater.local.cluster_certificates import files_of
+from simkit.brokers.memory_broker import records
 from simkit.brokers.replica_rigs import address, answer, fetch, stored
 from simkit.raft.rig import append, entries, proposal, snapshot_of
 
@@ -66,6 +75,17 @@ def _honest() -> dict[LaneKind, list[bytes]]:
         Forward(1, proposal(1)),
         ReadIndexRequest(1, 7),
     ]
+    writes: list[ForwardingMessage] = [
+        WriteForwarded(
+            request_id=1,
+            partition_id=P,
+            policy=AckPolicy.ALL,
+            expected_end=None,
+            rows=forwarded_writes.rows_to_bytes(records([b"x" * 300])),
+        ),
+        WriteAnswered(request_id=1, offsets=(Offset(0), Offset(1)), leader_epoch=1),
+        WriteAnswered(request_id=1, refused=NotLeaderError("no")),
+    ]
     replica: list[ReplicaMessage] = [fetch(1), answer(1), answer(2, (stored(0, b"x" * 500),))]
     return {
         LaneKind.RAFT: [raft_messages.encode(one) for one in raft],
@@ -75,6 +95,7 @@ def _honest() -> dict[LaneKind, list[bytes]]:
         LaneKind.REPLICA: [
             b"".join(bytes(part) for part in replica_messages.encode(P, one)) for one in replica
         ],
+        LaneKind.WRITES: [b"".join(forwarded_writes.encode(one)) for one in writes],
     }
 
 
@@ -85,6 +106,8 @@ def _decodes(lane: LaneKind, data: bytes) -> bool:
                 raft_messages.decode(data)
             case LaneKind.CONTROL:
                 control_messages.decode(data)
+            case LaneKind.WRITES:
+                forwarded_writes.decode(memoryview(data))
             case LaneKind.REPLICA:
                 replica_messages.decode(
                     memoryview(data), sender=_SENDER, batch=lambda header, body: (header, body)

@@ -39,6 +39,7 @@ from broker.model.offsets import Offset, OffsetRange
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
+from broker.ports.partition import PartitionWriter
 from broker.ports.tiering import HeldLease, TierStatus
 from simkit.brokers.memory_partition import MemoryPartition
 
@@ -196,6 +197,10 @@ class MemoryBroker:
                 partition=partition,
             )
         return partitions[partition]
+
+    def writer(self, name: str, partition: int) -> PartitionWriter:
+        """Return a partition's writer: everything is led here."""
+        return self.handle(name, partition).writes
 
     def take_lease(self, name: str, *, owner: str, ttl_ms: int) -> Lease:
         """Take a lease."""

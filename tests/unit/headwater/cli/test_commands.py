@@ -36,7 +36,8 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     """
     _make(
         run, "--subject", "o.in", "--partitions", "3", "--puback",
-        "--puback-overlap", "--puback-headers-only", "--key-header", "K",
+        "--puback-overlap", "--puback-headers-only", "--optimistic-concurrency",
+        "--key-header", "K",
         "--queue-group", "g", "--partitioner", "each_client",
         "--dedup-window", "10m", "--dedup-ids", "500",
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
@@ -48,7 +49,8 @@ def test_create_uses_every_setting(run: Run, broker: MemoryBroker) -> None:
     config = broker.streams.get("orders").config
     assert config == StreamConfig(
         subject="o.in", partitions=3, puback=True, puback_overlap=True,
-        puback_headers_only=True, key_header="K", queue_group="g",
+        puback_headers_only=True, optimistic_concurrency=True,
+        key_header="K", queue_group="g",
         partitioner="each_client",
         dedup_window_ms=600_000, dedup_ids_max=500, record_bytes_max=1 << 20,
         segment_bytes_max=8 << 20, segment_age_ms_max=30_000, index_interval_bytes=4096,
@@ -66,6 +68,7 @@ def test_alter_changes_every_setting_that_may(run: Run, broker: MemoryBroker) ->
     before = broker.streams.get("orders").config.to_dict()
     result = run(
         "stream", "alter", "orders", "--puback", "--puback-overlap", "--puback-headers-only",
+        "--optimistic-concurrency",
         "--key-header", "K", "--dedup-window", "10m", "--dedup-ids", "500",
         "--record-bytes", "1MiB", "--segment-bytes", "8MiB", "--segment-age", "30s",
         "--flush-interval", "50ms", "--compression", "zstd", "--min-isr", "2",

@@ -105,7 +105,7 @@ def test_a_large_message_grows_with_what_arrives() -> None:
         encode_frame_header(LaneKind.RAFT, 1, 3) + b"x" + encode_frame_header(LaneKind.RAFT, 1, 4),
         encode_frame_header(LaneKind.RAFT, 1, 3) + b"x" + encode_frame_header(LaneKind.RAFT, 3, 3),
         b"\x01\0\0\0\x01\0\0\0\x02\0\0\0x",
-        b"\x01\0\0\0\x01\0\0\0\x01\x03\0\0x",
+        b"\x01\0\0\0\x01\0\0\0\x01\x04\0\0x",
         b"\x01\0\0\0\x01\0\0\0\x01\0\x01\0x",
         b"\x80\x04N.\x80\x04N.\x80\x04N.",
     ],

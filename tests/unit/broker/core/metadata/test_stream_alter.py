@@ -64,6 +64,7 @@ VALUES: dict[str, Any] = {
     "puback": True,
     "puback_overlap": True,
     "puback_headers_only": True,
+    "optimistic_concurrency": True,
     "dedup_window_ms": 1_000,
     "dedup_ids_max": 500,
     "record_bytes_max": 1 << 20,
