@@ -23,6 +23,7 @@ from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.errors import to_flight, with_address
 from broker.adapters.flight.listing import Listing, to_json
 from broker.adapters.flight.operations import operate
+from broker.adapters.flight.served_put import put_path
 from broker.adapters.flight.sockets import sever_connections
 from broker.adapters.flight.writes import PutStream
 from broker.adapters.reading.rows import (
@@ -203,12 +204,10 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
     @_border
     def do_put(self, _context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take batches and answer each with its base offset or its error."""
-        path = StreamPath.from_path(descriptor.path, put=True)
-        if path.partition is None:
-            raise InvalidRequestError("do_put needs a partition in its path", field="path")
+        path, partition = put_path(descriptor.path)
         stream = self._api.streams.get(path.stream)
         check_incarnation(stream, path.stream_uuid)
-        handle = self._api.partitions.handle(path.stream, path.partition)
+        handle = self._api.partitions.handle(path.stream, partition)
         with self._place():
             put = PutStream(
                 handle,

@@ -141,7 +141,9 @@ def serve(node: Node, request: Publish) -> None:
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
+    """A record that is not acknowledged yet."""
+
     sequence: int
     value: bytes
     record: int
@@ -174,13 +176,14 @@ class Publisher:
         self._nodes, self._history = nodes, history
         self.policy = policy
         self._by_id = by_id or policy is AckPolicy.NONE
+        self._is_identified = policy is not AckPolicy.NONE  # a retry is told from a new record
         self._subject = subject if self._by_id and policy is not AckPolicy.LEADER else None
         self._lives = 0
         self._window = world.rng.choice((1, 2, 4))
         self._pause_ms = world.rng.choice((20, 60, 150))
         self._sequence = self._requests = 0
-        self.pending: list[_Pending] = []
-        self._sent: dict[int, _Pending] = {}
+        self.pending: list[Pending] = []
+        self._sent: dict[int, Pending] = {}
         self._target: str | None = None
         self._epoch = 0  # the newest heard in an ack
         self.stopped = False
@@ -188,18 +191,27 @@ class Publisher:
         world.at(10 + number, self._tick)
 
     def _tick(self) -> None:
-        now_ms = self._world.now_ms
         if not self.stopped and len(self.pending) < self._window and self._is_near():
             self._begin_record()
         if self.policy is AckPolicy.NONE:
             self.pending.clear()  # nobody waits
-        for one in self.pending:
-            if now_ms - one.sent_ms > _RETRY_MS:
-                one.attempts += 1
-                one.sent_ms, self._target = now_ms, None
-                self._history.retry(one.record)
-                self._send(one)
+        self._send_late_ones_again()
         self._world.at(1 + self._world.rng.randrange(self._pause_ms), self._tick)
+
+    def _send_late_ones_again(self) -> None:
+        for one in self.pending:
+            if self._is_late(one):
+                self._target = None
+                self._send_again(one)
+
+    def _is_late(self, one: Pending) -> bool:
+        return self._world.now_ms - one.sent_ms > _RETRY_MS
+
+    def _send_again(self, one: Pending) -> None:
+        one.attempts += 1
+        one.sent_ms = self._world.now_ms
+        self._history.retry(one.record)
+        self._send(one)
 
     def _is_near(self) -> bool:
         """Stay within what a broker remembers of a producer."""
@@ -211,7 +223,7 @@ class Publisher:
         self.pending.append(one)
         self._send(one)
 
-    def _recorded(self, sequence: int) -> _Pending:
+    def _recorded(self, sequence: int) -> Pending:
         """Put a record that was never sent before into the history."""
         name = f"{self.name}.{self._lives}" if self._lives else self.name
         value = f"{name}:{sequence}".encode()
@@ -224,10 +236,10 @@ class Publisher:
             producer=name,
             sequence=sequence,
             policy=self.policy,
-            identified=self.policy is not AckPolicy.NONE,
+            identified=self._is_identified,
             client=self.name,
         )
-        return _Pending(sequence, value, record, self._world.now_ms)
+        return Pending(sequence, value, record, self._world.now_ms)
 
     def told_of_loss(self, partition_id: PartitionId, epoch: int) -> None:
         """Hear of an unclean election: what was answered before it may be gone."""
@@ -245,7 +257,7 @@ class Publisher:
         for one in self.pending:
             self._send(one)
 
-    def _send(self, one: _Pending) -> None:
+    def _send(self, one: Pending) -> None:
         self._requests += 1
         self._sent[self._requests] = one
         if self._subject is not None:
@@ -264,7 +276,7 @@ class Publisher:
         )
         self._network.send(self.name, self._target, ("publish", publish))
 
-    def _send_over_nats(self, one: _Pending, subject: str) -> None:
+    def _send_over_nats(self, one: Pending, subject: str) -> None:
         reply = headers = b""
         if self.policy is not AckPolicy.NONE:
             reply = f"_INBOX.{self.name}.{self._requests}".encode()

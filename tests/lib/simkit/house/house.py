@@ -42,6 +42,7 @@ from simkit.house.clients import RULES, CommittedReader, Publisher, rows_of, ser
 from simkit.house.cuts import CutTaker
 from simkit.house.damage import Damage
 from simkit.house.faults import Faults
+from simkit.house.flight_clients import FlightPublisher
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse
 from simkit.house.nats import NatsServer
@@ -49,6 +50,7 @@ from simkit.house.node import Beneath, Node, Setting
 from simkit.house.operator import Operator
 from simkit.house.oracle import Oracle, watching
 from simkit.house.process import Machine
+from simkit.house.shape import Shape, drawn_policies, drawn_shape
 from simkit.house.situations import Place, counting
 from simkit.network.world import Network, World
 from simkit.replacing import replaced, together
@@ -66,21 +68,6 @@ class Result:
     steps: int
     acked: int
     heal_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What a script chooses; what is None, or left out, is drawn from the seed."""
-
-    brokers: int | None = None
-    streams: int | None = None
-    partitions: int | None = None
-    factor: int | None = None
-    min_isr: int | None = None
-    policies: tuple[AckPolicy, ...] | None = None  # of the publishers to each partition
-    interval: bool = False  # streams sync by interval
-    nats: bool = False  # publishers by message id go through NATS
-    late: bool = False  # every third message comes once more, up to 300 ms later
 
 
 _DRAWN: Final = Shape()
@@ -101,6 +88,7 @@ class House:
         mixed: bool = False,
         shape: Shape = _DRAWN,
         with_raft: bool = False,
+        with_flight: bool = False,
     ) -> None:
         """Draw what is not given.
 
@@ -110,7 +98,11 @@ class House:
         self.mixed = mixed
         self._more = random.Random(f"more {seed}")
         if mixed:
-            shape = self._draw_shape()
+            shape = drawn_shape(self._more)
+        if with_flight:
+            shape = replace(
+                shape, flight=True, policies=shape.policies or drawn_policies(self._more)
+            )
         self.shape = shape
         self.world = world = World(seed)
         self.lake = HouseLake(world) if with_lake else None
@@ -156,15 +148,6 @@ class House:
     def draw_more(self, probability: float) -> bool:
         """Draw for a mixed life, beside what every life draws."""
         return self._more.random() < probability
-
-    def _draw_shape(self) -> Shape:
-        more = self._more
-        policy = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
-        return Shape(
-            policies=tuple(more.choice(policy) for _ in range(more.choice((1, 2)))),
-            interval=more.random() < 0.35,
-            late=more.random() < 0.3,
-        )
 
     def _draw_setting(self) -> Setting:
         rng = self.world.rng
@@ -234,14 +217,7 @@ class House:
         for number, partition_id in enumerate(self.partitions):
             some = (AckPolicy.ALL,) * self.world.rng.choice((1, 1, 2))
             for policy in self.shape.policies or some:
-                self.publishers.append(
-                    Publisher(
-                        len(self.publishers), (number, partition_id), self.world, self.network,
-                        self.house, self.nodes, self.history,
-                        by_id=self.world.chance(0.4), policy=policy,
-                        subject=self.subject_of(partition_id),
-                    )
-                )  # fmt: skip
+                self.publishers.append(self._publisher(number, partition_id, policy))
             self.readers.append(
                 CommittedReader(
                     (number, partition_id), self.world, self.nodes, self.history,
@@ -255,6 +231,19 @@ class House:
                 CutTaker(stream, numbers, self.world, self.nodes, self.lake)
                 for stream in self.streams
             ]
+
+    def _publisher(self, number: int, partition_id: PartitionId, policy: AckPolicy) -> Publisher:
+        by_id = self.world.chance(0.4)
+        given = (
+            len(self.publishers), (number, partition_id), self.world, self.network,
+            self.house, self.nodes, self.history,
+        )  # fmt: skip
+        if self.shape.flight and not (by_id and policy is AckPolicy.ALL):
+            name = next(one.name for one in self.streams if one.uuid == partition_id.stream_uuid)
+            by_id = policy is not AckPolicy.ALL
+            return FlightPublisher(*given, stream=name, by_id=by_id, policy=policy)
+        subject = self.subject_of(partition_id)
+        return Publisher(*given, by_id=by_id, policy=policy, subject=subject)
 
     def create(self, name: str) -> None:
         """Create a stream, as an operator at a broker does."""
@@ -511,13 +500,16 @@ def _rows(part: PartReading) -> list[Row]:
 
 
 @contextmanager
-def _own_world(seed: int) -> Iterator[None]:
+def _own_world(seed: int, *, with_flight: bool) -> Iterator[None]:
     """Draw ids from the seed, say nothing, and let queues be short now and then."""
     rng = random.Random(f"ids {seed}")
 
     def uuid4() -> uuid.UUID:
         return uuid.UUID(int=rng.getrandbits(128), version=4)
 
+    queue_bytes_max = turn_queue.QUEUE_BYTES_MAX
+    if with_flight:
+        queue_bytes_max = rng.choice((500, queue_bytes_max))
     silent = structlog.make_filtering_bound_logger(logging.CRITICAL)
     before = structlog.get_config()
     structlog.configure(wrapper_class=silent)
@@ -527,6 +519,7 @@ def _own_world(seed: int) -> Iterator[None]:
             replaced(turn_queue, "MESSAGES_MAX", rng.choice((24, 1024))),
             replaced(secrets, "token_hex", lambda size: rng.randbytes(size).hex()),
             replaced(random, "uniform", rng.uniform),
+            replaced(turn_queue, "QUEUE_BYTES_MAX", queue_bytes_max),
         ):
             yield
     finally:
@@ -541,16 +534,18 @@ def opened(
     with_lake: bool = False,
     mixed: bool = False,
     with_raft: bool = False,
+    with_flight: bool = False,
     shape: Shape = _DRAWN,
 ) -> Iterator[House]:
     """Lend a house, and listen to what its replicas do."""
-    with _own_world(seed):
+    with _own_world(seed, with_flight=with_flight):
         house = House(
             seed,
             faults=faults,
             with_lake=with_lake,
             mixed=mixed,
             with_raft=with_raft,
+            with_flight=with_flight,
             shape=shape,
         )
         try:
@@ -570,13 +565,20 @@ def run_seed(
     with_lake: bool = False,
     mixed: bool = False,
     with_raft: bool = False,
+    with_flight: bool = False,
 ) -> Result:
     """Run one seed; raise AssertionError, with the seed in it, when a promise was broken.
 
     ``with_raft`` puts the product's Raft beneath the brokers, instead of an ideal log.
+    ``with_flight`` lets publishers call over Flight, instead of writing at a partition.
     """
     with opened(
-        seed, faults=faults, with_lake=with_lake, mixed=mixed, with_raft=with_raft
+        seed,
+        faults=faults,
+        with_lake=with_lake,
+        mixed=mixed,
+        with_raft=with_raft,
+        with_flight=with_flight,
     ) as house:
         try:
             return house.run()

@@ -39,6 +39,7 @@ from broker.runtime.partition.driver import PartitionDriver
 from broker.runtime.partition.leadership_gate import SETTLE_MS
 from broker.storage.promises.promises import Promises
 from simkit.house.beneath.raft import HouseLog, RaftHouse, RaftLane
+from simkit.house.flight import FlightCalls
 from simkit.house.lake import HouseLake
 from simkit.house.metadata import MetadataHouse, MetadataView
 from simkit.house.nats import NatsConnection
@@ -50,6 +51,7 @@ from tiering.tiering import Tiering
 Beneath = MetadataHouse | RaftHouse
 Request = Callable[["Node", Any], None]
 _STOP_MS: Final = 1_500
+_CALLS_MS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class Node:
         self.member: ClusterMember | None = None
         self.tiering: Tiering | None = None
         self.nats: NatsConnection | None = None
+        self.flight: FlightCalls | None = None
         self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
         self.is_open = False  # it has started
         self.closes_politely = False  # its logs, when it is told to stop
@@ -253,6 +256,7 @@ class Node:
             )
             self._attach_lake(broker, setting)
             broker.add_listener(self)
+            self.flight = FlightCalls(self)
             self.nats = None
             if setting.nats:
                 self.nats = NatsConnection(self, self._network)
@@ -326,6 +330,14 @@ class Node:
 
     def _handed_over(self, handed_over: bool) -> None:
         self._world.note("stopped, handed over" if handed_over else "stopped, not handed over")
+        self._end_calls(0)
+
+    def _end_calls(self, waited_ms: int) -> None:
+        """See ``FlightService.close``: for a while calls may end by themselves."""
+        over = self.flight is None or self.flight.close()
+        if not over and waited_ms < _CALLS_MS:
+            self.machine.later(10, self._end_calls, waited_ms + 10)
+            return
         if self.closes_politely and self.is_open and self.broker is not None:
             self.is_open = False  # its services have ended
             self._close_logs(self.broker.replicas.begin_close(), self.broker)
@@ -372,6 +384,9 @@ class Node:
                     self._view.take(message[1], message[2])
             case "control":
                 self._control.arrived(BrokerId(sender), message[1])
+            case "flight":
+                if self.flight is not None and self.is_open:
+                    self.flight.arrived(sender, *message[1])
             case "nats":
                 if self.nats is not None:
                     self.nats.arrived(*message[1:])

@@ -19,10 +19,11 @@ from broker.model.records import AckPolicy
 from broker.model.replica_messages import FetchAnswer, FetchRequest
 from broker.ports.partition import StoredBatch
 from simkit.house.clients import Publish
-from simkit.house.house import House, Shape, opened
+from simkit.house.house import House, opened
 from simkit.house.metadata import META
 from simkit.house.node import Node
 from simkit.house.oracle import log_of
+from simkit.house.shape import Shape
 from simkit.network.world import both_ways
 from simkit.replacing import Mutant
 

@@ -1,0 +1,80 @@
+"""Lives in which publishers call over Flight, and the proof that they would notice a mistake.
+
+HEADWATER_SIM_SEED replays one seed, HEADWATER_SIM_SEEDS sets how many are run (`make sim`).
+HEADWATER_WHOLE_HUNT looks for every mutant from the first seed on (`make mutants`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from projectfiles import ROOT
+from simkit.house.house import run_seed
+from simkit.mistakes.flight import FIRST_SEEDS, MUTANTS
+from simkit.seed_hunt import broken_seed, hunting_order, never_seen
+
+MANY = os.environ.get("HEADWATER_SIM_SEEDS")
+SEEDS = int(MANY or 0) // 8 or 16
+SIGHT_SEEDS_MAX = 200
+MUTANT_SEEDS_MAX = 60
+GROUPS = 2  # so that workers share them
+FILES = [ROOT / f"tests/lib/simkit/house/{one}.py" for one in ("flight", "flight_clients")]
+
+
+def _seeds(group: int) -> range:
+    only = os.environ.get("HEADWATER_SIM_SEED")
+    if only:
+        return range(int(only), int(only) + 1 if group == 0 else int(only))
+    return range(group, SEEDS, GROUPS)
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(3600)  # as many seeds as somebody asks for
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_nothing_acknowledged_over_flight_is_lost(group: int) -> None:
+    """Answers come in the order of the batches, once each, and are kept; every fifth over Raft."""
+    seeds = _seeds(group)
+    assert all(run_seed(one, with_flight=True, with_raft=one % 5 == 4).seen for one in seeds)
+
+
+@pytest.mark.timeout(900)  # until the rarest was seen
+def test_every_situation_of_a_call_is_reached() -> None:
+    """A bound that is never met, or a refusal that nobody hears, proves nothing."""
+    texts = [path.read_text("utf-8") for path in FILES]
+    wanted = {one for text in texts for one in re.findall(r'note\(\s*"([^"]+)"', text)}
+    wanted |= {f"Flight publish refused: {one}" for one in ("OverloadedError", "NotLeaderError")}
+    wanted |= {"retry answered with its first offset (producer)"}
+    assert len(wanted) > 8
+    seeds = range(SIGHT_SEEDS_MAX)
+    assert never_seen(wanted, lambda seed: run_seed(seed, with_flight=True).seen, seeds) == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_mutant_of_a_call_is_caught(mutant: str) -> None:
+    """The product's session with one known mistake breaks a promise in some seed."""
+    seeds = hunting_order(FIRST_SEEDS.get(mutant, 0), MUTANT_SEEDS_MAX)
+    with MUTANTS[mutant]():
+        assert broken_seed(lambda seed: run_seed(seed, with_flight=True), seeds) is not None
+
+
+def test_a_life_with_calls_is_a_whole_story() -> None:
+    """The same seed happens the same way again, also in a process with another hash seed."""
+    script = "from simkit.house.house import run_seed; print(run_seed(1, with_flight=True).digest)"
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/lib")]),
+            "PYTHONHASHSEED": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == run_seed(1, with_flight=True).digest
