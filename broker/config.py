@@ -43,7 +43,9 @@ class NodeConfig:
     def __post_init__(self) -> None:
         for name in ("id", "cluster", "namespace"):
             if not is_stream_name(getattr(self, name)):
-                raise InvalidConfigError(f"node.{name} must be 1 to 128 of A-Z a-z 0-9 _ -")
+                raise InvalidConfigError(
+                    f"node.{name} must be 1 to 128 characters of A-Z a-z 0-9 _ -"
+                )
         if not 1 <= self.commit_threads <= 64:
             raise InvalidConfigError("node.commit_threads must be 1 to 64")
         if not 1024 * 1024 <= self.message_ids_bytes_max <= 64 * 1024**3:
@@ -181,7 +183,9 @@ class ClusterConfig:
                 "cluster.raft = pysyncobj has no brokers that do not vote: name all as controllers"
             )
         if not 1 <= self.min_isr <= self.replication_factor <= 7:
-            raise InvalidConfigError("cluster.min_isr must be 1 to replication_factor, that to 7")
+            raise InvalidConfigError(
+                "cluster.replication_factor must be 1 to 7, and cluster.min_isr 1 to that factor"
+            )
         if not 300 <= self.session_ms <= 600_000:
             raise InvalidConfigError("cluster.session_ms must be 300 to 600000")
         if not 0 <= self.restart_grace_ms <= 600_000:
@@ -273,9 +277,13 @@ class BrokerConfig:
                 f"cluster.brokers does not name this broker, {self.node.id!r} (node.id)"
             )
         if self.flight.port == 0:
-            raise InvalidConfigError("in a cluster flight.port must be chosen: others name it")
+            raise InvalidConfigError(
+                "in a cluster flight.port must not be 0: brokers tell clients this port"
+            )
         if self.liftbridge.enabled and self.liftbridge.port == 0:
-            raise InvalidConfigError("in a cluster liftbridge.port must be chosen: others name it")
+            raise InvalidConfigError(
+                "in a cluster liftbridge.port must not be 0: brokers tell clients this port"
+            )
         if self.cluster.replica_transport == "nats" and not self.nats.url:
             raise InvalidConfigError("cluster.replica_transport nats needs nats.url")
 

@@ -57,7 +57,7 @@ def ignore_events(event: str, facts: Mapping[str, object]) -> None:
 
 
 def known_to_fence() -> None:
-    """Ask nothing: whoever made the lake has asked its store."""
+    """Do nothing: the maker of the lake has already probed its store."""
 
 
 class Tiering:

@@ -1,4 +1,4 @@
-"""What an active controller hears, and what it wants done: the events and effects of elections."""
+"""The events and effects of elections, which the active controller decides."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Sharing one budget of memory among the windows of message ids of a broker.
 
-While there is room, every window takes what it needs. Above that, the largest windows give way and
-the small ones keep all they have: no window keeps more than the *level*, which is chosen so that
-all of them fit. So a stream with many ids does not shorten the windows of the others.
+While there is room, every window takes the memory that it needs. Above that, the largest windows
+give way and the small ones keep all they have: no window keeps more than the *level*, which is
+chosen so that all of them fit. So a stream with many ids does not shorten the windows of the
+others.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ has 1.4 to 3.2 slots an id. So an id takes 43 to 58 bytes, whatever its length; 
 kilobytes of it may be unused.
 
 Two different ids with one digest would be taken for one message, and the second record would be
-acknowledged and not stored. The digest is BLAKE2b, so nobody can make such a pair, and by accident
-a new id meets one of a million others with a probability of 3e-33: at a million ids a second, once
-in 1e19 years. So the ids themselves are not compared.
+acknowledged and not stored. The digest is BLAKE2b, so no publisher can construct such a pair, and
+by accident a new id meets one of a million others with a probability of 3e-33: at a million ids a
+second, once in 1e19 years. So the ids themselves are not compared.
 
 The entries stand in the order in which they came, so what leaves the window leaves at the front,
 and its memory is returned at once. Slots of entries that left stay in the index until it is built
@@ -38,7 +38,7 @@ _DIGEST_BYTES: Final = 16
 _NUMBER_BYTES: Final = 8  # of an offset, and of a time
 _ENTRY_BYTES: Final = _DIGEST_BYTES + 2 * _NUMBER_BYTES
 _SLOT_BYTES: Final = 8  # a tag and the number of an entry
-_HOME_AND_TAG: Final = Struct("=II8x")  # of a digest: where its slot is, and what is in it
+_HOME_AND_TAG: Final = Struct("=II8x")  # of a digest: the place of its slot, and the tag in it
 _GONE_US: Final = -(1 << 63)  # time of an entry whose id came again: the newer entry counts
 _NEW_MAX: Final = 1024  # ids in the dictionary; `expire` moves them, too
 _CHUNK_BITS: Final = 11
@@ -403,7 +403,7 @@ class MessageIdWindow:
         self._resized()
 
     def _resized(self) -> None:
-        """Note what the window takes now, and learn what it may take."""
+        """Report the size of the window, and get the size that it may have."""
         entries = 0
         if self._chunks:
             entries = (len(self._chunks) - 1) * _CHUNK_ENTRIES + self._chunks[-1].capacity

@@ -182,17 +182,17 @@ class ControllerStatus(_Wire):
     broker: str
     votes: bool
     leads: bool
-    behind: int | None  # entries of the log that it has not confirmed; only who leads knows
-    silent_ms: int | None  # since who leads heard of it
+    behind: int | None  # entries of the log that it has not confirmed; only the leader knows
+    silent_ms: int | None  # since the leader received a message of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllersStatus(_Wire):
-    """Who votes on the metadata, and who follows it."""
+    """The voters on the metadata, and its observers."""
 
     told_by: str
     leader: str | None
-    settled: bool  # no change of who votes is under way
+    settled: bool  # no change of the voters is under way
     members: tuple[ControllerStatus, ...]
 
     @property
@@ -203,12 +203,12 @@ class ControllersStatus(_Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerChanged(_Wire):
-    """What became of one step of a change of the controllers."""
+    """The result of one step of a change of the controllers."""
 
     done: bool
     reason: str  # why it is not done yet
     told_by: str
-    leader: str | None  # whom to ask
+    leader: str | None  # the broker to ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The vocabulary of the Raft group: members, entries, snapshots. Values only.
 
 Terms and indexes are plain integers that only grow: index 1 is the first entry of a log, index 0
-and term 0 mean "before it". A session number is chosen at random by whoever proposes; with the
+and term 0 mean "before it". The proposer chooses a session number at random; with the
 sequence it names one proposal, so that a retry is known.
 """
 
@@ -28,7 +28,7 @@ U64_MAX: Final = (1 << 64) - 1
 
 
 class EntryKind(IntEnum):
-    """What an entry is for."""
+    """The purpose of an entry."""
 
     NOOP = 0  # a new leader's first entry: it commits what earlier terms left
     COMMAND = 1
@@ -38,7 +38,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """Who votes: a member, with the disk that remembers its votes.
+    """A voter: a member, with the disk that remembers its votes.
 
     ``disk`` 0 is the disk of a voter of the first configuration, which has no number. Any later
     voter has a number, drawn on that disk: with another disk it is not this voter.
@@ -53,7 +53,7 @@ Voters = tuple[Voter, ...]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What somebody wants to have in the log; equal (session, sequence) means the same wish."""
+    """A request for a log entry; equal (session, sequence) means the same proposal."""
 
     kind: EntryKind
     session: int
@@ -90,7 +90,7 @@ class SnapshotId:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state machine's bytes; ``data`` was checked against the id by whoever built this."""
+    """A state machine's bytes; ``data`` was checked against the id before."""
 
     id: SnapshotId
     data: bytes
@@ -98,7 +98,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a node may never forget: its term, and whom it voted for in it.
+    """The state that a node may never forget: its term, and its vote in it.
 
     ``commit`` is a hint that is never above what the node has synced.
     """
@@ -142,13 +142,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a member tells of itself to one that starts."""
+    """The state of a member, which it tells a starting member."""
 
     fresh: bool = False  # it has an empty disk itself, and waits
     behind: bool = False  # it had one: it has not reached its floor
     term: int = 0
     last: Floor = Floor()  # the end of its log in memory, or its floor where that is higher
-    # Who votes, and who would if the newest change were cut off; () before the first change.
+    # The voters, also those if the newest change were cut off; () before the first change.
     voters: tuple[NodeId, ...] = ()
 
     @property
@@ -178,7 +178,7 @@ class MemberSeen:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """Who votes, who watches and how far they are, as one member sees it; never for decisions."""
+    """Voters, observers and their progress, as one member sees them; never for decisions."""
 
     leader: NodeId | None
     settled: bool  # no change of the voters is under way
@@ -187,8 +187,8 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class VoterChanged:
-    """What became of a change of the voters that was asked for."""
+    """The result of a requested change of the voters."""
 
     done: bool
     reason: str  # why it is not done yet
-    leader: NodeId | None  # whom to ask, as far as is known
+    leader: NodeId | None  # the member to ask, as far as is known

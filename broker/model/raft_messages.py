@@ -1,7 +1,7 @@
-"""What members of the Raft group say to each other.
+"""The messages between members of the Raft group.
 
 No message names its sender: the transport knows it from the certificate. Every message carries a
-term; an answer also names what it answers, so that one that comes late cannot be taken for another.
+term; an answer also names its question, so that a late answer cannot be taken for another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Vote:
     """Vote for me in ``term``. With ``transfer`` the leader itself asked for this election.
 
     ``candidacy`` names the candidate's process: a later one, with an empty disk, may come to stand
-    in the same term, and must not be helped by what was said to the one that is gone. ``disk`` is
+    in the same term, and must not get the answers that were for the former process. ``disk`` is
     the number of the candidate's disk, 0 for that of a voter of the first configuration.
     """
 

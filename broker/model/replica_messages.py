@@ -85,7 +85,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPrefix:
-    """What a follower must know about records that are in the table and in no log any more."""
+    """The facts about records that are only in the table, which a follower must know."""
 
     epochs: tuple[tuple[LeaderEpoch, Offset], ...]  # epoch history of these records
     producers: bytes  # each producer's newest batches among these records

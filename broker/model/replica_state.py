@@ -1,4 +1,4 @@
-"""What a replica is doing on its broker, in one word, for metrics and operators."""
+"""The state of a replica on its broker, for metrics and operators."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def any_overlap(first: Iterable[str], second: Iterable[str]) -> bool:
 def is_shared(pattern: str) -> bool:
     """Tell whether the pattern reaches subjects that the stream's owner did not name.
 
-    That is so if its first word is a wildcard, or names a space in which everybody asks and
+    That is so if its first word is a wildcard, or names a space in which every client asks and
     answers: reply inboxes, and subjects that begin with ``$`` (NATS's own, such as ``$SRV``).
     """
     first = pattern.partition(".")[0]

@@ -77,7 +77,7 @@ class StreamsApi(Protocol):
 
         Raises:
             InvalidStreamError: a value is out of bounds, or contradicts another one.
-            FixedSettingError: this setting stays what it was when the stream was created.
+            FixedSettingError: this setting cannot change after the creation of the stream.
             FeatureLevelError: a broker of the cluster is too old to follow the change.
             UnknownStreamError, StreamRecreatedError, StreamChangedError, UnavailableError.
         """

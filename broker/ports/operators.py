@@ -25,7 +25,7 @@ class OperatorApi(Protocol):
         """Return the newest metadata; if it is not confirmed in time, this broker's metadata."""
 
     def controllers(self) -> ControllersStatus:
-        """Return who votes on the metadata and who follows it; how far, if this broker leads them.
+        """Return the voters and observers of the metadata, with progress if this broker leads.
 
         Raises:
             InvalidRequestError: this is a broker alone.
@@ -37,7 +37,7 @@ class OperatorApi(Protocol):
         It returns at once: ask again, at the leader that it names, until it is done.
 
         Raises:
-            InvalidRequestError: this is a broker alone, or what is asked for can never be.
+            InvalidRequestError: this is a single broker, or the change is impossible.
             UnknownBrokerError: the leader has no such broker in its configuration.
         """
 

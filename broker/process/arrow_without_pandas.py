@@ -36,6 +36,6 @@ def keep_pandas_out() -> None:
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
-        pa.array([b""])  # where pyarrow looks for pandas, and remembers what it found
+        pa.array([b""])  # here pyarrow looks for pandas, and remembers the result
     finally:
         sys.meta_path.remove(finder)

@@ -1,4 +1,4 @@
-"""What a metrics scrape sees of a cluster: replicas, followers, elections, Raft, connections."""
+"""A cluster's metrics: replicas, followers, elections, Raft, connections."""
 
 from __future__ import annotations
 

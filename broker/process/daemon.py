@@ -45,6 +45,7 @@ from broker.process.lone_node import LoneNode, Node
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
 from broker.process.node import ClusterNode
 from broker.process.samples import BrokerSamples
+from broker.process.start_failure import say_failed
 from broker.runtime.broker import Broker, BrokerName, BrokerParts
 from broker.runtime.cluster.identity import claim_directory
 from broker.runtime.hosted_partitions import HostedPartitions
@@ -101,12 +102,8 @@ def run(
     try:
         return asyncio.run(_Daemon(config, on_ready, on_stopping, stop).run())
     except HeadwaterError as error:
-        _say_failed(error)
+        say_failed(error)
         return EXIT_CONFIG
-
-
-def _say_failed(error: HeadwaterError) -> None:
-    _log.error("start_failed", error=type(error).__name__, reason=error.message, **error.facts)
 
 
 class _Daemon:
@@ -130,7 +127,7 @@ class _Daemon:
         self._metrics: BrokerMetrics | None = None
         self._samples: BrokerSamples | None = None
         self._node: Node | None = None
-        self._missing: list[Callable[[], str | None]] = []  # what it may have to go without
+        self._missing: list[Callable[[], str | None]] = []  # e.g. NATS
         self._undo: list[Callable[[], object]] = []  # blocking, last first
 
     async def run(self) -> int:
@@ -371,7 +368,7 @@ class _Daemon:
 
     def _refused(self, error: HeadwaterError) -> None:
         """Note, on any thread, that the cluster refuses this broker for good."""
-        end_process(EXIT_CONFIG, lambda: _say_failed(error))
+        end_process(EXIT_CONFIG, lambda: say_failed(error))
 
     def _crashed(self, crash: BaseException) -> None:
         """End the process at once because of a bug; any thread."""

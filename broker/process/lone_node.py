@@ -25,11 +25,11 @@ class Node(Protocol):
 
     @property
     def membership(self) -> Membership:
-        """Whether the broker is alone, or one of several."""
+        """The membership: of a single broker, or of a cluster."""
 
     @property
     def pace(self) -> BrokerPace:
-        """How often the broker looks at its replicas, and how long it waits for whom."""
+        """The interval of ticks, and the limits of waiting."""
 
     @property
     def claim_wait_ms(self) -> int:

@@ -84,7 +84,7 @@ class IngestSample:
     refused_messages_total: int  # answered, or counted, as not storable
     pending_bytes: int  # read from the socket, not yet durable
     misplaced_keys_total: int = 0  # the stream's partitioner gives their keys elsewhere
-    gaps_total: int = 0  # connections lost: what was published meanwhile is not known
+    gaps_total: int = 0  # lost connections: messages published meanwhile are unknown
     slow_consumer_total: int = 0  # those of them that a slow broker brought about
 
 

@@ -22,7 +22,7 @@ from broker.runtime.partition.driver import PartitionDriver
 
 
 class TierCounts(Protocol):
-    """What tiering counts for one partition."""
+    """The counts of tiering for one partition."""
 
     @property
     def stream(self) -> str:
@@ -50,7 +50,7 @@ class TierCounts(Protocol):
 
 
 class TierCounters(Protocol):
-    """Where tiering keeps its counts."""
+    """The counts of tiering for all partitions."""
 
     def stats(self) -> Sequence[TierCounts]:
         """Return the counts of every tiered partition."""

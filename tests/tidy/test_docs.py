@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -61,6 +63,30 @@ def test_every_metric_on_the_page_exists() -> None:
     groups = "|".join(kinds)
     named = re.findall(rf"`((?:{groups})_[a-z_]+)`", _page("docs/operations.md"))
     assert set(named) <= known
+
+
+def test_every_warning_of_a_broker_is_explained() -> None:
+    """docs/log_events.md has each event of level warning or error, and no other event."""
+    rows = [line for line in _page("docs/log_events.md").splitlines() if line.startswith("| `")]
+    explained = {
+        event for row in rows for event in re.findall(r"`([a-z_]+)`", row.split(" | ", 1)[0])
+    }
+    assert explained == _warnings_in(ROOT / "broker") | _warnings_in(ROOT / "tiering")
+
+
+def _warnings_in(folder: Path) -> set[str]:
+    levels = ("warning", "error", "exception", "critical")
+    return {
+        node.args[0].value
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in levels
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+    }
 
 
 def test_every_command_in_the_readme_exists() -> None:

@@ -298,7 +298,7 @@ class Claimant:
 
 
 class _Inline(Executor):
-    """Does at once what it is given, on the caller's thread."""
+    """Runs each task at once, on the caller's thread."""
 
     def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
         """See ``Executor.submit``."""

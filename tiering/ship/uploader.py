@@ -56,7 +56,7 @@ class _Task:
 
 @dataclass(slots=True)
 class _Cycle:
-    """A cycle under way, and what it is measured from."""
+    """A cycle under way, and the times for its metrics."""
 
     task: _Task
     started_ms: int

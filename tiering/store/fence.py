@@ -1,4 +1,4 @@
-"""Whether a store fences its writers; nothing is written before that is known.
+"""Finds out whether a store fences its writers; nothing is written before that.
 
 A store that cannot be reached when a broker starts is no reason not to start. It is asked before
 the first write to it instead: a claim, or a shipment. Until it has answered, each of them fails as
@@ -14,7 +14,7 @@ from typing import Final
 from broker.errors import HeadwaterError, UnfencedStoreError
 from broker.ports.system import Clock
 
-_PAUSE_MS: Final = 1_000  # between two probes; who asks meanwhile gets the last answer
+_PAUSE_MS: Final = 1_000  # between two probes; meanwhile the last answer holds
 
 
 class Fence:

@@ -65,7 +65,7 @@ from tiering.table.table import (
 _COMMIT_ATTEMPTS_MAX: Final = 10
 _BACKOFF_S: Final = 0.02
 _UNMOVED_ATTEMPTS: Final = 3  # after so many, a race that we lost would show in the log
-# These features change how a table's log is kept, not what its data files mean.
+# These features change how a table's log is kept, not the meaning of its data files.
 _HARMLESS_FEATURES: Final = frozenset({"v2Checkpoint", "vacuumProtocolCheck", "timestampNtz"})
 # delta-rs can commit to tables with these features. With others it reports a lost race instead.
 _WRITABLE_FEATURES: Final = _HARMLESS_FEATURES | {

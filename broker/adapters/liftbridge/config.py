@@ -1,4 +1,4 @@
-"""Where Liftbridge's API listens, and what its callers may use."""
+"""The address of Liftbridge's API, and the limits of its callers."""
 
 from __future__ import annotations
 

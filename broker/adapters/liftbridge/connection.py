@@ -369,7 +369,7 @@ class _CallSink:
         self._deliver(messages)
 
     def taken(self, waiting_bytes: int) -> None:
-        """Note how much waits in the connection; what is on its way to it counts as taken.
+        """Note how many bytes wait in the connection; bytes on their way to it count as taken.
 
         The event loop. So at most twice the bound is under way.
         """

@@ -26,7 +26,7 @@ def check(payload: bytes, not_ready: str | None) -> bytes:
     service = b""
     if payload:
         if payload[0] != _SERVICE_TAG or len(payload) < 2 or payload[1] != len(payload) - 2:
-            raise StatusError(Code.INVALID_ARGUMENT, "the request is no HealthCheckRequest")
+            raise StatusError(Code.INVALID_ARGUMENT, "the request is not a HealthCheckRequest")
         service = payload[2:]
     if service not in _SERVICES:
         raise StatusError(Code.NOT_FOUND, "unknown service")

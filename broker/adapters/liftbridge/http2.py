@@ -41,7 +41,7 @@ _TIMEOUT_MS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http2Limits:
-    """What one connection may use."""
+    """The limits of one connection."""
 
     calls_max: int = 1000  # at one time
     header_bytes_max: int = 16 * 1024  # of one call, uncompressed
@@ -112,7 +112,7 @@ class _Call:
 
 
 class GrpcConnection:
-    """One connection. Owner: whoever owns its socket; no method blocks."""
+    """One connection. Owner: the owner of its socket; no method blocks."""
 
     def __init__(self, limits: Http2Limits) -> None:
         self._limits = limits
@@ -142,7 +142,7 @@ class GrpcConnection:
     # ------------------------------------------------------------------ from the socket
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes of the socket; return what they mean. Never raises for what a peer sent."""
+        """Take bytes of the socket; return their events. Never raises, whatever the peer sent."""
         if self._ended:
             return []
         try:

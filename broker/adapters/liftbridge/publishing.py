@@ -322,7 +322,7 @@ def parse(payload: bytes) -> api.PublishRequest:
     try:
         request.ParseFromString(payload)
     except DecodeError as cause:
-        raise InvalidRequestError(f"the request is no PublishRequest: {cause}") from cause
+        raise InvalidRequestError(f"the request is not a PublishRequest: {cause}") from cause
     return request
 
 

@@ -224,7 +224,7 @@ class _Threads:
 
     def call_soon(self, work: Callable[[], None]) -> None:
         """See ``Workers.call_soon``. After the end nothing is run."""
-        with suppress(RuntimeError):  # the loop has ended: nobody waits for the answer
+        with suppress(RuntimeError):  # the loop has ended: no call waits for the answer
             self._loop.call_soon_threadsafe(work)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def decode(kind: type[_Request], payload: bytes) -> _Request:
         request.ParseFromString(payload)
     except DecodeError as cause:
         raise StatusError(
-            Code.INVALID_ARGUMENT, f"the request is no {kind.__name__}: {cause}"
+            Code.INVALID_ARGUMENT, f"the request is not a {kind.__name__}: {cause}"
         ) from cause
     return request
 
@@ -203,7 +203,7 @@ class StreamCalls:
 
 
 def _refuse_what_is_missing(request: api.CreateStreamRequest) -> None:
-    """Refuse options that ask for what is not built.
+    """Refuse options for features that are not built.
 
     Raises:
         StatusError: with the option's name. To take it and not to do it would be a lie.

@@ -3,7 +3,7 @@
 A subscription runs on a thread of its own and blocks there: for records, and for its subscriber.
 Bounds and stops are Liftbridge's; records below the local log come from the table.
 
-Source: Liftbridge's server/api.go; what is done otherwise stands in docs/decisions.
+Source: Liftbridge's server/api.go; differences are in docs/decisions/0029.
 """
 
 from __future__ import annotations

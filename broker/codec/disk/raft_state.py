@@ -6,7 +6,7 @@
     session  | session u64 | used index u64 | floor u64 | replies u16 | reply* |
     reply    | sequence u64 | length u16 | bytes ... |           little-endian
 
-Version 2 says who voted at that index; version 1 says that nobody had changed the voters yet. Equal
+Version 2 has the voters at that index; version 1 means that the voters had not changed yet. Equal
 states give equal bytes. This format has no checksum: the snapshot file and the transfer of a
 snapshot have one. What a session and its floor are: :mod:`broker.core.raft.applier`.
 """
@@ -35,7 +35,7 @@ _VOTERS: Final = struct.Struct("<H")
 
 @dataclass(slots=True)
 class SessionState:
-    """What the group remembers of one session."""
+    """The state of one session: its remembered replies."""
 
     session: int
     used_index: int  # index of its newest entry; the least recently used session is dropped first
@@ -45,7 +45,7 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """What a snapshot holds."""
+    """The content of a snapshot."""
 
     sessions: list[SessionState]
     machine: bytes
@@ -69,7 +69,7 @@ def encode_state(
 
 
 def voters_of(data: bytes) -> Voters | None:
-    """Return who voted at a snapshot's index; None: those of the first configuration, as before.
+    """Return the voters at a snapshot's index; None: the first configuration is still in force.
 
     Raises MetadataCorruptError: it says so, and is damaged.
     """

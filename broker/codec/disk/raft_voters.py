@@ -1,4 +1,4 @@
-"""Bytes of a configuration: who votes on the metadata. The payload of an entry of kind VOTERS.
+"""Bytes of a configuration: the voters on the metadata. The payload of an entry of kind VOTERS.
 
     voters | ver u8, count u8 | voter* |
     voter  | disk u64 | length u8 | node id ... |           little-endian

@@ -24,7 +24,7 @@ Check = Callable[[object], Any]
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """One action: what it does, and how each field of its body is checked."""
+    """One action: its help, and the check of each field of its body."""
 
     help: str
     fields: Mapping[str, Check]

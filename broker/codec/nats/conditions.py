@@ -1,7 +1,7 @@
-"""What a JetStream publisher asks for in the headers of a message, beside storing it. Pure.
+"""Conditions of JetStream publishers in the headers of a message. Pure.
 
 Each header is honoured with JetStream's meaning and error, or the message is refused by the
-header's name: a positive PubAck for a condition that nobody checked would be a false promise. As in
+header's name: a positive PubAck for an unchecked condition would be a false promise. As in
 JetStream a header's name is compared with its case, and an empty value asks for nothing.
 
     Nats-Expected-Stream          compared here

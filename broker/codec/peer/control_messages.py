@@ -53,7 +53,7 @@ _FIELDS: Final = {
     _NEWEST_TOLD: struct.Struct("<4Q"),
     _MEMBER_ASKED: struct.Struct("<Q"),
     _MEMBER_TOLD: struct.Struct("<6Q"),
-    _MEMBER_TOLD_OF_VOTERS: struct.Struct("<6Q"),  # and who they are, behind the numbers
+    _MEMBER_TOLD_OF_VOTERS: struct.Struct("<6Q"),  # the voters' names follow the numbers
 }
 _WITHOUT_PARTITION: Final = (
     _HEARTBEAT, _HEARTBEAT_ANSWER, _MEMBER_ASKED, _MEMBER_TOLD, _MEMBER_TOLD_OF_VOTERS,

@@ -159,7 +159,7 @@ _KINDS: Final[dict[type[Any], int]] = {
     Invited: 17,
 }
 _NUMBERED: Final = {1: 13, 3: 14, 4: 15}  # the same with the number of the sender's disk
-_LEADERS_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # nobody says these but who was elected
+_LEADERS_KINDS: Final = (_KINDS[Append], _KINDS[Chunk])  # only an elected leader sends these
 _ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {
     1: lambda m: _PRE_VOTE.pack(m.term, m.last_index, m.last_term),
     2: lambda m: _PRE_VOTE_REPLY.pack(m.term, m.asked, m.granted),
@@ -194,7 +194,7 @@ def _fields(layout: struct.Struct, data: bytes, *, tail: bool = False) -> tuple[
 
 
 def _counted(*numbers: int) -> None:
-    """Refuse terms and indexes that nobody can have counted up to."""
+    """Refuse terms and indexes that are too large to be real."""
     if any(number > _INDEX_MAX for number in numbers):
         raise EnvelopeError("a Raft message's numbers are out of bounds")
 

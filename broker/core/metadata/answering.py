@@ -10,7 +10,7 @@ from broker.model.subjects import any_overlap, is_shared
 
 
 def refused_answers(wanted: Stream, present: Iterable[Stream]) -> InvalidStreamError | None:
-    """Return the error if ``wanted`` would answer somebody else's publishers, or None.
+    """Return an error if ``wanted`` would answer another stream's publishers, or None.
 
     Two streams of one queue group share the messages, so each message has one answer.
     """

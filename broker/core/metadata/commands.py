@@ -68,7 +68,7 @@ class CreateStream:
     assignment: tuple[tuple[BrokerId, ...], ...] = ()
     min_isr: int = 1
     weight_max: int | None = None  # of all metadata with this stream; None: from an older build
-    one_answers: bool = False  # refuse a stream that answers publishers of others; False: older
+    one_answers: bool = False  # refuse overlapping puback subjects; False: an older build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ The rules follow from three facts.
    has proposed, has synced it. So every member may become leader.
 2. No record is committed while the ISR is below its minimum or there is no leader. So replicas that
    leave the ISR in that time, the *eligible* replicas, have every committed record too.
-3. After a restart only the disk itself tells what it holds, and it may be an older copy. So a
+3. After a restart only the disk itself shows its records, and it may be an older copy. So a
    member that has *restarted* may lead, or counts as compared, only after a comparison with other
    replicas (decision 0014).
 

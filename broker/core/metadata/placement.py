@@ -17,8 +17,8 @@ def place(
 ) -> tuple[tuple[BrokerId, ...], ...]:
     """Return replicas for each new partition, on the brokers with the fewest; leaders come first.
 
-    If too few brokers are alive, the others are used too, as in KRaft's placement: they join the
-    ISR when they come back. Until then the min ISR decides whether a publish is accepted.
+    If too few brokers are alive, fenced brokers are used too, as in KRaft's placement: they join
+    the ISR when they come back. Until then the min ISR decides whether a publish is accepted.
 
     Raises:
         NotEnoughReplicasError: fewer brokers are registered than the replication factor.

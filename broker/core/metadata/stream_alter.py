@@ -31,7 +31,7 @@ from broker.model.stream import Stream
 
 _COPY: Final = "create another stream with the value that you want, and copy what is needed"
 
-# Why a setting stays what it was at the stream's creation, and what to do instead.
+# Why a setting cannot change after the stream's creation, and the alternative.
 FIXED: Final[Mapping[str, str]] = {
     "subject": "a record on the partition's own subject is stored without it, so a change would "
     f"give the whole history another subject; {_COPY}",

@@ -40,7 +40,7 @@ class StateMachine(Protocol):
 
 
 class Verdict(IntEnum):
-    """What became of a committed proposal."""
+    """The result of a committed proposal."""
 
     APPLIED = 0  # now, or by an earlier attempt
     UNKNOWN_SESSION = 1  # no effect now; an earlier attempt may have had one
@@ -66,7 +66,7 @@ class Applier:
         self._machine = machine
         self._sessions: dict[int, SessionState] = {}
         self.index = 0
-        self.voters: Voters | None = None  # None: nobody has changed them up to here
+        self.voters: Voters | None = None  # None: not changed up to here
 
     def apply(self, entries: Sequence[Entry]) -> list[Outcome]:
         """Apply entries, each of which must be the next one."""

@@ -14,7 +14,7 @@ sends anything else, as a member with an empty disk does (`rejoin.py`):
 - Before a leader answers, it forgets what the former process acknowledged, and from then on counts
   what the new process confirms (`Leader.forget_copies`). So the leader's term need not end.
 
-All answers must describe one moment, as in `rejoin.py`: everybody is asked twice.
+All answers must describe one moment, as in `rejoin.py`: every member is asked twice.
 
 A member that is silent for the grace period is left out, if a majority is left: a group of three
 must continue without a machine that does not return. One case stays open: only that machine and
@@ -143,7 +143,8 @@ class Compare:
 
         A member that answered in this round is not asked again before the round ends, and the round
         cannot end while it waits for a silent member. The members that are left and this one must
-        be a majority; else nobody is left out. Return the result if no member is left to wait for.
+        be a majority; else no member is left out. Return the result if no member is left to wait
+        for.
         """
         self._waits_for_all = False
         lately = self._heard | self._told.keys()

@@ -110,7 +110,7 @@ class RaftCore:
         self._m.now_ms = now_ms
         self._election.restart_timer()
         self._m.renew_bar()
-        if not self._m.peers:  # else nobody has to be asked
+        if not self._m.peers:  # else there is no member to ask
             self._election.stand(transfer=False)
         return self._finish()
 
@@ -135,7 +135,7 @@ class RaftCore:
                 self._barrier(number)
             case SnapshotMade(index, data):
                 term = m.log.term_at(index)
-                assert index <= m.applied, "a snapshot of what is not applied"
+                assert index <= m.applied, "a snapshot beyond the applied index"
                 if term is not None:
                     identity = SnapshotId(index, term, len(data), crc32c(data))
                     m.compact(Snapshot(identity, data))

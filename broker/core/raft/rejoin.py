@@ -10,10 +10,10 @@ enough:
 - An entry that this member acknowledged and that is, or will be, committed is in the log of a
   member that answers: of the leader that may still count the acknowledgement, or of a member of the
   majority that has the entry on disks that were not wiped.
-- In the new term the present leader steps down, and forgets what it counted of this member.
+- In the new term the present leader steps down, and forgets the acknowledgements of this member.
 
-All answers must describe *one moment*. So the member asks everybody twice. The second answers count
-if the same processes gave them as the first: then no disk was lost between the two.
+All answers must describe *one moment*. So the member asks every other member twice. The second
+answers count if the same processes gave them as the first: then no disk was lost between the two.
 
 Observers never voted, and their acknowledgements never counted, so the argument does not need them.
 They are asked only before a *new* group begins: what an observer has was committed, and a group

@@ -44,7 +44,7 @@ class VoterHistory:
         else:
             self._known = [(snapshot.id.index, found)]
 
-    # ------------------------------------------------------------------ what is in force
+    # ------------------------------------------------------------------ in force
 
     @property
     def voters(self) -> Voters:
@@ -53,16 +53,16 @@ class VoterHistory:
 
     @property
     def index(self) -> int:
-        """Where it stands in the log, or a later committed place; 0: nobody has changed any."""
+        """Index of the configuration in the log, or a later committed index; 0: never changed."""
         return self._known[-1][0]
 
     @property
     def former(self) -> Voters:
-        """What is in force if the newest change is cut off."""
+        """The configuration that is in force if the newest change is cut off."""
         return self._known[max(0, len(self._known) - 2)][1]
 
     def names(self, commit: int) -> tuple[NodeId, ...]:
-        """Return the voters, and those who would be voters if an uncommitted change were cut off.
+        """Return the voters, with those that would vote if an uncommitted change were cut off.
 
         Empty before the first change.
         """
@@ -91,7 +91,7 @@ class VoterHistory:
         return len(self._known) != before
 
     def compacted(self, base: int) -> None:
-        """Forget what was in force before a configuration at or below the log's base."""
+        """Forget configurations before one at or below the log's base."""
         while len(self._known) > 1 and self._known[1][0] <= base:
             self._known.pop(0)
 

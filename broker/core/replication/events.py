@@ -1,4 +1,4 @@
-"""What happens to a replica, and to the leader or follower that it is.
+"""The events of a replica, and of the leader or follower in it.
 
 Time is that of the broker's monotonic clock. What the replica then asks of its shell is in
 ``effects.py``.

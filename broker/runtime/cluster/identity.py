@@ -27,7 +27,10 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
     """
     if not files.exists(_FILE):
         if files.exists("metadata") or files.exists("streams"):
-            raise MetadataCorruptError(f"{_FILE} is missing beside stored data", path=_FILE)
+            raise MetadataCorruptError(
+                f"{_FILE} is missing beside stored data: put it back from a copy of the folder",
+                path=_FILE,
+            )
         identity = {"cluster": cluster, "broker_id": broker_id, "uuid": str(uuid.uuid4())}
         write_whole(files, _FILE, [json.dumps(identity, sort_keys=True).encode()])
         return identity["uuid"]
@@ -35,13 +38,14 @@ def claim_directory(files: Files, *, cluster: str, broker_id: str) -> str:
     for name, wanted in (("cluster", cluster), ("broker_id", broker_id)):
         if found.get(name) != wanted:
             raise InvalidConfigError(
-                f"the data directory belongs to {name} {found.get(name)!r}, not {wanted!r}",
+                f"the data directory belongs to {name} {found.get(name)!r}, not {wanted!r}: choose "
+                "another data directory, or correct node.id and node.cluster",
                 expected=wanted,
                 found=found.get(name),
             )
     drawn = found.get("uuid")
     if not isinstance(drawn, str) or not is_uuid(drawn):
-        raise MetadataCorruptError(f"{_FILE} is damaged: {drawn!r} is no uuid", path=_FILE)
+        raise MetadataCorruptError(f"{_FILE} is damaged: {drawn!r} is not a uuid", path=_FILE)
     return drawn
 
 

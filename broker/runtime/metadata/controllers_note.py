@@ -50,7 +50,8 @@ def check_controllers(files: Files, controllers: Sequence[str]) -> bool:
     if noted and noted != tuple(sorted(controllers)):
         raise InvalidConfigError(
             f"this data directory belongs to a cluster whose first controllers were "
-            f"{', '.join(noted)}: write cluster.brokers as the others have it",
+            f"{', '.join(noted)}: write cluster.brokers as in the configuration of the "
+            "cluster's other brokers, or choose another data directory",
             expected=",".join(noted),
             found=",".join(sorted(controllers)),
         )

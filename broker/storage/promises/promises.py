@@ -165,7 +165,7 @@ class Promises:
     def _require_still_here(self, slot: _Slot, sequence: int) -> None:
         """Fail if the file with this name is no longer the file that is open.
 
-        Then somebody has exchanged or removed the data folder of this running broker. The broker
+        Then the data folder of this running broker was exchanged or removed. The broker
         must not go on: it would acknowledge records in files that no restart finds.
         """
         newest = -1

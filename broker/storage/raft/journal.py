@@ -114,7 +114,9 @@ class RaftJournal:
             self._make_files(present)
         elif "journal" not in present:
             path = f"{folder}/journal"
-            raise MetadataCorruptError(f"{path} is missing beside the meta file", path=path)
+            raise MetadataCorruptError(
+                f"{path} is missing beside the meta file: files were lost", path=path
+            )
         meta = MetaFile(f"{folder}/meta", files.open(f"{folder}/meta"), self._folder.owner)
         self.damaged_slots = meta.damaged_slots
         snapshot = self._read_snapshot()
@@ -130,7 +132,8 @@ class RaftJournal:
         last = image.base_index + len(image.entries)
         if hard.commit > last:
             raise MetadataCorruptError(
-                f"{folder}/journal ends at entry {last}; {hard.commit} was committed here",
+                f"{folder}/journal ends at entry {last}, but entry {hard.commit} "
+                "was committed here: records were lost",
                 path=f"{folder}/journal",
             )
         meta.write(hard, self._journal.synced, self._folder.datasync)
@@ -186,12 +189,14 @@ class RaftJournal:
             path = self._folder.file("meta")
             raise MetadataCorruptError(
                 f"{path} is missing beside the member file: this node has taken part, and its "
-                "term, its vote and its log are lost. Nothing was changed",
+                "term, its vote and its log are lost",
                 path=path,
             )
         if "snapshot" in present or ("journal" in present and not is_first(self._folder)):
             path = self._folder.file("meta")
-            raise MetadataCorruptError(f"{path} is missing beside a journal", path=path)
+            raise MetadataCorruptError(
+                f"{path} is missing beside a journal: files were lost", path=path
+            )
         self._folder.write_whole("journal", [first_journal(self._folder.owner)])
         self._folder.write_whole("meta", [first_meta(self._folder.owner)])
 

@@ -34,7 +34,7 @@ _SECTOR: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a journal holds."""
+    """The content of a journal."""
 
     image: LogImage
     last_number: int

@@ -61,8 +61,10 @@ class MetaFile:
                 damage = error
         if not good:
             raise MetadataCorruptError(
-                f"{self._path}: both slots are damaged, so this node may have voted for somebody "
-                f"that it does not know any more; it must not take part ({damage})",
+                f"{self._path}: both slots are damaged, so this node may have given a vote "
+                f"that it has forgotten; it must not take part ({damage}). Nothing was changed. "
+                "Restore the folder from a copy of the whole data directory, or replace this "
+                "controller: docs/cluster.md",
                 path=self._path,
             )
         slot = max(good, key=lambda one: one.sequence)

@@ -1,7 +1,7 @@
 """The folder of a Raft member: small files written whole, and what a failed sync means for all.
 
 A new file is written as ``*.new``, synced and renamed, and the folder is synced. After a failed
-sync nobody knows what is on the disk, so the member writes nothing more: every later write raises
+sync the content of the disk is unknown, so the member writes nothing more: every later write raises
 the same error.
 """
 

@@ -165,7 +165,7 @@ class LogReader:
             try:
                 batches = self._read_part(segment, OffsetRange(start, stop), bytes_max, not found)
             except SegmentCorruptError:
-                if found:  # whoever asks for more gets the error
+                if found:  # a read of later records raises the error
                     break
                 raise
             if not batches:

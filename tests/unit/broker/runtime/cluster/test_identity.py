@@ -33,5 +33,5 @@ def test_a_damaged_uuid_is_named(tmp_path: Path, drawn: object) -> None:
     _claim(tmp_path)
     path = tmp_path / "node.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "uuid": drawn}))
-    with pytest.raises(MetadataCorruptError, match="is no uuid"):
+    with pytest.raises(MetadataCorruptError, match="is not a uuid"):
         _claim(tmp_path)

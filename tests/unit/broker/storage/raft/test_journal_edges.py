@@ -105,7 +105,7 @@ def test_a_log_that_ends_below_the_noted_commit_is_damage() -> None:
     """What was committed here was in this journal."""
     disk = _disk()
     _open(disk).save(hard=HardState(3, A, 5), entries=[_entry(1)])
-    with pytest.raises(MetadataCorruptError, match="5 was committed here"):
+    with pytest.raises(MetadataCorruptError, match="entry 5 was committed here"):
         _open(disk)
 
 
