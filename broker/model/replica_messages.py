@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from broker.model.epochs import BrokerEpoch, LeaderEpoch
 from broker.model.ids import BrokerId
@@ -18,30 +18,6 @@ from broker.model.offsets import Offset
 Refusal = Literal[
     "not_leader", "fenced_epoch", "unknown_epoch", "fenced_broker", "diverged", "below_start"
 ]
-
-
-class BatchFacts(Protocol):
-    """The fields of a stored batch that the replication core reads; ``BatchHeader`` has them."""
-
-    @property
-    def base_offset(self) -> Offset:
-        """First offset."""
-
-    @property
-    def end_offset(self) -> Offset:
-        """First offset after the batch."""
-
-    @property
-    def leader_epoch(self) -> LeaderEpoch:
-        """The epoch of the leader that wrote the batch."""
-
-
-class CarriedBatch(Protocol):
-    """A stored batch inside a message; ``StoredBatch`` is one."""
-
-    @property
-    def header(self) -> BatchFacts:
-        """Offsets and leader epoch of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +81,7 @@ class FetchAnswer:
     start: Offset
     high_watermark: Offset
     log_end: Offset
-    batches: Sequence[Any] = ()  # of CarriedBatch
+    batches: Sequence[Any] = ()  # of ports.partition.StoredBatch
     refusal: Refusal | None = None
     prefix: LogPrefix | None = None
 

@@ -18,13 +18,3 @@ class ReplicaState(StrEnum):
     CANDIDATE = "candidate"  # the controller named it to lead; it has not confirmed yet
     FOLLOWING = "following"  # copies the log of a leader
     WAITING = "waiting"  # holds a log and knows no leader to copy from
-
-    @property
-    def takes_writes(self) -> bool:
-        """Whether a publish is accepted; in state CLAIMING it waits until the claim is settled."""
-        return self in (ReplicaState.LEADING, ReplicaState.CLAIMING)
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the replica needs no operator."""
-        return self not in (ReplicaState.DAMAGED, ReplicaState.FAILED, ReplicaState.REPLACED)

@@ -40,7 +40,7 @@ class LeaseClient(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held:
+class _KeptLease:
     lease: Lease
     client: LeaseClient
     ttl_ms: int
@@ -57,7 +57,7 @@ class LeaseKeeper:
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
         self._changed = threading.Condition()
-        self._held: dict[LeaseId, _Held] = {}
+        self._held: dict[LeaseId, _KeptLease] = {}
         self._abandoned: deque[LeaseId] = deque()
         self._thread: threading.Thread | None = None
 
@@ -81,7 +81,7 @@ class LeaseKeeper:
             what: description of the holder, for the log.
             in_use: called every few seconds; when it returns False, the lease is released.
         """
-        held = _Held(
+        held = _KeptLease(
             lease=lease,
             client=client,
             ttl_ms=ttl_ms,
@@ -148,7 +148,7 @@ class LeaseKeeper:
             elif held.lost is None and held.renew_at_s <= now_s:
                 self._renew(held, now_s)
 
-    def _renew(self, held: _Held, now_s: float) -> None:
+    def _renew(self, held: _KeptLease, now_s: float) -> None:
         lease_id = held.lease.lease_id
         try:
             held.lease = held.client.renew_lease(lease_id, ttl_ms=held.ttl_ms)

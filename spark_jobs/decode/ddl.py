@@ -43,12 +43,12 @@ def parse(text: str) -> pa.Schema:
         raise InvalidRequestError(
             f"the schema has {len(text)} characters; the limit is {_TEXT_MAX}"
         )
-    reader = _Reader(text)
+    reader = _DdlReader(text)
     fields = reader.fields(separator="", end="", depth=0)
     return pa.schema(fields)
 
 
-class _Reader:
+class _DdlReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0

@@ -62,7 +62,7 @@ class TableVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
+class _VerifyTask:
     partition: int
     range: OffsetRange
     snapshot: TableSnapshot | None  # only with the files of the range; None: a part of the tail
@@ -98,7 +98,7 @@ def verify_held(spark: SparkSession, held: HeldStream, *, server: str | None) ->
     )
 
 
-def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_Task]:
+def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_VerifyTask]:
     """Cut the table's ranges where ledger entries begin, so that no entry is split."""
     snapshot = held.snapshot
     if snapshot is None:
@@ -116,7 +116,9 @@ def _cold_tasks(spark: SparkSession, held: HeldStream) -> list[_Task]:
             wanted = OffsetRange(Offset(low), Offset(high))
             if wanted:
                 tasks.append(
-                    _Task(partition=number, range=wanted, snapshot=_part(snapshot, number, wanted))
+                    _VerifyTask(
+                        partition=number, range=wanted, snapshot=_part(snapshot, number, wanted)
+                    )
                 )
     return tasks
 
@@ -136,9 +138,9 @@ def _part(snapshot: TableSnapshot, number: int, wanted: OffsetRange) -> TableSna
     return replace(snapshot, files=files, properties={}, ranges={number: snapshot.ranges[number]})
 
 
-def _tail_tasks(held: HeldStream) -> list[_Task]:
+def _tail_tasks(held: HeldStream) -> list[_VerifyTask]:
     return [
-        _Task(
+        _VerifyTask(
             partition=part.partition,
             range=OffsetRange(part.cold_end, part.hot_end),
             snapshot=None,
@@ -149,14 +151,14 @@ def _tail_tasks(held: HeldStream) -> list[_Task]:
 
 
 def _run(
-    spark: SparkSession, tasks: Sequence[_Task], held: HeldStream, server: str | None
+    spark: SparkSession, tasks: Sequence[_VerifyTask], held: HeldStream, server: str | None
 ) -> tuple[list[tuple[bool, RangeProof]], list[Finding]]:
     if not tasks:
         return [], []
     address = StoreAddress.of(held.table.store)
     stream, uuid = held.cut.stream, held.cut.stream_uuid
 
-    def run(some: Iterable[_Task]) -> Iterator[str]:
+    def run(some: Iterable[_VerifyTask]) -> Iterator[str]:
         for task in some:
             yield from run_task(task, address, server, stream, uuid)
 
@@ -173,7 +175,7 @@ def _run(
 
 
 def run_task(
-    task: _Task, address: StoreAddress, server: str | None, stream: str, stream_uuid: str
+    task: _VerifyTask, address: StoreAddress, server: str | None, stream: str, stream_uuid: str
 ) -> Iterator[str]:
     """Read one task's part again; yield proofs as JSON, and at most one finding.
 
@@ -189,7 +191,7 @@ def run_task(
 
 
 def _proofs(
-    task: _Task, address: StoreAddress, server: str | None, stream: str, stream_uuid: str
+    task: _VerifyTask, address: StoreAddress, server: str | None, stream: str, stream_uuid: str
 ) -> Iterator[RangeProof]:
     if task.snapshot is None:
         yield _tail_proof(task, server, stream, stream_uuid)
@@ -199,7 +201,7 @@ def _proofs(
     yield from verify_entries(task.snapshot, store, task.partition, task.range, entries)
 
 
-def _tail_proof(task: _Task, server: str | None, stream: str, stream_uuid: str) -> RangeProof:
+def _tail_proof(task: _VerifyTask, server: str | None, stream: str, stream_uuid: str) -> RangeProof:
     """Compute the digest of a tail from the broker; the ledger has no entry for it yet."""
     digest = RangeDigest()
     wanted = task.range

@@ -36,7 +36,7 @@ _log = logging.getLogger("headwater.read")
 
 
 @dataclass(slots=True)
-class _Held:
+class _StreamHold:
     lease_id: LeaseId
     since_s: float
 
@@ -56,7 +56,7 @@ class StreamHolds:
         self._keeper = keeper
         self._ttl_ms = ttl_ms
         self._monotonic_s = monotonic_s
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _StreamHold] = {}
         self._tables: dict[StreamUuid, TableRef] = {}
         self._table_again_s = -math.inf  # after a failure: no new search before this time
 
@@ -114,7 +114,7 @@ class StreamHolds:
             self._keeper.release(one.lease_id)
 
     def _keep(self, stream: str, lease: Lease) -> None:
-        self._held[stream] = _Held(lease.lease_id, self._monotonic_s())
+        self._held[stream] = _StreamHold(lease.lease_id, self._monotonic_s())
         self._keeper.hold(
             lease,
             client=self._client,

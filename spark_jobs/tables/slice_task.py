@@ -162,14 +162,14 @@ def run_on_executors(
     with translated():
         rows = (
             spark.range(0, len(parts), 1, len(parts))
-            .mapInArrow(_Task(plain, list(parts)), _FACTS)
+            .mapInArrow(_AppendTask(plain, list(parts)), _FACTS)
             .collect()
         )
     done = [_from_json(row.facts) for row in rows]
     return sorted(done, key=lambda each: each.number)
 
 
-class _Task:
+class _AppendTask:
     """The function that Spark sends to executors: slice numbers in, results out."""
 
     def __init__(self, work: AppendWork, parts: list[SliceWork]) -> None:

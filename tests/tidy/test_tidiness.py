@@ -379,17 +379,17 @@ def test_every_package_folder_introduces_itself() -> None:
 
 
 def repeated_class_names(files: Iterable[SourceFile]) -> dict[str, list[str]]:
-    """Return the names of more than one public class, and the files in which they stand."""
+    """Return the names of more than one class, and the files in which they stand."""
     found: dict[str, list[str]] = {}
     for file in files:
         for node in file.tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(file.path)
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
 def test_a_class_name_is_one_thing() -> None:
-    """Two public classes of the product never share a name, for a reader would mix them up."""
+    """Two classes of the product never share a name, private ones neither: readers mix them up."""
     product = [file for file in sources() if file.path.split("/")[0] in ROOMS]
     assert len(product) > 400
     assert repeated_class_names(product) == {}

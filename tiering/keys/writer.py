@@ -82,12 +82,12 @@ def write_buckets(
         ObjectCorruptError: a file that was read back has other bytes than were written.
         RemoteTierUnavailableError: the store does not answer.
     """
-    file: _OpenFile | None = None
+    file: _OpenBucket | None = None
     for partition, bucket, part in newest_rows(rows):
         if file is not None and (file.partition, file.bucket) != (partition, bucket):
             yield file.stored(store, buckets[file.partition], ends[file.partition])
             file = None
-        file = file or _OpenFile(partition, bucket)
+        file = file or _OpenBucket(partition, bucket)
         file.add(part)
     if file is not None:
         yield file.stored(store, buckets[file.partition], ends[file.partition])
@@ -119,7 +119,7 @@ def newest_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, pa.R
                 yield int(partitions[low]), int(buckets[low]), part
 
 
-class _OpenFile:
+class _OpenBucket:
     """A bucket's file that still receives rows."""
 
     def __init__(self, partition: int, bucket: int) -> None:

@@ -41,7 +41,7 @@ _IDLE_EVERY: Final = 30  # check intervals between two checks while a partition 
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldLeadership:
     """One leadership of this broker. Guarded by the lock; one thread works on it at a time."""
 
     stream: Stream
@@ -85,7 +85,7 @@ class Claimant:
         self._config = config
         self._observer = observer
         self._changed = threading.Condition()
-        self._held: dict[PartitionId, _Held] = {}
+        self._held: dict[PartitionId, _HeldLeadership] = {}
         self._threads: list[threading.Thread] = []
         self._driven = None if drive is None else drive("claims", self._turn)
         self._beside: Executor = (
@@ -114,7 +114,7 @@ class Claimant:
                 found.due_ms = now
                 found.looks = 0
             else:
-                self._held[partition] = _Held(stream, source, lineage[-1].lineage_id, now)
+                self._held[partition] = _HeldLeadership(stream, source, lineage[-1].lineage_id, now)
             if not self._started:
                 self._start_locked()
             self._changed.notify()
@@ -201,7 +201,7 @@ class Claimant:
         self._attend(held)
         return now_ms
 
-    def _next(self) -> _Held | None:
+    def _next(self) -> _HeldLeadership | None:
         with self._changed:
             while not self._stopping:
                 now = self._clock.monotonic_ms()
@@ -211,7 +211,7 @@ class Claimant:
                 self._changed.wait(None if due_ms == NEVER_MS else (due_ms - now) / 1000)
             return None
 
-    def _choose(self, now: int) -> tuple[_Held | None, int]:
+    def _choose(self, now: int) -> tuple[_HeldLeadership | None, int]:
         """Take a leadership that is due, if there is one; else say when one is. Guarded."""
         free = [one for one in self._held.values() if not one.busy and one.error is None]
         first = min(free, key=lambda one: one.due_ms, default=None)
@@ -222,7 +222,7 @@ class Claimant:
         first.busy = True
         return first, now
 
-    def _attend(self, held: _Held) -> None:
+    def _attend(self, held: _HeldLeadership) -> None:
         """Claim a leadership, or look whether it stands; plan the next look."""
         pause_ms = self._config.check_interval_ms
         try:
@@ -238,7 +238,7 @@ class Claimant:
             held.due_ms = self._clock.monotonic_ms() + pause_ms
             self._changed.notify_all()
 
-    def _visit(self, held: _Held) -> None:
+    def _visit(self, held: _HeldLeadership) -> None:
         """Make the claim, or check that it still holds; raises the reason if it does not."""
         lineage = held.source.lineage
         if not lineage or lineage[-1].lineage_id != held.lineage_id:
@@ -266,7 +266,7 @@ class Claimant:
             book.look(lineage, thorough=number % _THOROUGH_EVERY == 0)
         held.source.admit(held.lineage_id)
 
-    def _refused(self, held: _Held, error: HeadwaterError) -> int:
+    def _refused(self, held: _HeldLeadership, error: HeadwaterError) -> int:
         """Fence a leadership that is lost, unless the metadata ended it.
 
         Returns the pause in milliseconds before the next visit.
@@ -281,7 +281,7 @@ class Claimant:
             self._lost(held, error)
         return self._config.check_interval_ms
 
-    def _failed(self, held: _Held, error: HeadwaterError) -> int:
+    def _failed(self, held: _HeldLeadership, error: HeadwaterError) -> int:
         """Note that the store did not answer or a claim was unreadable; return the pause in ms."""
         held.failures += 1
         if not isinstance(error, RemoteTierUnavailableError) or held.failures == 1:
@@ -290,7 +290,7 @@ class Claimant:
         pause_ms = self._config.backoff_ms_min * 2 ** min(held.failures - 1, 20)
         return int(min(pause_ms, self._config.backoff_ms_max))
 
-    def _lost(self, held: _Held, error: HeadwaterError) -> None:
+    def _lost(self, held: _HeldLeadership, error: HeadwaterError) -> None:
         held.error = error
         held.source.refuse_writes(held.lineage_id, error)
         facts = {"error": type(error).__name__, "reason": str(error)}
@@ -310,5 +310,5 @@ class _Inline(Executor):
         return done
 
 
-def _keys(held: _Held) -> dict[str, object]:
+def _keys(held: _HeldLeadership) -> dict[str, object]:
     return {"stream": held.stream.name, "partition": int(held.source.partition_id.number)}

@@ -41,7 +41,7 @@ _FLUSH_POLL_MS: Final = 50
 
 
 @dataclass(slots=True)
-class _Task:
+class _UploadTask:
     """One partition's place in the queue. The uploader's lock guards all but ``shipper``."""
 
     stream: Stream
@@ -58,7 +58,7 @@ class _Task:
 class _Cycle:
     """A cycle under way, and the times for its metrics."""
 
-    task: _Task
+    task: _UploadTask
     started_ms: int
     bytes_before: int
 
@@ -89,7 +89,7 @@ class Uploader:
         self._config = config
         self._observer = observer
         self._changed = threading.Condition()
-        self._tasks: dict[PartitionId, _Task] = {}
+        self._tasks: dict[PartitionId, _UploadTask] = {}
         self._next_scan_ms = 0
         self._scanning = False
         self._stopping = False
@@ -221,7 +221,7 @@ class Uploader:
             self._cycle = None
         return now_ms
 
-    def _next(self) -> tuple[bool, _Task | None]:
+    def _next(self) -> tuple[bool, _UploadTask | None]:
         """Wait for work: (True, None) is a scan, (False, task) a cycle, (False, None) the end."""
         with self._changed:
             while not self._stopping:
@@ -232,7 +232,7 @@ class Uploader:
                 self._changed.wait(max(1, due_ms - now) / 1000)
             return False, None
 
-    def _choose(self, now: int) -> tuple[bool, _Task | None, int]:
+    def _choose(self, now: int) -> tuple[bool, _UploadTask | None, int]:
         """Take a scan of the catalog or a task, if one is due; else say when. Guarded."""
         if now >= self._next_scan_ms and not self._scanning:
             self._scanning = True
@@ -265,14 +265,14 @@ class Uploader:
                 task = self._tasks.get(partition)
                 if task is None or task.shipper.source is not source:
                     shipper = self._shipper_of(stream, source)
-                    self._tasks[partition] = _Task(stream, shipper, due_ms=now)
+                    self._tasks[partition] = _UploadTask(stream, shipper, due_ms=now)
             if only is None:
                 self._scanning = False
                 for partition in [key for key in self._tasks if key not in found]:
                     del self._tasks[partition]
             self._changed.notify_all()
 
-    def _begun(self, task: _Task) -> _Cycle:
+    def _begun(self, task: _UploadTask) -> _Cycle:
         return _Cycle(task, self._clock.monotonic_ms(), task.shipper.counters.bytes_total)
 
     def _stepped(self, cycle: _Cycle) -> bool:
@@ -308,7 +308,7 @@ class Uploader:
             self._changed.notify_all()
         self._report(task, error, shipped, now - cycle.started_ms)
 
-    def _pause_ms(self, task: _Task) -> int:
+    def _pause_ms(self, task: _UploadTask) -> int:
         if task.failures == 0:
             return 0 if task.again else self._config.check_interval_ms
         ceiling = min(
@@ -318,7 +318,7 @@ class Uploader:
         return int(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
     def _report(
-        self, task: _Task, error: HeadwaterError | None, shipped: int, elapsed_ms: int
+        self, task: _UploadTask, error: HeadwaterError | None, shipped: int, elapsed_ms: int
     ) -> None:
         if error is not None:
             self._observer(
@@ -338,7 +338,7 @@ class Uploader:
             }
             self._observer("segments_shipped", {**self._keys(task), **facts})
 
-    def _keys(self, task: _Task) -> dict[str, object]:
+    def _keys(self, task: _UploadTask) -> dict[str, object]:
         number = task.shipper.source.partition_id.number
         return {"stream": task.stream.name, "partition": int(number)}
 

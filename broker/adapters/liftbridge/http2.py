@@ -101,7 +101,7 @@ Event = CallOpened | MessageArrived | HalfClosed | CallEnded | Drained | Connect
 
 
 @dataclass(slots=True)
-class _Call:
+class _Http2Stream:
     received: bytearray = field(default_factory=bytearray)  # the beginning of a message
     counted_bytes: int = 0  # of it, in the connection's sum
     waiting: deque[memoryview] = field(default_factory=deque)
@@ -129,7 +129,7 @@ class GrpcConnection:
                 settings.SettingCodes.ENABLE_PUSH: 0,
             },
         )
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _Http2Stream] = {}
         self._partial_bytes = 0
         self._resets = 0
         self._ended = False
@@ -180,7 +180,7 @@ class GrpcConnection:
     def _opened(self, request: Any) -> Iterable[Event]:
         number = request.stream_id
         headers = dict(reversed(request.headers))  # of several of one name the first counts
-        self._calls[number] = _Call()
+        self._calls[number] = _Http2Stream()
         if headers.get(b":method") != b"POST" or not headers.get(b"content-type", b"").startswith(
             b"application/grpc"
         ):
@@ -229,7 +229,7 @@ class GrpcConnection:
         self.used(number, unclaimed)
         return found
 
-    def _count(self, call: _Call) -> None:
+    def _count(self, call: _Http2Stream) -> None:
         self._partial_bytes += len(call.received) - call.counted_bytes
         call.counted_bytes = len(call.received)
 
@@ -350,7 +350,7 @@ class GrpcConnection:
             return False
         return waited
 
-    def _send_status(self, number: int, call: _Call) -> None:
+    def _send_status(self, number: int, call: _Http2Stream) -> None:
         assert call.status is not None, "no status"
         trailers = [(b"grpc-status", str(int(call.status.code)).encode())]
         if call.status.message:
@@ -362,7 +362,7 @@ class GrpcConnection:
         self._h2.send_headers(number, trailers, end_stream=True)
         self._forget_if_over(number, call)
 
-    def _forget_if_over(self, number: int, call: _Call) -> None:
+    def _forget_if_over(self, number: int, call: _Http2Stream) -> None:
         """Forget a call that is answered; tell a caller that still sends to stop."""
         if call.status is None or call.waiting:
             return
@@ -394,7 +394,7 @@ def prefixed(payload: bytes) -> bytes:
     return b"\0" + len(payload).to_bytes(4, "big") + payload
 
 
-def _cut(call: _Call, room: int) -> bytes:
+def _cut(call: _Http2Stream, room: int) -> bytes:
     """Take up to ``room`` bytes of what waits, joined: one frame for many small messages."""
     parts: list[memoryview] = []
     while call.waiting and room:

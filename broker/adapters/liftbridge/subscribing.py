@@ -39,7 +39,7 @@ class Subscriber(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class _OffsetRange:
     """Where a subscription starts, and the offset before which it stops; None: never."""
 
     start: Offset
@@ -94,7 +94,7 @@ def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> P
 
 def _bounds(
     api_: BrokerApi, request: api.SubscribeRequest, stream: Stream, handle: PartitionHandle
-) -> _Bounds:
+) -> _OffsetRange:
     first = earliest(api_, stream, request.partition, handle.reads.log_start)
 
     def at(stamp_us: int) -> Offset:
@@ -107,9 +107,11 @@ def _bounds(
     if request.reverse:
         if first == committed:
             raise StatusError(Code.RESOURCE_EXHAUSTED, "Stream is empty")
-        return _Bounds(min(start, Offset(committed - 1)), None, _lowest(request, first, start, at))
+        return _OffsetRange(
+            min(start, Offset(committed - 1)), None, _lowest(request, first, start, at)
+        )
     # An offset that does not exist yet: the next record that is committed comes first.
-    return _Bounds(min(start, committed), _end(request, first, start, committed, at), first)
+    return _OffsetRange(min(start, committed), _end(request, first, start, committed, at), first)
 
 
 def _start(
@@ -182,7 +184,9 @@ def _lowest(
     return first
 
 
-def _send_backwards(api_: BrokerApi, wanted: RowRange, bounds: _Bounds, sink: Subscriber) -> None:
+def _send_backwards(
+    api_: BrokerApi, wanted: RowRange, bounds: _OffsetRange, sink: Subscriber
+) -> None:
     """Send ``[bounds.first, bounds.start]``, the newest record first."""
     end = Offset(bounds.start + 1)
     while end > bounds.first and not sink.stopped():

@@ -150,7 +150,6 @@ class _Recovery:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._report.no_room = True
         else:
             self._segments.append(Segment(base, SegmentIndex(self._interval_bytes)))
 

@@ -48,12 +48,12 @@ def read_journal(path: str, data: bytes, *, owner: bytes, synced: int) -> Found:
     header = decode_journal_header(data)
     if header.owner != owner:
         raise MetadataCorruptError(f"{path} belongs to another node or cluster", path=path)
-    reader = _Reader(path, data, header, synced)
+    reader = _JournalReader(path, data, header, synced)
     reader.read()
     return reader.found()
 
 
-class _Reader:
+class _JournalReader:
     def __init__(self, path: str, data: bytes, header: JournalHeader, synced: int) -> None:
         self._path = path
         self._data = data

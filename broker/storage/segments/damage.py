@@ -67,7 +67,6 @@ class RecoveryReport:
     torn: TornTail | None = None
     damaged_ranges: list[DamagedRange] = field(default_factory=list)
     lost_end: DamagedRange | None = None  # the log was once longer; perhaps beyond this range
-    no_room: bool = False  # no room for the next segment; the log can be read
     rebuilt: list[str] = field(default_factory=list)  # paths of missing or damaged caches
     scanned_bytes: int = 0
     rewritten_bytes: int = 0

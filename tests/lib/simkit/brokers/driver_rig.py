@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +84,24 @@ def alone_view(me: BrokerId = ME, leader_epoch: int = 1) -> PartitionView:
         broker_epochs={me: BrokerEpoch(leader_epoch)},
         joinable=frozenset({me}),
     )
+
+
+def view_of_three(**changes: Any) -> PartitionView:
+    """Return the view of a partition of brokers a, b, c, led by a, with a and b in sync."""
+    a, b, c = (BrokerId(name) for name in "abc")
+    view = PartitionView(
+        status="online",
+        leader=a,
+        candidate=None,
+        leader_epoch=LeaderEpoch(3),
+        partition_epoch=PartitionEpoch(5),
+        replicas=(a, b, c),
+        isr=frozenset((a, b)),
+        min_isr=2,
+        broker_epochs=dict.fromkeys((a, b, c), BrokerEpoch(1)),
+        joinable=frozenset((a, b, c)),
+    )
+    return replace(view, **changes)
 
 
 class DriverRig:

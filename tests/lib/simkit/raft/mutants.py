@@ -264,7 +264,7 @@ def cut_at_first_bad_record() -> Any:
     def end(self: Any, _head: Any) -> None:
         self._torn = True
 
-    return replaced(raft_journal_scan._Reader, "_end", end)
+    return replaced(raft_journal_scan._JournalReader, "_end", end)
 
 
 def believe_the_page_cache() -> Any:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,31 +21,15 @@ from broker.core.replication.events import (
 )
 from broker.core.replication.isr import FollowerProgress, LagLimits
 from broker.core.replication.leader import PartitionLeader
-from broker.core.replication.view import PartitionView
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
 from broker.model.ids import BrokerId
 from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchAnswer, FetchRequest
+from simkit.brokers.driver_rig import view_of_three
 
 A, B, C = (BrokerId(name) for name in "abc")
 ONE, TWO = BrokerEpoch(1), BrokerEpoch(2)
-
-
-def _view(**changes: Any) -> PartitionView:
-    view = PartitionView(
-        status="online",
-        leader=A,
-        candidate=None,
-        leader_epoch=LeaderEpoch(3),
-        partition_epoch=PartitionEpoch(5),
-        replicas=(A, B, C),
-        isr=frozenset((A, B)),
-        min_isr=2,
-        broker_epochs={A: ONE, B: ONE, C: ONE},
-        joinable=frozenset((A, B, C)),
-    )
-    return replace(view, **changes)
 
 
 def _leader(*, lease_until_ms: int | None = None, **changes: Any) -> PartitionLeader:
@@ -56,7 +39,7 @@ def _leader(*, lease_until_ms: int | None = None, **changes: Any) -> PartitionLe
         A,
         LeaderEpoch(3),
         Offset(10),
-        view=_view(**changes),
+        view=view_of_three(**changes),
         epochs=EpochHistory(starts),
         limits=LagLimits(time_ms_max=1_000),
         lease_until_ms=lease_until_ms,
@@ -143,7 +126,7 @@ def test_a_refused_proposal_still_counts() -> None:
 def test_a_view_that_comes_late_changes_nothing() -> None:
     """The partition epoch orders views: C left after it had been in the ISR."""
     leader = _leader(isr=frozenset((A, B)), partition_epoch=PartitionEpoch(7))
-    leader.step(ViewChanged(_view(isr=frozenset((A, C))), 1))
+    leader.step(ViewChanged(view_of_three(isr=frozenset((A, C))), 1))
     assert leader.isr == {A, B}
     leader.step(_fetch(now=1))
     leader.step(LogSynced(Offset(12), 2))

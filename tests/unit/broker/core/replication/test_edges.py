@@ -21,13 +21,14 @@ from broker.core.replication.effects import (
 from broker.core.replication.events import AppendRefused, LogSynced, MessageCame, ViewChanged
 from broker.core.replication.follower import FollowerTiming, PartitionFollower
 from broker.core.replication.replica import PartitionReplica, first_request_id
-from broker.core.replication.view import PartitionView, view_of
+from broker.core.replication.view import view_of
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
 from broker.model.ids import NO_PRODUCER, BrokerId, PartitionId, PartitionNumber
 from broker.model.offsets import Offset
 from broker.model.replica_messages import FetchAnswer, FetchRequest
 from broker.ports.partition import StoredBatch
+from simkit.brokers.driver_rig import view_of_three
 from simkit.brokers.metadata_rig import UUID, MetadataRig
 
 A, B, C = (BrokerId(name) for name in "abc")
@@ -156,22 +157,6 @@ def test_after_a_full_disk_the_follower_pauses() -> None:
 # ---------------------------------------------------------------------------- the replica
 
 
-def _view(**changes: Any) -> PartitionView:
-    view = PartitionView(
-        status="online",
-        leader=B,
-        candidate=None,
-        leader_epoch=LeaderEpoch(3),
-        partition_epoch=PartitionEpoch(5),
-        replicas=(A, B, C),
-        isr=frozenset((A, B)),
-        min_isr=2,
-        broker_epochs={A: ONE, B: ONE, C: ONE},
-        joinable=frozenset((A, B, C)),
-    )
-    return replace(view, **changes)
-
-
 def _replica(end: int, *, process: int = 1, known: int = 0) -> PartitionReplica:
     return PartitionReplica(
         me=A,
@@ -184,7 +169,7 @@ def _replica(end: int, *, process: int = 1, known: int = 0) -> PartitionReplica:
 
 def test_a_candidate_that_lacks_one_record_of_the_table_does_not_lead() -> None:
     """Offset 199 is in the table; it would be given to another record."""
-    named = _view(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
+    named = view_of_three(status="candidate_found", leader=None, candidate=A, cold_end=Offset(200))
     assert _replica(199).step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(199), Offset(200))]
     assert _replica(200).step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
 
@@ -195,7 +180,8 @@ def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
     for process in (1, 2):
         replica = _replica(0, process=process)
         for epoch in (3, 4):
-            view = _view(
+            view = view_of_three(
+                leader=B,
                 leader_epoch=LeaderEpoch(epoch),
                 partition_epoch=PartitionEpoch(epoch + 2),
                 broker_epochs={A: BrokerEpoch(process), B: ONE, C: ONE},
@@ -209,10 +195,10 @@ def test_request_ids_are_used_once_by_a_process_and_by_no_other() -> None:
 def test_what_was_known_to_be_committed_outlives_the_role() -> None:
     """A follower that becomes leader does not show less than before."""
     replica = _replica(10, known=4)
-    replica.step(ViewChanged(_view(), 0))
+    replica.step(ViewChanged(view_of_three(leader=B), 0))
     assert replica.follower is not None
     replica.follower.high_watermark = Offset(8)
-    waiting = _view(
+    waiting = view_of_three(
         leader=None, status="election", leader_epoch=LeaderEpoch(4),
         partition_epoch=PartitionEpoch(6),
     )  # fmt: skip

@@ -45,7 +45,6 @@ from broker.core.replication.isr import FollowerProgress, LagLimits
 from broker.core.replication.leader import PartitionLeader
 from broker.core.replication.replica import PartitionReplica
 from broker.core.replication.runs import append_runs
-from broker.core.replication.view import PartitionView
 from broker.errors import NotEnoughReplicasError, NotLeaderError
 from broker.model.epoch_history import EpochHistory
 from broker.model.epochs import BrokerEpoch, EpochStart, LeaderEpoch, PartitionEpoch
@@ -61,6 +60,7 @@ from broker.model.replica_messages import (
     NewDataNotice,
 )
 from broker.ports.partition import StoredBatch
+from simkit.brokers.driver_rig import view_of_three
 
 A, B, C = (BrokerId(name) for name in "abc")
 ONE = BrokerEpoch(1)
@@ -72,25 +72,9 @@ def _history(*starts: tuple[int, int]) -> EpochHistory:
     )
 
 
-def _view(**changes: Any) -> PartitionView:
-    view = PartitionView(
-        status="online",
-        leader=A,
-        candidate=None,
-        leader_epoch=LeaderEpoch(3),
-        partition_epoch=PartitionEpoch(5),
-        replicas=(A, B, C),
-        isr=frozenset((A, B)),
-        min_isr=2,
-        broker_epochs={A: ONE, B: ONE, C: ONE},
-        joinable=frozenset((A, B, C)),
-    )
-    return replace(view, **changes)
-
-
 def _leader(**changes: Any) -> PartitionLeader:
     facts: dict[str, Any] = {
-        "view": _view(),
+        "view": view_of_three(),
         "epochs": _history((1, 0)),
         "limits": LagLimits(time_ms_max=1000),
         **changes,
@@ -165,7 +149,7 @@ def test_a_proposed_member_counts_until_the_controller_has_decided() -> None:
     assert leader.high_watermark == 10
     leader.step(IsrAnswered(5, accepted=False, now_ms=3))
     assert leader.high_watermark == 10, "an earlier attempt may still be taken"
-    leader.step(ViewChanged(_view(partition_epoch=PartitionEpoch(6)), 4))
+    leader.step(ViewChanged(view_of_three(partition_epoch=PartitionEpoch(6)), 4))
     assert leader.high_watermark == 12
 
 
@@ -179,7 +163,7 @@ def test_a_follower_below_the_epoch_s_start_does_not_join() -> None:
 
 def test_below_min_isr_nothing_is_committed_and_all_is_refused() -> None:
     """LEADER publishes go on; ALL hears at once that there are too few replicas (A11)."""
-    leader = _leader(view=_view(isr=frozenset((A,))))
+    leader = _leader(view=view_of_three(isr=frozenset((A,))))
     leader.step(LogSynced(Offset(12), 1))
     assert leader.high_watermark == 0
     assert isinstance(leader.refusal(AckPolicy.ALL, 1), NotEnoughReplicasError)
@@ -494,7 +478,7 @@ def test_leaders_that_are_never_heard_get_more_time_each() -> None:
     def report_ms(replica: PartitionReplica, epoch: int, *, heard: bool = False) -> int:
         """Follow B in an epoch; return when it is reported."""
         epochs = {"leader_epoch": LeaderEpoch(epoch), "partition_epoch": PartitionEpoch(epoch)}
-        replica.step(ViewChanged(_view(leader=B, **epochs), 0))
+        replica.step(ViewChanged(view_of_three(leader=B, **epochs), 0))
         if heard:
             replica.step(MessageCame(NewDataNotice(leader_epoch=LeaderEpoch(epoch)), 0))
         return next(
@@ -516,16 +500,16 @@ def test_leaders_that_are_never_heard_get_more_time_each() -> None:
 def test_roles_follow_the_metadata_and_old_views_are_ignored() -> None:
     """Candidate, leader, follower; a view from before this process registered says nothing."""
     replica = _replica(_facts(10, (1, 0)))
-    former = _view(broker_epochs={A: BrokerEpoch(0), B: ONE, C: ONE})
+    former = view_of_three(broker_epochs={A: BrokerEpoch(0), B: ONE, C: ONE})
     assert replica.step(ViewChanged(former, 0)) == []
-    named = _view(status="candidate_found", leader=None, candidate=A)
+    named = view_of_three(status="candidate_found", leader=None, candidate=A)
     assert replica.step(ViewChanged(named, 1)) == [ProposeLeadership(LeaderEpoch(3))]
     assert replica.step(TickElapsed(2)) == []
     assert replica.step(TickElapsed(400)) == [ProposeLeadership(LeaderEpoch(3))]
-    led = _view(partition_epoch=PartitionEpoch(6))
+    led = view_of_three(partition_epoch=PartitionEpoch(6))
     assert replica.step(ViewChanged(led, 401))[0] == StartLeading(LeaderEpoch(3))
     assert replica.step(ViewChanged(named, 402)) == []
-    lost = _view(leader=B, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(7))
+    lost = view_of_three(leader=B, leader_epoch=LeaderEpoch(4), partition_epoch=PartitionEpoch(7))
     effects = replica.step(ViewChanged(lost, 403))
     assert effects[0] == StopLeading(LeaderEpoch(3))
     assert replica.follower is not None
@@ -545,7 +529,9 @@ def test_a_late_answer_to_the_former_process_is_not_taken_for_one_to_this_proces
             lease_until_ms=1_000_000,
         )
         epochs = {A: BrokerEpoch(broker_epoch), B: ONE, C: ONE}
-        return replica, _asked(replica.step(ViewChanged(_view(leader=B, broker_epochs=epochs), 0)))
+        return replica, _asked(
+            replica.step(ViewChanged(view_of_three(leader=B, broker_epochs=epochs), 0))
+        )
 
     _, former = asked(1)
     present, request = asked(2)
@@ -556,7 +542,7 @@ def test_a_late_answer_to_the_former_process_is_not_taken_for_one_to_this_proces
 @pytest.mark.parametrize("floor", [{"cold_end": Offset(200)}, {"purged_end": Offset(200)}])
 def test_a_candidate_below_the_cold_end_begins_there_or_does_not_lead(floor: Any) -> None:
     """Offsets that the table holds, or that were purged, are given to no other records."""
-    named = _view(status="candidate_found", leader=None, candidate=A, **floor)
+    named = view_of_three(status="candidate_found", leader=None, candidate=A, **floor)
     replica = _replica(_facts(10, (1, 0)))
     assert replica.step(ViewChanged(named, 1)) == [RefuseLeadership(Offset(10), Offset(200))]
     unclean = replace(named, isr=frozenset(), partition_epoch=PartitionEpoch(9))
