@@ -44,20 +44,31 @@ class ParquetObject:
     """One data file of a table, opened. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, file: DataFile) -> None:
-        """Fetch size and footer; raises ObjectMissingError or ObjectCorruptError."""
+        """Fetch size and footer; raises ObjectMissingError or ObjectCorruptError.
+
+        A small file is fetched whole, with one request: its size is that of what came.
+        """
         self._file = file
-        size = store.head(file.path).size_bytes
-        if size != file.size_bytes:
-            raise ObjectCorruptError(
-                f"{file.path} has {size} bytes, but the table's log says {file.size_bytes}",
-                key=file.path,
-                expected=file.size_bytes,
-                found=size,
-            )
-        source = _source(store, file.path, size)
+        if file.size_bytes <= _WHOLE_BYTES_MAX:
+            body = store.get(file.path)
+            self._require_size(len(body))
+            source = pa.BufferReader(body)
+        else:
+            self._require_size(store.head(file.path).size_bytes)
+            source = _source(store, file.path, file.size_bytes)
         self._parquet = self._checked(
             lambda: pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
         )
+
+    def _require_size(self, found: int) -> None:
+        if found != self._file.size_bytes:
+            raise ObjectCorruptError(
+                f"{self._file.path} has {found} bytes, but the table's log says "
+                f"{self._file.size_bytes}",
+                key=self._file.path,
+                expected=self._file.size_bytes,
+                found=found,
+            )
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -12,9 +12,12 @@ import pytest
 
 from broker.codec.checksum import crc32c
 from broker.codec.schema import FILE_SCHEMA, ROW_SCHEMA
-from broker.errors import GapError, OffsetOutOfRangeError, OverlapError
+from broker.errors import GapError, ObjectCorruptError, OffsetOutOfRangeError, OverlapError
 from broker.model.offsets import Offset, OffsetRange
+from simkit.tier.faulty_store import FaultyStore
 from simkit.tier.lab import TierLab
+from tiering.read import parquet_source
+from tiering.read.parquet_source import ParquetObject
 from tiering.read.reader import read_rows
 from tiering.read.times import first_reaching
 from tiering.table.table import DataFile, TableSnapshot
@@ -100,6 +103,18 @@ def test_a_range_that_the_version_does_not_hold_is_refused(
     object.__setattr__(wanted, "end", end)
     with pytest.raises(OffsetOutOfRangeError):
         next(iter(read_rows(table.snapshot, table.lab.table.store, 0, wanted)))
+
+
+def test_a_small_file_costs_one_request(table: Rewritten, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is that of what came, and is compared all the same; a large one is asked for."""
+    store = FaultyStore(table.lab.table.store)
+    file = table.file(*range(60))
+    ParquetObject(store, file)
+    assert dict(store.calls) == {"get": 1}
+    for bytes_max in (1 << 20, 1):  # fetched whole, and in ranges
+        monkeypatch.setattr(parquet_source, "_WHOLE_BYTES_MAX", bytes_max)
+        with pytest.raises(ObjectCorruptError, match="the table's log says 7"):
+            ParquetObject(store, replace(file, size_bytes=7))
 
 
 def test_missing_and_doubled_rows_are_named(table: Rewritten) -> None:

@@ -132,6 +132,7 @@ def test_a_lake_names_tables_and_moves_to_others(tmp_path: Path) -> None:
     lake = Lake.open(tmp_path / "lake")
     for place in (tmp_path / "lake" / "ns" / "t", tmp_path / "elsewhere"):
         assert lake.table_at(str(place)).uri == place.as_uri()
+    assert lake.table_at(lake.uri).store is lake.store, "another client of S3 takes a while"
     with pytest.raises(InvalidConfigError):
         lake.table_at("s3://bucket/t")
     with pytest.raises(InvalidConfigError):
