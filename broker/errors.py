@@ -7,10 +7,12 @@
     │    SequenceGapError · UnknownLeaseError · InvalidCutError · MalformedMessageError
     │    UnknownBrokerError · InvalidAssignmentError · FeatureLevelError · TruncatedError
     │    MetadataFullError · ConditionFailedError · FixedSettingError
+    │    UnknownGroupError
     ├─ FencedError           the caller must refresh its metadata, then retry
     │    NotLeaderError · StaleLeaderEpochError · StaleColdEndError · StreamRecreatedError
     │    StalePartitionEpochError · StaleBrokerEpochError · IneligibleReplicaError
     │    FilesReplacedError · StaleWatermarkError · HistoryClaimedError · StreamChangedError
+    │    GroupChangedError · PartitionPausedError
     ├─ UnavailableError      the caller may retry later
     │    OverloadedError · DiskFullError · LogFailedError · CommitTimeoutError
     │    RemoteTierUnavailableError · ShuttingDownError · NotEnoughReplicasError · NoAnswerError
@@ -160,6 +162,10 @@ class FixedSettingError(InvalidRequestError):
     """
 
 
+class UnknownGroupError(InvalidRequestError):
+    """No consumer group has this id, or it has no members any more. Facts: group."""
+
+
 class FencedError(HeadwaterError):
     """The sender uses an old epoch: it must refresh its metadata, then retry."""
 
@@ -169,6 +175,17 @@ class FencedError(HeadwaterError):
 
 class NotLeaderError(FencedError):
     """This broker does not lead the partition. Facts: leader and its Flight address, if known."""
+
+
+class GroupChangedError(FencedError):
+    """The consumer group is not what the sender thinks: its members, epoch or coordinator.
+
+    Facts: group; got and current, if it is the epoch.
+    """
+
+
+class PartitionPausedError(FencedError):
+    """The partition is paused: it takes no records until it is resumed. Facts: stream."""
 
 
 class StaleLeaderEpochError(FencedError):

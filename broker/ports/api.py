@@ -15,6 +15,7 @@ from broker.model.ids import BrokerId, LeaseId, StreamUuid
 from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
+from broker.ports.groups import CursorsApi, GroupsApi
 from broker.ports.partition import (
     PartitionHandle,
     PartitionWriter,
@@ -247,3 +248,11 @@ class BrokerApi(Protocol):
     @property
     def cold(self) -> ColdTierApi:
         """The records that are in tables."""
+
+    @property
+    def cursors(self) -> CursorsApi:
+        """Positions of consumers."""
+
+    @property
+    def groups(self) -> GroupsApi:
+        """Consumer groups."""

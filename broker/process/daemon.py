@@ -25,8 +25,6 @@ from broker.adapters.disk.files import DiskFiles
 from broker.adapters.flight.config import FlightServiceConfig
 from broker.adapters.flight.service import FlightService
 from broker.adapters.http.health import HealthServer
-from broker.adapters.liftbridge.config import service_config
-from broker.adapters.liftbridge.service import LiftbridgeService
 from broker.adapters.nats.liftbridge_messages import decode_publish, encode_ack
 from broker.adapters.nats.transport import NatsTransport
 from broker.config import BrokerConfig, FlightConfig
@@ -40,6 +38,7 @@ from broker.errors import (
 from broker.model.ids import BrokerId
 from broker.ports.partition import PartitionWriter
 from broker.process.allocator import keep_freed_memory
+from broker.process.liftbridge import start_liftbridge
 from broker.process.logging import configure_logging
 from broker.process.lone_node import LoneNode, Node
 from broker.process.metrics import CONTENT_TYPE, BrokerMetrics
@@ -201,7 +200,14 @@ class _Daemon:
         )
         flight.start()
         self._undo.append(flight.close)
-        liftbridge = self._start_liftbridge(broker, clock)
+        liftbridge = await start_liftbridge(
+            config,
+            broker,
+            clock,
+            not_ready=self._reason,
+            on_crash=self._crashed,
+            undo=self._undo,
+        )
         self._undo.append(node.hand_over)
         addresses = ServingAddresses(
             flight_port=flight.port,
@@ -211,15 +217,6 @@ class _Daemon:
             lake_uri=config.lake.uri,
         )
         self._say_ready(addresses, directory, streams_count=len(broker.streams.all()))
-
-    def _start_liftbridge(self, broker: Broker, clock: SystemClock) -> LiftbridgeService | None:
-        config = self._config.liftbridge
-        if not config.enabled:
-            return None
-        service = LiftbridgeService(broker, clock, service_config(config), not_ready=self._reason)
-        service.start()
-        self._undo.append(service.close)
-        return service
 
     def _say_ready(
         self, addresses: ServingAddresses, directory: str, *, streams_count: int

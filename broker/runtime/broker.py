@@ -24,6 +24,7 @@ from broker.ports.system import Clock, Files
 from broker.ports.tiering import TierCatalog
 from broker.runtime.api.cold_tier import ColdEnds, ColdTier
 from broker.runtime.api.cuts import Cuts
+from broker.runtime.api.groups import Cursors, Groups
 from broker.runtime.api.known_lineages import KnownLineages
 from broker.runtime.api.partitions import Partitions
 from broker.runtime.api.streams import StreamDefaults, Streams
@@ -34,7 +35,7 @@ from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.cluster.promise_keeper import PromiseKeeper
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.led import LeadListener, LedPartitions
-from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.metadata.metadata_log import SharedMetadata
 from broker.runtime.opened_marks import OpenedMarks
 from broker.runtime.partition.commit_scheduler import TurnScheduler
 from broker.runtime.partition.counters import OnCommit, ignore_commit
@@ -66,7 +67,7 @@ class BrokerParts:
     """The adapters and services that a broker works with."""
 
     files: Files
-    metadata: WaitingMetadata
+    metadata: SharedMetadata
     membership: Membership
     clock: Clock
     scheduler: TurnScheduler
@@ -143,6 +144,9 @@ class Broker:
         self.cold = ColdTier(self.streams, ends)
         lineages = KnownLineages(metadata, confirm_ms=CONFIRM_MS)
         self.partitions = Partitions(metadata, membership, self.streams, self.replicas, lineages)
+        self.cursors = Cursors(metadata)
+        self.groups = Groups(self._me, metadata, clock)
+        self._expelling = drive("groups", self.groups.turn)
         self.cuts = Cuts(
             name.cluster,
             metadata,
@@ -205,6 +209,7 @@ class Broker:
         """Start the pumps: this process is registered and its logs are open."""
         self._keeper.start()
         self._background.start()
+        self._expelling.start()
 
     def registered(self, broker_epoch: BrokerEpoch) -> None:
         """See ``StartedBroker.registered``."""
@@ -262,6 +267,7 @@ class Broker:
 
     def stop(self) -> None:
         """Finish queued writes and close every log. Blocks; call after the services stopped."""
+        self._expelling.stop()
         self._background.stop()
         self._keeper.stop()
         closed_whole = self.replicas.close()

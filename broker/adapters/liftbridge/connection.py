@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -26,8 +27,10 @@ from broker.adapters.liftbridge.http2 import (
 from broker.adapters.liftbridge.publishing import PublishCall, Published, parse
 from broker.adapters.liftbridge.statuses import OK, Code, Status, StatusError, status_of
 from broker.adapters.liftbridge.stream_calls import Unary, decode
+from broker.adapters.liftbridge.subjects import publish_to_subject
 from broker.adapters.liftbridge.subscribing import Subscriber
 from broker.errors import HeadwaterError
+from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
 
@@ -37,10 +40,11 @@ SERVICE: Final = "/proto.API/"
 _PUBLISH: Final = SERVICE + "Publish"
 _PUBLISH_ASYNC: Final = SERVICE + "PublishAsync"
 _SUBSCRIBE: Final = SERVICE + "Subscribe"
+_TO_SUBJECT: Final = SERVICE + "PublishToSubject"
 _DEADLINE: Final = Status(Code.DEADLINE_EXCEEDED, "the deadline of the call has passed")
 
-Subscribe = Callable[[api.SubscribeRequest, Subscriber], str]
-"""Serves a subscription on its own thread; returns why it ended."""
+Subscribe = Callable[[api.SubscribeRequest, Subscriber], str | None]
+"""Serves a subscription on its own thread; returns why it ended; None: in order."""
 
 
 class Workers(Protocol):
@@ -66,6 +70,7 @@ class _Call:
     window_bytes: int = 0
     publish: PublishCall | None = None
     sink: _CallSink | None = None
+    give_up: Callable[[], None] | None = None  # what the call waits for
     started: bool = False
     half_closed: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -83,6 +88,7 @@ class ClientConnection(asyncio.Protocol):
         unary: dict[str, Unary],
         subscribe: Subscribe,
         look_up: Callable[[str, int], object],
+        subjects: SubjectPublisher | None,
         forget: Callable[[ClientConnection], None],
     ) -> None:
         """``look_up`` finds a partition to publish to; it blocks, and raises."""
@@ -92,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._unary = unary
         self._subscribe = subscribe
         self._find = look_up
+        self._subjects = subjects
         self._forget = forget
         self._grpc = GrpcConnection(config.http2)
         self._calls: dict[int, _Call] = {}
@@ -173,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _open(self, opened: CallOpened) -> None:
         call = self._calls[opened.call] = _Call(opened.path)
-        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE)
+        known = (_PUBLISH, _PUBLISH_ASYNC, _SUBSCRIBE, _TO_SUBJECT)
         if opened.path not in self._unary and opened.path not in known:
             self._finish(opened.call, Status(Code.UNIMPLEMENTED, f"no method {opened.path}"))
             return
@@ -239,9 +246,22 @@ class ClientConnection(asyncio.Protocol):
         if call.path == _SUBSCRIBE:
             self._start_subscription(number, call, call.payload)
             return
+        if call.path == _TO_SUBJECT:
+            self._publish_to_subject(number, call, call.payload)
+            return
         work, payload = self._unary[call.path], call.payload
         if not self._workers.run(lambda: work(payload), lambda result: self._reply(number, result)):
             self._finish(number, Status(Code.UNAVAILABLE, "too many calls: try again"))
+
+    def _publish_to_subject(self, number: int, call: _Call, payload: bytes) -> None:
+        def replied(result: object) -> None:  # on any thread
+            self._workers.call_soon(lambda: self._reply(number, result))
+
+        waits = call.timer is not None
+        try:
+            call.give_up = publish_to_subject(self._subjects, payload, replied, waits=waits)
+        except (StatusError, HeadwaterError) as refused:
+            self._finish(number, _status(refused))
 
     def _reply(self, number: int, result: object) -> None:
         if isinstance(result, bytes):
@@ -296,8 +316,12 @@ class ClientConnection(asyncio.Protocol):
         self._grpc.accept(number)
 
         def ended(why: object) -> None:
-            told = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
-            self._reply(number, told)
+            if why is None:
+                self._finish(number, OK)
+                self._write()
+            else:
+                told = StatusError(Code.RESOURCE_EXHAUSTED, why) if isinstance(why, str) else why
+                self._reply(number, told)
 
         if not self._workers.subscribe(lambda: self._subscribe(request, sink), ended):
             self._finish(number, Status(Code.UNAVAILABLE, "too many subscriptions: try another"))
@@ -335,6 +359,9 @@ class ClientConnection(asyncio.Protocol):
             call.timer.cancel()
         if call.sink is not None:
             call.sink.stop()
+        if call.give_up is not None:
+            with suppress(HeadwaterError):  # NATS's connection is closed: nothing waits there
+                call.give_up()
 
     def _write(self) -> None:
         self._writes_soon = False

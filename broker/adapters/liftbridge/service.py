@@ -15,12 +15,15 @@ import structlog
 from broker.adapters.liftbridge import health
 from broker.adapters.liftbridge.config import LiftbridgeServiceConfig
 from broker.adapters.liftbridge.connection import SERVICE, ClientConnection
+from broker.adapters.liftbridge.group_calls import GroupCalls
+from broker.adapters.liftbridge.group_readers import GroupReaders
 from broker.adapters.liftbridge.publishing import PublishTarget
 from broker.adapters.liftbridge.statuses import Code, StatusError
 from broker.adapters.liftbridge.stream_calls import StreamCalls, Unary
 from broker.adapters.liftbridge.subscribing import Subscriber, subscribe
 from broker.errors import InvalidConfigError, UnknownPartitionError
 from broker.ports.api import BrokerApi
+from broker.ports.subjects import SubjectPublisher
 from broker.ports.system import Clock
 from broker.wire.liftbridge import api_pb2 as api
 
@@ -40,12 +43,18 @@ class LiftbridgeService:
         config: LiftbridgeServiceConfig,
         *,
         not_ready: Callable[[], str | None] = lambda: None,
+        subjects: SubjectPublisher | None = None,
     ) -> None:
-        """``not_ready`` is why the broker should get no work now, for health checks."""
+        """``not_ready`` is why the broker should get no work now, for health checks.
+
+        ``subjects`` publishes on NATS; without it PublishToSubject is refused.
+        """
         self._api = api_
         self._clock = clock
         self._config = config
         self._not_ready = not_ready
+        self._subjects = subjects
+        self._readers = GroupReaders(api_.groups)
         self._port = 0
         self._failure: BaseException | None = None
         self._started = threading.Event()
@@ -132,6 +141,7 @@ class LiftbridgeService:
             unary=self._unary(),
             subscribe=self._subscribe,
             look_up=self._look_up,
+            subjects=self._subjects,
             forget=self._connections.discard,
         )
         self._connections.add(connection)
@@ -139,17 +149,24 @@ class LiftbridgeService:
 
     def _unary(self) -> dict[str, Unary]:
         calls = StreamCalls(self._api, advertised=lambda: self.advertised)
+        groups = GroupCalls(self._api)
         return {
             f"{SERVICE}CreateStream": calls.create,
             f"{SERVICE}DeleteStream": calls.delete,
             f"{SERVICE}FetchMetadata": calls.fetch_metadata,
             f"{SERVICE}FetchPartitionMetadata": calls.fetch_partition_metadata,
+            f"{SERVICE}SetCursor": groups.set_cursor,
+            f"{SERVICE}FetchCursor": groups.fetch_cursor,
+            f"{SERVICE}JoinConsumerGroup": groups.join,
+            f"{SERVICE}LeaveConsumerGroup": groups.leave,
+            f"{SERVICE}FetchConsumerGroupAssignments": groups.assignments,
+            f"{SERVICE}ReportConsumerGroupCoordinator": groups.report,
             health.CHECK: lambda payload: health.check(payload, self._not_ready()),
             **{f"{SERVICE}{name}": _missing(name) for name in _NOT_YET},
         }
 
-    def _subscribe(self, request: api.SubscribeRequest, sink: Subscriber) -> str:
-        return subscribe(self._api, request, sink)
+    def _subscribe(self, request: api.SubscribeRequest, sink: Subscriber) -> str | None:
+        return subscribe(self._api, request, sink, self._readers)
 
     def _look_up(self, name: str, partition: int) -> PublishTarget:
         """Find a partition to publish to. Blocks."""
@@ -162,13 +179,6 @@ class LiftbridgeService:
 _NOT_YET: Final = (
     "PauseStream",
     "SetStreamReadonly",
-    "PublishToSubject",
-    "SetCursor",
-    "FetchCursor",
-    "JoinConsumerGroup",
-    "LeaveConsumerGroup",
-    "FetchConsumerGroupAssignments",
-    "ReportConsumerGroupCoordinator",
 )
 
 

@@ -24,6 +24,7 @@ from broker.errors import (
     StreamExistsError,
     StreamRecreatedError,
     UnavailableError,
+    UnknownGroupError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -64,6 +65,7 @@ OK: Final = Status(Code.OK)
 # The first class that an error is an instance of counts.
 _CODES: Final[tuple[tuple[type[HeadwaterError], Code], ...]] = (
     (UnknownStreamError, Code.NOT_FOUND),
+    (UnknownGroupError, Code.NOT_FOUND),
     (UnknownPartitionError, Code.NOT_FOUND),
     (StreamRecreatedError, Code.NOT_FOUND),
     (StreamExistsError, Code.ALREADY_EXISTS),

@@ -25,7 +25,8 @@ from broker.ports.api import BrokerApi, BrokerPlace, PartitionPlace
 from broker.wire.liftbridge import api_pb2 as api
 
 PROTOCOL: Final = "liftbridge"  # under this name a broker registers its address
-RESERVED: Final = frozenset({"__activity", "__cursors"})
+CURSORS: Final = "__cursors"
+RESERVED: Final = frozenset({"__activity", CURSORS})
 
 _Request = TypeVar("_Request", bound=Message)
 Unary = Callable[[bytes], bytes]
@@ -110,7 +111,11 @@ class StreamCalls:
         request = decode(api.FetchMetadataRequest, payload)
         places: dict[str, list[PartitionPlace]] = {}
         answer = api.FetchMetadataResponse()
-        for name in request.streams or [one.name for one in self._api.streams.all()]:
+        every = [*(one.name for one in self._api.streams.all()), CURSORS]
+        for name in request.streams or every:
+            if name == CURSORS:
+                self._describe_cursors(answer)
+                continue
             try:
                 stream = self._api.streams.get(name)
                 places[name] = self._api.partitions.places(name)
@@ -119,9 +124,42 @@ class StreamCalls:
                 continue
             self._describe(answer, stream, places[name])
         for group in request.groups:
-            answer.groupMetadata.add(groupId=group, error=api.ConsumerGroupMetadata.UNKNOWN_GROUP)
+            self._describe_group(answer, group)
         self._add_brokers(answer, places)
         return answer.SerializeToString()
+
+    def _describe_group(self, answer: api.FetchMetadataResponse, group: str) -> None:
+        place = self._api.groups.find(group)
+        if place is None:
+            answer.groupMetadata.add(groupId=group, error=api.ConsumerGroupMetadata.UNKNOWN_GROUP)
+        else:
+            answer.groupMetadata.add(
+                groupId=group, coordinator=place.coordinator, epoch=place.epoch
+            )
+
+    def _describe_cursors(self, answer: api.FetchMetadataResponse) -> None:
+        """Describe the stream whose leader clients ask for cursors: any broker that serves them."""
+        brokers = self._api.partitions.brokers()
+        alone = len(brokers) == 1
+        serving = [
+            str(one.broker) for one in brokers if self._address(one, alone=alone)[0] is not None
+        ]
+        if not serving:
+            answer.streamMetadata.add(name=CURSORS, error=api.StreamMetadata.UNKNOWN_STREAM)
+            return
+        found = answer.streamMetadata.add(name=CURSORS, subject="cursors")
+        found.partitions[0].CopyFrom(
+            api.PartitionMetadata(
+                leader=serving[0],
+                replicas=serving,
+                isr=serving,
+                highWatermark=-1,
+                newestOffset=-1,
+                messagesReceivedTimestamps=api.PartitionEventTimestamps(),
+                pauseTimestamps=api.PartitionEventTimestamps(),
+                readonlyTimestamps=api.PartitionEventTimestamps(),
+            )
+        )
 
     def _describe(
         self, answer: api.FetchMetadataResponse, stream: Stream, places: list[PartitionPlace]

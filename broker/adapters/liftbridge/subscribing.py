@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from broker.adapters.liftbridge.group_readers import GroupReaders, GroupReading
 from broker.adapters.liftbridge.http2 import prefixed
 from broker.adapters.liftbridge.messages import NS_PER_US, SCHEMA, encode_rows
 from broker.adapters.liftbridge.statuses import Code, StatusError
@@ -47,8 +48,12 @@ class _OffsetRange:
     first: Offset  # the oldest record of the partition
 
 
-def subscribe(api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber) -> str:
+def subscribe(
+    api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber, readers: GroupReaders
+) -> str | None:
     """Send what the subscriber asked for; return why the subscription ended. Blocks.
+
+    Returns None if another member of the subscriber's group took its place.
 
     Raises:
         StatusError: the request cannot be served.
@@ -56,6 +61,39 @@ def subscribe(api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber) 
     """
     stream = api_.streams.get(request.stream)
     handle = _handle(api_, request, stream)
+    consumer = request.consumer
+    if not consumer.groupId:
+        return _send(api_, request, sink, stream, handle)
+    reading = readers.enter(consumer.groupId, stream.uuid, request.partition, consumer.groupEpoch)
+    try:
+        return _send(api_, request, _Member(sink, reading), stream, handle)
+    finally:
+        readers.leave(reading)
+
+
+class _Member:
+    """A subscriber that may be replaced."""
+
+    def __init__(self, sink: Subscriber, reading: GroupReading) -> None:
+        self._sink = sink
+        self.reading = reading
+
+    def stopped(self) -> bool:
+        """See ``Subscriber.stopped``."""
+        return self.reading.replaced or self._sink.stopped()
+
+    def send(self, messages: bytes) -> None:
+        """See ``Subscriber.send``."""
+        self._sink.send(messages)
+
+
+def _send(
+    api_: BrokerApi,
+    request: api.SubscribeRequest,
+    sink: Subscriber,
+    stream: Stream,
+    handle: PartitionHandle,
+) -> str | None:
     bounds = _bounds(api_, request, stream, handle)
     sink.send(prefixed(b""))  # Liftbridge's clients wait for it: the subscription stands
     wanted = RowRange(
@@ -73,20 +111,24 @@ def subscribe(api_: BrokerApi, request: api.SubscribeRequest, sink: Subscriber) 
 
     for rows, _ in read_rows(api_, wanted, idle_check_ms=_IDLE_CHECK_MS, check_stop=stop):
         sink.send(encode_rows(rows, stream=stream.name, partition=request.partition))
-    return "Stop offset reached"
+    return None if sink.stopped() else "Stop offset reached"
 
 
 def _handle(api_: BrokerApi, request: api.SubscribeRequest, stream: Stream) -> PartitionHandle:
     if not 0 <= request.partition < stream.config.partitions:
         raise UnknownPartitionError("No such partition", partition=request.partition)
-    if request.HasField("consumer") and request.consumer.groupId:
-        raise StatusError(Code.UNIMPLEMENTED, "consumer groups are not served here yet")
+    if request.consumer.groupId and not request.consumer.consumerId:
+        raise StatusError(Code.INVALID_ARGUMENT, "No consumerId provided")
     try:
         handle = api_.partitions.handle(stream.name, request.partition)
     except NotLeaderError as error:
         raise StatusError(Code.FAILED_PRECONDITION, "Server not partition leader") from error
     if not handle.leads and not request.readISRReplica:
         raise StatusError(Code.FAILED_PRECONDITION, "Server not partition leader")
+    if not handle.leads and request.consumer.groupId:
+        raise StatusError(
+            Code.INVALID_ARGUMENT, "a member of a group reads from the partition's leader only"
+        )
     if handle.lost_leadership is not None:
         raise handle.lost_leadership
     return handle

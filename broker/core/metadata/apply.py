@@ -10,6 +10,8 @@ from typing import Final, cast, get_args
 
 from broker.core.metadata.broker_apply import apply_broker
 from broker.core.metadata.commands import Command, StreamCommand
+from broker.core.metadata.group_apply import apply_group
+from broker.core.metadata.group_commands import GroupCommand
 from broker.core.metadata.outcome import Applied, CommandReply, Rejected
 from broker.core.metadata.partition_apply import apply_partition
 from broker.core.metadata.partition_commands import BrokerCommand, PartitionCommand
@@ -19,6 +21,7 @@ from broker.core.metadata.stream_apply import apply_stream
 __all__ = ["Applied", "CommandReply", "Rejected", "apply"]
 
 _STREAM_KINDS: Final = get_args(StreamCommand)
+_GROUP_KINDS: Final = get_args(GroupCommand)
 _PARTITION_KINDS: Final = get_args(PartitionCommand)
 
 
@@ -28,4 +31,6 @@ def apply(state: MetadataState, command: Command) -> Applied:
         return apply_stream(state, cast("StreamCommand", command))
     if isinstance(command, _PARTITION_KINDS):
         return apply_partition(state, cast("PartitionCommand", command))
+    if isinstance(command, _GROUP_KINDS):
+        return apply_group(state, cast("GroupCommand", command))
     return apply_broker(state, cast("BrokerCommand", command))

@@ -12,6 +12,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
+from broker.core.metadata.group_commands import (
+    CursorWrite,
+    GroupCommand,
+    JoinGroup,
+    LeaveGroup,
+    ReportCoordinator,
+    SetCursors,
+)
 from broker.core.metadata.partition_commands import (
     AllocateIds,
     BeginLeaderships,
@@ -44,12 +52,43 @@ from broker.model.offsets import Offset
 from broker.model.stream import Stream
 
 __all__ = [
-    "COMMAND_BYTES_MAX", "AllocateIds", "AlterStream", "BeginLeaderships", "BegunLeadership",
-    "ChangeIsr", "Command", "ConfirmLeader", "CreateStream", "DeleteStream", "DropLease",
-    "ElectUnclean", "FenceBroker", "LogAnswer", "MarkOpened", "NameCandidate", "PurgeRecords",
-    "ReassignReplicas", "RecordColdEnd", "RegisterBroker", "RemoveBroker", "RenewLease",
-    "SetFeatureLevel", "StartElection", "StopBroker", "TakeLease", "TakeOffline", "UnfenceBroker",
-    "WithdrawReplica", "decode", "encode", "encode_new",
+    "COMMAND_BYTES_MAX",
+    "AllocateIds",
+    "AlterStream",
+    "BeginLeaderships",
+    "BegunLeadership",
+    "ChangeIsr",
+    "Command",
+    "ConfirmLeader",
+    "CreateStream",
+    "CursorWrite",
+    "DeleteStream",
+    "DropLease",
+    "ElectUnclean",
+    "FenceBroker",
+    "JoinGroup",
+    "LeaveGroup",
+    "LogAnswer",
+    "MarkOpened",
+    "NameCandidate",
+    "PurgeRecords",
+    "ReassignReplicas",
+    "RecordColdEnd",
+    "RegisterBroker",
+    "RemoveBroker",
+    "RenewLease",
+    "ReportCoordinator",
+    "SetCursors",
+    "SetFeatureLevel",
+    "StartElection",
+    "StopBroker",
+    "TakeLease",
+    "TakeOffline",
+    "UnfenceBroker",
+    "WithdrawReplica",
+    "decode",
+    "encode",
+    "encode_new",
 ]  # fmt: skip
 
 COMMAND_BYTES_MAX: Final = 1024 * 1024
@@ -159,7 +198,7 @@ StreamCommand = (
     | RenewLease
     | DropLease
 )
-Command = StreamCommand | BrokerCommand | PartitionCommand
+Command = StreamCommand | BrokerCommand | PartitionCommand | GroupCommand
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
@@ -173,7 +212,7 @@ def encode_new(command: Command) -> bytes:
     """Return the bytes of a command to propose, with the limits and rules of this build."""
     if isinstance(command, CreateStream):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX, one_answers=True)
-    elif isinstance(command, AlterStream | TakeLease):
+    elif isinstance(command, AlterStream | TakeLease | SetCursors | JoinGroup):
         command = dataclasses.replace(command, weight_max=STATE_WEIGHT_MAX)
     return encode(command)
 

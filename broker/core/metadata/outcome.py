@@ -26,6 +26,8 @@ class CommandReply(TypedDict, total=False):
     purged_from: int  # PurgeRecords: the purged end before
     changed: bool  # AlterStream: False if the stream was so already
     expires_us: int  # RenewLease
+    group_epoch: int  # JoinGroup, LeaveGroup, ReportCoordinator, as the next
+    coordinator: str
     feature_level: int  # SetFeatureLevel
     first: int  # AllocateIds: the first of the ids
     partition_epoch: int  # what is about one partition, as the next three

@@ -1,8 +1,8 @@
 """The weight of the metadata in bytes, and its limit.
 
-A state is held in memory, written and sent as one piece, so its size is limited. A new stream or
-lease that would raise the weight above `STATE_WEIGHT_MAX` is refused. A change of existing streams
-(an election, a restart, a cold end) is never refused, so it must always fit. For this reason a
+A state is held in memory, written and sent as one piece, so its size is limited. A new stream,
+lease, cursor or group that would raise the weight above `STATE_WEIGHT_MAX` is refused. A change of
+existing streams (an election, a restart, a cold end) is never refused, so it must always fit. So a
 partition has a fixed weight, `PARTITION_WEIGHT`, about a third of its largest size, and a reader
 accepts snapshots of `SNAPSHOT_BYTES_MAX`, four times the limit. So every state that was written can
 be read again.
@@ -26,6 +26,8 @@ SNAPSHOT_BYTES_MAX: Final = 4 * STATE_WEIGHT_MAX
 PARTITION_WEIGHT: Final = 2048  # a new partition takes 600 bytes, one with a long lineage 7,000
 _STREAM_WEIGHT: Final = 256  # names of fields, the uuid twice, times
 _LEASE_WEIGHT: Final = 256
+_CURSOR_WEIGHT: Final = 64
+_GROUP_WEIGHT: Final = 128
 _FLOOR_WEIGHT: Final = 20  # an offset's digits and a comma
 
 
@@ -39,6 +41,22 @@ class WeighedLease(Protocol):
     @property
     def floors(self) -> Sequence[int]:
         """An offset for each partition."""
+
+
+class WeighedGroup(Protocol):
+    """The parts of a consumer group that grow."""
+
+    @property
+    def coordinator(self) -> str:
+        """Broker that hears its members."""
+
+    @property
+    def members(self) -> Mapping[str, Sequence[str]]:
+        """Streams by member."""
+
+    @property
+    def reports(self) -> Sequence[str]:
+        """Members that complain."""
 
 
 class WeighedState(Protocol):
@@ -56,6 +74,14 @@ class WeighedState(Protocol):
     def leases(self) -> Mapping[LeaseId, WeighedLease]:
         """Leases by id."""
 
+    @property
+    def cursors(self) -> Mapping[str, Mapping[str, int]]:
+        """Positions by cursor id."""
+
+    @property
+    def groups(self) -> Mapping[str, WeighedGroup]:
+        """Consumer groups by id."""
+
 
 def weight_of_stream(stream: Stream, partitions_count: int) -> int:
     """Return the weight of a stream with its partitions."""
@@ -68,13 +94,29 @@ def weight_of_lease(lease: WeighedLease) -> int:
     return _LEASE_WEIGHT + len(json.dumps(lease.owner)) + _FLOOR_WEIGHT * len(lease.floors)
 
 
+def weight_of_cursor(cursor_id: str, positions: Mapping[str, int]) -> int:
+    """Return the weight of the positions of one cursor id; nothing if there is none."""
+    if not positions:
+        return 0
+    named = sum(len(key.encode()) for key in positions)
+    return _CURSOR_WEIGHT + len(json.dumps(cursor_id)) + named + _FLOOR_WEIGHT * 2 * len(positions)
+
+
+def weight_of_group(group_id: str, group: WeighedGroup) -> int:
+    """Return the weight of a consumer group; it grows with its members and their streams."""
+    told = (group_id, group.coordinator, dict(group.members), group.reports)
+    return _GROUP_WEIGHT + len(json.dumps(told))
+
+
 def weigh(state: WeighedState) -> int:
     """Return the weight of a whole state, which its field ``weight`` must have."""
     streams = sum(
         weight_of_stream(one, len(state.partitions.get(one.uuid, ())))
         for one in state.streams.values()
     )
-    return streams + sum(map(weight_of_lease, state.leases.values()))
+    cursors = sum(weight_of_cursor(key, one) for key, one in state.cursors.items())
+    groups = sum(weight_of_group(key, one) for key, one in state.groups.items())
+    return streams + sum(map(weight_of_lease, state.leases.values())) + cursors + groups
 
 
 def refused_growth(weight: int, weight_max: int | None) -> MetadataFullError | None:

@@ -118,6 +118,16 @@ class LeaseState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """A consumer group; it has at least one member."""
+
+    coordinator: BrokerId  # hears its members, and expels silent ones
+    epoch: int  # grows with every change of members or coordinator
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sorted streams, by id
+    reports: tuple[str, ...] = ()  # sorted; members to whom the coordinator does not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataState:
     """The state that commands change. A change copies the changed parts and shares the others."""
 
@@ -129,6 +139,10 @@ class MetadataState:
     feature_level: int = FEATURE_LEVEL_ALONE
     next_id: int = 1  # for unique ids, see AllocateIds
     broker_epoch_floor: int = 0  # a removed broker that comes back must not repeat an epoch
+    # Positions by cursor id, then by "<partition>,<stream>".
+    cursors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    groups: Mapping[str, GroupState] = field(default_factory=dict)  # consumer groups by id
+    group_epoch: int = 0  # the newest of all groups that there ever were
     weight: int = field(default=0, compare=False)  # of streams and leases, not stored: see size.py
 
     @property
@@ -150,6 +164,10 @@ class MetadataState:
         """Return canonical text: equal states give equal text on every node."""
         body = {"v": STATE_VERSION, **_fields(self)}
         del body["weight"]
+        # A build of a lower level does not know these, and its text has to be the same.
+        for name in ("cursors", "groups", "group_epoch"):
+            if not body[name]:
+                del body[name]
         return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod

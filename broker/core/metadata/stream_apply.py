@@ -19,6 +19,7 @@ from broker.core.metadata.commands import (
     StreamCommand,
     TakeLease,
 )
+from broker.core.metadata.group_apply import without_stream
 from broker.core.metadata.outcome import Applied, Rejected
 from broker.core.metadata.partition_apply import find, put, refused_replicas
 from broker.core.metadata.partition_rules import first_lineage, first_partition, may_lead
@@ -183,6 +184,7 @@ def _delete_stream(state: MetadataState, command: DeleteStream) -> Applied:
         )
     leases = {key: one for key, one in state.leases.items() if one.stream_uuid != present.uuid}
     gone = weight_of_stream(present, len(state.partitions.get(present.uuid, ())))
+    state = without_stream(state, command.name)
     return (
         replace(
             state,

@@ -17,7 +17,6 @@ from broker.core.metadata.commands import (
     CreateStream,
     DeleteStream,
     PurgeRecords,
-    SetFeatureLevel,
 )
 from broker.core.metadata.state import FEATURE_LEVEL_ALTERED
 from broker.core.replication.view import view_of
@@ -35,6 +34,7 @@ from broker.model.offsets import Offset
 from broker.model.purge import Purged
 from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.system import Clock
+from broker.runtime.api.feature_levels import raise_level
 from broker.runtime.cluster.membership import CONFIRM_MS, Membership
 from broker.runtime.hosted_partitions import HostedPartitions
 from broker.runtime.metadata.metadata_log import WaitingMetadata
@@ -133,7 +133,7 @@ class Streams:
         if dry_run:
             self._refuse_in_vain(command)
             return altered
-        self._raise_level()
+        raise_level(self._metadata, FEATURE_LEVEL_ALTERED)
         reply = self._metadata.propose(command)
         self._follow()
         if reply["changed"]:
@@ -156,13 +156,6 @@ class Streams:
         if isinstance(reply, Rejected):
             raise reply.error
 
-    def _raise_level(self) -> None:
-        """Raise the cluster's feature level for commands that older builds lack. Irreversible."""
-        level = self._metadata.state.feature_level
-        if level < FEATURE_LEVEL_ALTERED:
-            command = SetFeatureLevel(expected=level, level=FEATURE_LEVEL_ALTERED)
-            self._metadata.propose(command)
-
     def purge(
         self,
         name: str,
@@ -181,7 +174,7 @@ class Streams:
             raise not_leader(f"{name}/{partition}", view)
         leader_epoch = driver.reads.leader_epoch
         end = _purge_end(driver, f"{name}/{partition}", before, before_us)
-        self._raise_level()
+        raise_level(self._metadata, FEATURE_LEVEL_ALTERED)
         facts = {"stream": name, "stream_uuid": stream.uuid, "partition": partition}
         _log.info("purge_asked", **facts, before=end, operator=operator)  # if the answer is lost
         log_start = driver.reads.log_start

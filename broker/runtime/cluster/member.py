@@ -17,6 +17,7 @@ import structlog
 
 from broker.core.election import ElectionTiming
 from broker.core.metadata.placement import place
+from broker.core.metadata.state import MetadataState
 from broker.core.replication.effects import ProposeIsr
 from broker.core.replication.replica import not_leader
 from broker.errors import (
@@ -122,6 +123,7 @@ class ClusterMember:
         self._log_ends = LogEndAnswers(control, self._replica, lambda: metadata.state)
         self._stop_asked = stop_asked
         self._hears = False
+        self._followed: tuple[object, ...] = (None,) * 5  # what the last turn was told of
         self._writes = (
             None
             if writes is None
@@ -152,7 +154,14 @@ class ClusterMember:
             self._controller.start()
         for driven in self._driven:
             driven.start()
-        self._metadata.subscribe(lambda *_: self._follower.changed())
+        self._metadata.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, _index: int, state: MetadataState) -> None:
+        """Let a turn follow, unless the change is one of consumers: it moves no replica."""
+        followed = (state.streams, state.partitions, state.brokers, state.deleted, state.leases)
+        if any(one is not two for one, two in zip(followed, self._followed, strict=True)):
+            self._followed = followed
+            self._follower.changed()
 
     def hand_over(self) -> None:
         """Hand leaderships over before a stop, as far as other replicas can lead. Blocks."""

@@ -98,6 +98,10 @@ class WaitingMetadata(AppliedMetadata, Protocol):
         """
 
 
+class SharedMetadata(ProposingMetadata, WaitingMetadata, Protocol):
+    """For a broker, whose threads wait and whose pumps do not."""
+
+
 class MetadataLog(SeenMetadata, WaitingMetadata, Protocol):
     """The replicated log of metadata commands. Any thread."""
 

@@ -23,7 +23,7 @@ from simkit.servers.certificates import Authority
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -100,6 +100,34 @@ def test_connections_and_subscriptions_are_bounded(broker: MemoryBroker) -> None
     assert service.close(timeout_ms=10_000)
 
 
+def check_subjects(stub: APIStub) -> None:
+    """Publish to subjects over a running server's NATS; stream s has 2000 records on foo."""
+
+    def publish(subject: str, timeout: float | None = WAIT_S, **fields: str) -> int:
+        request = api.PublishToSubjectRequest(
+            subject=subject,
+            value=b"x",
+            correlationId="c",
+            **fields,  # type: ignore[arg-type]
+        )
+        ack = stub.PublishToSubject(request, timeout=timeout).ack
+        assert ack.correlationId == ("c" if ack.stream else "")
+        return int(ack.offset)
+
+    assert publish("foo") == 2000
+    assert publish("foo", ackInbox="my.own.inbox") == 2001
+    assert publish("foo", timeout=None) == 0, "without a deadline nothing is waited for"
+    assert publish("foo") == 2003
+    for subject, timeout, code in (
+        ("nobody.listens", 0.5, grpc.StatusCode.DEADLINE_EXCEEDED),
+        ("a b", WAIT_S, grpc.StatusCode.INVALID_ARGUMENT),
+        ("foo.*", WAIT_S, grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            publish(subject, timeout=timeout)
+        assert refused.value.code() is code
+
+
 def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`headwater up` with the API on: records that only the table has, after a restart."""
     port = embedded.free_port()
@@ -123,8 +151,13 @@ def test_a_whole_server_serves_its_table(tmp_path: Path, monkeypatch: pytest.Mon
         with Client(RuntimeFile.read(data).flight) as client:
             (status,) = client.tier_flush("s")
             assert status.cold.end == 2000
+        check_subjects(stub)
+        place = {"stream": "s", "partition": 0, "cursorId": "c"}
+        stub.SetCursor(api.SetCursorRequest(**place, offset=77), timeout=WAIT_S)  # type: ignore[arg-type]
     with embedded.start_up(data, *options), grpc.insecure_channel(address) as channel:
         stub = stub_of(channel)
+        fetched = stub.FetchCursor(api.FetchCursorRequest(**place), timeout=WAIT_S)  # type: ignore[arg-type]
+        assert fetched.offset == 77
         call = stub.Subscribe(
             api.SubscribeRequest(
                 stream="s", startPosition=api.EARLIEST, stopPosition=api.STOP_LATEST

@@ -14,7 +14,7 @@ from broker.ports.system import Clock, Files
 from broker.runtime.broker import Broker, BrokerName, BrokerPace, BrokerParts
 from broker.runtime.cluster.membership import Alone
 from broker.runtime.metadata.lone import open_alone
-from broker.runtime.metadata.metadata_log import WaitingMetadata
+from broker.runtime.metadata.metadata_log import SharedMetadata
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.commit_scheduler import CommitScheduler
 from broker.storage.promises.promises import Promises
@@ -27,7 +27,7 @@ def disk_broker(
     folder: Path,
     *,
     wrap: Callable[[DiskFiles], Files] = lambda files: files,
-    watched: Callable[[RaftMetadataLog], WaitingMetadata] = lambda log: log,
+    watched: Callable[[RaftMetadataLog], SharedMetadata] = lambda log: log,
     on_crash: Callable[[BaseException], None] | None = None,
     owner: str | None = None,
     clock: Clock | None = None,

@@ -41,7 +41,9 @@ from broker.model.stream import AlteredStream, Stream, StreamConfig
 from broker.ports.api import BrokerPlace, PartitionPlace, PartitionStanding
 from broker.ports.partition import PartitionWriter
 from broker.ports.tiering import HeldLease, TierStatus
+from broker.runtime.api.groups import Cursors, Groups
 from simkit.brokers.memory_partition import MemoryPartition
+from simkit.memory_metadata import MemoryMetadata
 
 _BROKER = BrokerId("memory")
 
@@ -81,6 +83,9 @@ class MemoryBroker:
         self._queue_batches_max = queue_batches_max
         self._streams: dict[str, Stream] = {}
         self._partitions: dict[str, list[MemoryPartition]] = {}
+        self.metadata = MemoryMetadata(_BROKER)
+        self.cursors = Cursors(self.metadata)
+        self.groups = Groups(_BROKER, self.metadata, self.clock)
 
     @property
     def streams(self) -> Self:
@@ -129,6 +134,7 @@ class MemoryBroker:
             for number in range(config.partitions)
         ]
         self._streams[name] = stream
+        self.metadata.note(name, stream)
         return stream
 
     def alter(
@@ -171,6 +177,7 @@ class MemoryBroker:
         """Delete a stream and its records."""
         stream = self.get(name)
         del self._streams[name]
+        self.metadata.note(name, None)
         for partition in self._partitions.pop(name):
             partition.close()
         return stream

@@ -22,6 +22,7 @@ from broker.errors import (
 )
 from broker.model.stream import StreamConfig
 from broker.runtime.led import LedPartitions
+from broker.runtime.metadata.metadata_log import Answered
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from simkit.brokers.brokers import disk_broker
 from simkit.brokers.lone_broker import STREAM, Running, running
@@ -158,6 +159,10 @@ class Between:
     def state(self) -> MetadataState:
         """See ``MetadataLog.state``."""
         return self._log.state
+
+    def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
+        """See ``ProposingMetadata.propose_soon``."""
+        self._log.propose_soon(command, answered, timeout_ms=timeout_ms)
 
     def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """Let the other one go first."""

@@ -18,6 +18,7 @@ from broker.model.epochs import LeaderEpoch
 from broker.model.ids import BrokerId, StreamUuid
 from broker.model.stream import StreamConfig
 from broker.process.samples import BrokerSamples
+from broker.runtime.metadata.metadata_log import Answered
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.storage.log.partition_log import PartitionLog
 from simkit.brokers.brokers import disk_broker
@@ -38,6 +39,10 @@ class Cluster:
     def state(self) -> MetadataState:
         """What the cluster says."""
         return self.change(self._log.state)
+
+    def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
+        """See ``ProposingMetadata.propose_soon``."""
+        self._log.propose_soon(command, answered, timeout_ms=timeout_ms)
 
     def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``."""

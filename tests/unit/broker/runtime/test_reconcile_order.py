@@ -15,6 +15,7 @@ from broker.core.metadata.state import MetadataState
 from broker.model.stream import StreamConfig
 from broker.runtime.broker import Broker
 from broker.runtime.hosted_partitions import HostedPartitions
+from broker.runtime.metadata.metadata_log import Answered
 from broker.runtime.metadata.raft_metadata_log import RaftMetadataLog
 from broker.runtime.partition.driver import PartitionDriver
 from simkit.brokers.brokers import disk_broker
@@ -36,6 +37,10 @@ class SlowReader:
             self.has_read.set()
             self.other_is_done.wait(1)
         return found
+
+    def propose_soon(self, command: Command, answered: Answered, *, timeout_ms: int) -> None:
+        """See ``ProposingMetadata.propose_soon``."""
+        self._log.propose_soon(command, answered, timeout_ms=timeout_ms)
 
     def propose(self, command: Command, *, timeout_ms: int = 10_000) -> CommandReply:
         """See ``MetadataLog.propose``."""

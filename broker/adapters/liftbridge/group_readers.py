@@ -1,0 +1,59 @@
+"""Which member of a consumer group reads a partition here: one at a time, by the group's epoch.
+
+A subscription of a later epoch takes the place of an earlier one, whose messages then end in order.
+One of an epoch that is over is refused, so that a member that was expelled does not read
+beside its successor.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.ports.groups import GroupsApi
+
+
+@dataclass(slots=True, eq=False)
+class GroupReading:
+    """One subscription of a member."""
+
+    key: tuple[str, str, int]  # group, stream's uuid, partition
+    epoch: int
+    replaced: bool = False
+
+
+class GroupReaders:
+    """Any thread."""
+
+    def __init__(self, groups: GroupsApi) -> None:
+        """Ask ``groups`` for the epochs."""
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._readings: dict[tuple[str, str, int], GroupReading] = {}
+
+    def enter(self, group: str, stream_uuid: str, partition: int, epoch: int) -> GroupReading:
+        """Begin to read; whoever read for the group before is replaced.
+
+        Raises:
+            StatusError: the group is at a later epoch.
+        """
+        place = self._groups.find(group)
+        entered = GroupReading((group, stream_uuid, partition), epoch)
+        with self._lock:
+            present = self._readings.get(entered.key)
+            newest = max(present.epoch if present else 0, place.epoch if place else 0)
+            if epoch < newest:
+                raise StatusError(
+                    Code.FAILED_PRECONDITION, "Consumer is not currently assigned this partition"
+                )
+            if present is not None:
+                present.replaced = True
+            self._readings[entered.key] = entered
+        return entered
+
+    def leave(self, reading: GroupReading) -> None:
+        """End a reading."""
+        with self._lock:
+            if self._readings.get(reading.key) is reading:
+                del self._readings[reading.key]

@@ -1,0 +1,81 @@
+"""PublishToSubject: a message for whatever streams listen to a NATS subject.
+
+The message goes over NATS, as from a client that speaks NATS itself: every stream on the subject
+stores it, and the first acknowledgement is the answer. Without a deadline there is none, as in
+Liftbridge: its oldest Python client sends no deadline and does not look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from broker.adapters.liftbridge.messages import POLICIES
+from broker.adapters.liftbridge.statuses import Code, StatusError
+from broker.adapters.liftbridge.stream_calls import decode
+from broker.codec.nats import envelope
+from broker.codec.nats.envelope import EnvelopeKind
+from broker.errors import EnvelopeError, HeadwaterError, InvalidRequestError, UnavailableError
+from broker.ports.subjects import SubjectPublisher
+from broker.wire.liftbridge import api_pb2 as api
+from broker.wire.liftbridge import message_pb2 as wire
+
+_REFUSALS = {
+    wire.Ack.INCORRECT_OFFSET: (Code.FAILED_PRECONDITION, "incorrect expected offset"),
+    wire.Ack.TOO_LARGE: (Code.INVALID_ARGUMENT, "the message exceeds the stream's limit"),
+    wire.Ack.ENCRYPTION: (Code.INTERNAL, "the message could not be encrypted"),
+}
+
+
+def publish_to_subject(
+    publisher: SubjectPublisher | None,
+    payload: bytes,
+    replied: Callable[[object], None],
+    *,
+    waits: bool,
+) -> Callable[[], None]:
+    """Publish; ``replied`` gets the answer's bytes or an exception. Returns what ends the wait.
+
+    Raises:
+        StatusError, HeadwaterError: nothing was published.
+    """
+    request = decode(api.PublishToSubjectRequest, payload)
+    if publisher is None:
+        raise UnavailableError("this broker is not connected to NATS: nats.url is empty")
+    if request.ackPolicy not in POLICIES:
+        raise InvalidRequestError("the ack policy is not known")
+
+    def made(inbox: str) -> bytes:
+        message = wire.Message(
+            offset=-1,  # no condition
+            key=request.key,
+            value=request.value,
+            headers=dict(request.headers),
+            subject=request.subject,
+            ackInbox=inbox,
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+        )
+        return envelope.encode(EnvelopeKind.PUBLISH, message.SerializeToString())
+
+    if not waits or request.ackPolicy == wire.NONE:
+        publisher.publish(request.subject, made(request.ackInbox))
+        replied(api.PublishToSubjectResponse().SerializeToString())
+        return lambda: None
+    return publisher.ask(
+        request.subject, made, lambda told: replied(_reply(told)), request.ackInbox
+    )
+
+
+def _reply(told: bytes | HeadwaterError) -> object:
+    if isinstance(told, HeadwaterError):
+        return told
+    ack = wire.Ack()
+    try:
+        ack.ParseFromString(envelope.decode(told, EnvelopeKind.ACK))
+    except (EnvelopeError, DecodeError):
+        return StatusError(Code.INTERNAL, "the acknowledgement is not readable")
+    if ack.ackError == wire.Ack.OK:
+        return api.PublishToSubjectResponse(ack=ack).SerializeToString()
+    return StatusError(*_REFUSALS.get(ack.ackError, (Code.INTERNAL, "the message was not stored")))

@@ -1,0 +1,77 @@
+"""What consumers leave with the cluster: positions, and groups that share partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.model.ids import BrokerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """A consumer group as it is now."""
+
+    coordinator: BrokerId
+    epoch: int
+    members: Mapping[str, Sequence[str]]  # streams by member
+
+
+class CursorsApi(Protocol):
+    """Positions of consumers: durable, on every broker, the newest one counts. They block."""
+
+    def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
+        """Store a position; it is on the disks of a majority when this returns.
+
+        Raises:
+            InvalidRequestError: a name is empty or too long, or a number negative.
+            FeatureLevelError: a broker of the cluster runs a build that has no cursors.
+            MetadataFullError, UnavailableError.
+        """
+
+    def get(self, cursor_id: str, stream: str, partition: int) -> int | None:
+        """Return a position that is at least as new as every one that was stored before.
+
+        Raises UnavailableError if no majority of the controllers confirms it.
+        """
+
+
+class GroupsApi(Protocol):
+    """Consumer groups. Any thread; the methods block.
+
+    A group's epoch grows with every change of its members or coordinator. Its coordinator hears
+    its members and expels those that are silent for ``consumer_ms``.
+    """
+
+    consumer_ms: int
+    coordinator_ms: int  # a member reports a coordinator that was silent for so long
+
+    def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
+        """Make a consumer a member; the first one begins the group.
+
+        Raises:
+            GroupChangedError: it is a member already, or a stream does not exist.
+            InvalidRequestError, FeatureLevelError, MetadataFullError, UnavailableError.
+        """
+
+    def leave(self, group: str, member: str) -> None:
+        """End a membership; raises UnknownGroupError, GroupChangedError (no member)."""
+
+    def assignments(self, group: str, member: str, epoch: int) -> Mapping[str, Sequence[int]]:
+        """Return a member's partitions by stream, and take note that it lives.
+
+        Raises:
+            UnknownGroupError.
+            GroupChangedError: this broker is not the coordinator, the group has another epoch, or
+                the consumer is no member (any more).
+        """
+
+    def report(self, group: str, member: str, coordinator: str, epoch: int) -> None:
+        """Take note that a member does not reach its coordinator; enough of them get another one.
+
+        Raises UnknownGroupError, GroupChangedError.
+        """
+
+    def find(self, group: str) -> GroupPlace | None:
+        """Return a group as this broker knows it; None if it has no such group."""

@@ -1,0 +1,45 @@
+"""Starts Liftbridge's API, and the connection to NATS that it publishes to subjects with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from broker.adapters.liftbridge.config import service_config
+from broker.adapters.liftbridge.service import LiftbridgeService
+from broker.adapters.nats.asking import NatsAsking
+from broker.config import BrokerConfig
+from broker.ports.system import Clock
+from broker.runtime.broker import Broker
+
+
+async def start_liftbridge(
+    config: BrokerConfig,
+    broker: Broker,
+    clock: Clock,
+    *,
+    not_ready: Callable[[], str | None],
+    on_crash: Callable[[BaseException], None],
+    undo: list[Callable[[], object]],
+) -> LiftbridgeService | None:
+    """Serve the API if it is enabled; append what ends it, to be called on another thread.
+
+    Raises:
+        InvalidConfigError: its address or its certificates cannot be used.
+    """
+    if not config.liftbridge.enabled:
+        return None
+    subjects, loop = None, asyncio.get_running_loop()
+    if config.nats.url:
+        subjects = NatsAsking(
+            config.nats, client_name=f"headwater-{config.node.id}-liftbridge", on_crash=on_crash
+        )
+        await subjects.start()
+        end = subjects.close
+        undo.append(lambda: asyncio.run_coroutine_threadsafe(end(), loop).result())
+    service = LiftbridgeService(
+        broker, clock, service_config(config.liftbridge), not_ready=not_ready, subjects=subjects
+    )
+    service.start()
+    undo.append(service.close)
+    return service

@@ -1,0 +1,187 @@
+"""Cursors and consumer groups: the metadata holds them, so that no broker's disk does alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from broker.core.group_assignment import assign
+from broker.core.group_liveness import GroupLiveness
+from broker.core.metadata.commands import (
+    CursorWrite,
+    JoinGroup,
+    LeaveGroup,
+    ReportCoordinator,
+    SetCursors,
+)
+from broker.core.metadata.group_apply import cursor_key
+from broker.core.metadata.state import FEATURE_LEVEL_LIFTBRIDGE, GroupState, MetadataState
+from broker.errors import GroupChangedError, UnknownGroupError
+from broker.model.ids import BrokerId
+from broker.ports.groups import GroupPlace
+from broker.ports.system import Clock
+from broker.runtime.api.feature_levels import raise_level
+from broker.runtime.cluster.membership import CONFIRM_MS
+from broker.runtime.metadata.metadata_log import SharedMetadata, WaitingMetadata
+
+_log = structlog.get_logger(__name__)
+
+CONSUMER_MS: Final = 15_000
+COORDINATOR_MS: Final = 15_000
+_LOOK_MS: Final = 500
+_PROPOSE_MS: Final = 5_000
+_PROTOCOL: Final = "liftbridge"  # a coordinator has to be reached by members
+
+
+class Cursors:
+    """Implements ``CursorsApi``. Any thread."""
+
+    def __init__(self, metadata: WaitingMetadata) -> None:
+        """Keep positions in ``metadata``."""
+        self._metadata = metadata
+
+    def set(self, cursor_id: str, stream: str, partition: int, offset: int) -> None:
+        """See ``CursorsApi.set``."""
+        raise_level(self._metadata, FEATURE_LEVEL_LIFTBRIDGE)
+        write = CursorWrite(cursor_id=cursor_id, stream=stream, partition=partition, offset=offset)
+        self._metadata.propose(SetCursors(writes=(write,)))
+
+    def get(self, cursor_id: str, stream: str, partition: int) -> int | None:
+        """See ``CursorsApi.get``."""
+        self._metadata.barrier(timeout_ms=CONFIRM_MS)
+        positions = self._metadata.state.cursors.get(cursor_id, {})
+        return positions.get(cursor_key(stream, partition))
+
+
+class Groups:
+    """Implements ``GroupsApi``, and is the pump that expels silent members. Any thread."""
+
+    def __init__(
+        self,
+        me: BrokerId,
+        metadata: SharedMetadata,
+        clock: Clock,
+        *,
+        consumer_ms: int = CONSUMER_MS,
+        coordinator_ms: int = COORDINATOR_MS,
+    ) -> None:
+        """``me`` coordinates the groups that the metadata gives it."""
+        self.consumer_ms = consumer_ms
+        self.coordinator_ms = coordinator_ms
+        self._me = me
+        self._metadata = metadata
+        self._clock = clock
+        self._liveness = GroupLiveness(me, consumer_ms=consumer_ms)
+        self._lock = threading.Lock()
+
+    def turn(self, now_ms: int) -> int:
+        """Expel who is silent for too long."""
+        groups = self._metadata.state.groups
+        with self._lock:
+            silent = self._liveness.step(groups, now_ms)
+        for one in silent:
+            _log.info("group_member_expelled", group=one.command.group, member=one.command.member)
+            self._metadata.propose_soon(one.command, lambda _: None, timeout_ms=_PROPOSE_MS)
+        return now_ms + _LOOK_MS
+
+    def join(self, group: str, member: str, streams: Sequence[str]) -> GroupPlace:
+        """See ``GroupsApi.join``."""
+        raise_level(self._metadata, FEATURE_LEVEL_LIFTBRIDGE)
+        command = JoinGroup(
+            group=group,
+            member=member,
+            streams=tuple(streams),
+            coordinator=self._candidate(BrokerId("")),
+        )
+        reply = self._metadata.propose(command)
+        return GroupPlace(
+            coordinator=BrokerId(reply["coordinator"]),
+            epoch=reply["group_epoch"],
+            members={member: tuple(streams)},
+        )
+
+    def leave(self, group: str, member: str) -> None:
+        """See ``GroupsApi.leave``."""
+        self._metadata.propose(LeaveGroup(group=group, member=member))
+
+    def assignments(self, group: str, member: str, epoch: int) -> Mapping[str, Sequence[int]]:
+        """See ``GroupsApi.assignments``."""
+        present = self._known(group)
+        if present.coordinator == self._me and (
+            present.epoch < epoch or member not in present.members
+        ):
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)  # the group may have changed elsewhere
+            present = self._known(group)
+        if present.coordinator != self._me:
+            raise GroupChangedError(
+                f"this broker does not coordinate group {group!r}; {present.coordinator} does",
+                group=group,
+            )
+        if member not in present.members:
+            raise GroupChangedError(
+                f"consumer {member!r} is not a member of group {group!r}", group=group
+            )
+        with self._lock:  # it lives, whatever it knows of the group
+            self._liveness.heard(group, member, self._clock.monotonic_ms())
+        if epoch != present.epoch:
+            raise GroupChangedError(
+                f"group {group!r} is at epoch {present.epoch}, not {epoch}",
+                group=group,
+                got=epoch,
+                current=present.epoch,
+            )
+        streams = self._metadata.state.streams
+        counts = {
+            name: streams[name].config.partitions
+            for asked in present.members.values()
+            for name in asked
+            if name in streams
+        }
+        return assign(present.members, counts)[member]
+
+    def report(self, group: str, member: str, coordinator: str, epoch: int) -> None:
+        """See ``GroupsApi.report``."""
+        self._metadata.propose(
+            ReportCoordinator(
+                group=group,
+                member=member,
+                coordinator=BrokerId(coordinator),
+                epoch=epoch,
+                candidate=self._candidate(BrokerId(coordinator)),
+            )
+        )
+
+    def find(self, group: str) -> GroupPlace | None:
+        """See ``GroupsApi.find``."""
+        one = self._metadata.state.groups.get(group)
+        if one is None:
+            return None
+        return GroupPlace(coordinator=one.coordinator, epoch=one.epoch, members=one.members)
+
+    def _known(self, group: str) -> GroupState:
+        found = self._metadata.state.groups.get(group)
+        if found is None:
+            self._metadata.barrier(timeout_ms=CONFIRM_MS)
+            found = self._metadata.state.groups.get(group)
+        if found is None:
+            raise UnknownGroupError(f"no consumer group is named {group!r}", group=group)
+        return found
+
+    def _candidate(self, silent: BrokerId) -> BrokerId:
+        """Return who may coordinate a group: the living broker with the fewest, not ``silent``."""
+        return candidate(self._metadata.state, self._me, silent)
+
+
+def candidate(state: MetadataState, me: BrokerId, silent: BrokerId) -> BrokerId:
+    """Return the broker with the fewest groups among those that members can reach. Pure."""
+    counts = Counter(one.coordinator for one in state.groups.values())
+    reached = [
+        name
+        for name, one in sorted(state.brokers.items())
+        if not one.fenced and not one.stopping and name != silent and _PROTOCOL in one.addresses
+    ]
+    return min(reached, key=lambda one: (counts[one], one), default=me)

@@ -1,0 +1,54 @@
+"""Silent members of groups, by a clock that the test moves."""
+
+from __future__ import annotations
+
+from broker.core.group_liveness import GroupLiveness
+from broker.core.metadata.state import GroupState
+from broker.model.ids import BrokerId
+
+ME, OTHER = BrokerId("me"), BrokerId("other")
+STEP_MS = 500
+
+
+def group(*members: str, coordinator: BrokerId = ME, epoch: int = 1) -> dict[str, GroupState]:
+    """Return group g with these members."""
+    named = dict.fromkeys(members, ("s",))
+    return {"g": GroupState(coordinator=coordinator, epoch=epoch, members=named)}
+
+
+def told(liveness: GroupLiveness, groups: dict[str, GroupState], now_ms: int) -> list[str]:
+    """Take a step; return who has to leave."""
+    return [one.command.member for one in liveness.step(groups, now_ms)]
+
+
+def test_who_is_silent_for_too_long_has_to_leave() -> None:
+    """One at a time, at the epoch that was seen; who asks stays."""
+    liveness = GroupLiveness(ME, consumer_ms=2_000)
+    groups = group("a", "b", "c")
+    for now in range(0, 2_001, STEP_MS):
+        assert told(liveness, groups, now) == []
+        liveness.heard("g", "b", now)
+    (silent,) = liveness.step(groups, 2_500)
+    assert (silent.command.member, silent.command.epoch) == ("a", 1)
+    assert told(liveness, group("b", "c", epoch=2), 2_600) == ["c"]
+    assert told(liveness, group("b", epoch=3), 2_700) == []
+
+
+def test_only_the_coordinator_judges_and_a_new_one_begins_again() -> None:
+    """A member gets a whole time-out from each coordinator."""
+    liveness = GroupLiveness(ME, consumer_ms=2_000)
+    for now in range(0, 10_000, STEP_MS):
+        assert told(liveness, group("a", coordinator=OTHER), now) == []
+    for now in range(10_000, 12_001, STEP_MS):
+        assert told(liveness, group("a"), now) == []
+    assert told(liveness, group("a"), 12_500) == ["a"]
+
+
+def test_a_coordinator_that_stood_still_expels_nobody() -> None:
+    """It could not hear anybody meanwhile, so it begins to count again."""
+    liveness = GroupLiveness(ME, consumer_ms=2_000)
+    assert told(liveness, group("a"), 0) == []
+    assert told(liveness, group("a"), 60_000) == []
+    for now in range(60_500, 62_001, STEP_MS):
+        assert told(liveness, group("a"), now) == []
+    assert told(liveness, group("a"), 62_500) == ["a"]
