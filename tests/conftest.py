@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+import lean_jvm
 from broker.adapters.raft_pysyncobj.pinned import sockets_kept
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ EXAMPLES = int(os.environ.get("HEADWATER_TEST_EXAMPLES") or settings().max_examp
 settings.register_profile("headwater", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("headwater")
 
-# Every JVM that a test starts runs for seconds: compile quickly rather than well, and collect
-# garbage on one thread. A first Spark query takes 16 s of CPU with these options, 30 s without.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", lean_jvm.OPTIONS)
 
 with sockets_kept():  # its first import breaks socket.inet_ntop, wherever a test does it
     import pysyncobj.syncobj  # noqa: F401

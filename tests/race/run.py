@@ -34,8 +34,6 @@ BUCKET = "race"
 _KEY = "tables/contested"
 _MEETING_SECONDS = 0.4
 _START_SECONDS_MAX = 900
-# Short-lived JVMs on few cores: compile quickly rather than well, collect on one thread.
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Writer:
@@ -108,6 +106,7 @@ class Outcome:
 
 def race(folder: Path, *, commits: int, drivers: int, stock: bool) -> Outcome:
     """Run one race with all its servers below ``folder``."""
+    import lean_jvm
     from headwater.local.embedded import moto_environment, start_moto
     from simkit.servers.s3_proxy import Break, Rule, s3_proxy
 
@@ -118,7 +117,8 @@ def race(folder: Path, *, commits: int, drivers: int, stock: bool) -> Outcome:
         os.environ.update(moto_environment(moto.address))
         _create_table()
         proxy.always(Rule(Break.MEET, "PUT", f"{_KEY}/_delta_log/0"))
-        contested = {**direct, "AWS_ENDPOINT_URL": proxy.address, "JAVA_TOOL_OPTIONS": _JAVA}
+        contested = {**direct, "AWS_ENDPOINT_URL": proxy.address}
+        contested["JAVA_TOOL_OPTIONS"] = lean_jvm.OPTIONS
         scheme = "s3" if stock else "s3a"
         each = -(-commits // (drivers + 1))
         rust = _start(folder, ["rust", f"s3://{BUCKET}/{_KEY}", "0"], contested, lambda: None)

@@ -1,0 +1,57 @@
+"""The archive of classes for the tests' JVMs: when it is made anew, and who goes without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import lean_jvm
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of the jars that are here, as far as its receipt says."""
+    made = tmp_path / "classes.jsa"
+    made.write_bytes(b"classes")
+    made.with_suffix(".json").write_text(json.dumps(lean_jvm.sources()), "utf-8")
+    return made
+
+
+def test_an_archive_of_the_jars_that_are_here_fits(archive: Path) -> None:
+    """It is not made anew."""
+    assert lean_jvm.fits(archive)
+
+
+def test_without_its_file_or_receipt_it_does_not_fit(archive: Path) -> None:
+    """Neither alone is enough, nor a receipt that was cut."""
+    receipt = archive.with_suffix(".json")
+    receipt.write_text(receipt.read_text("utf-8")[:-5], "utf-8")
+    assert not lean_jvm.fits(archive)
+    receipt.write_text(json.dumps(lean_jvm.sources()), "utf-8")
+    archive.unlink()
+    assert not lean_jvm.fits(archive)
+
+
+def test_an_archive_of_other_jars_does_not_fit(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A jar of another size or another environment: the JVM would refuse to map the archive."""
+    package = tmp_path / "pyspark"
+    (package / "jars").mkdir(parents=True)
+    (package / "jars" / "spark.jar").write_bytes(b"x")
+    monkeypatch.setattr(pyspark, "__file__", str(package / "__init__.py"))
+    assert not lean_jvm.fits(archive)
+    archive.with_suffix(".json").write_text(json.dumps(lean_jvm.sources()), "utf-8")
+    assert lean_jvm.fits(archive)
+    (package / "jars" / "spark.jar").write_bytes(b"xx")
+    assert not lean_jvm.fits(archive)
+
+
+def test_every_jvm_of_a_test_is_told_of_the_archive() -> None:
+    """Also one that a test's program starts: the environment has it."""
+    assert str(lean_jvm.ARCHIVE) in lean_jvm.OPTIONS
+    assert os.environ["JAVA_TOOL_OPTIONS"]
