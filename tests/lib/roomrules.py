@@ -48,7 +48,7 @@ def crowded(files: Files, *, folders: bool = True) -> Iterator[str]:
         lines_count = len(text.splitlines())
         where = ast.get_docstring(tree) or ""
         yield from _judge("file", path, "lines", lines_count, LINES_MAX, where)
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, ast.ClassDef):
                 where = ast.get_docstring(node) or ""
                 name = f"{path}:{node.name}"
@@ -109,7 +109,7 @@ def _names(path: str, text: str) -> frozenset[str]:
 
 def _imported(tree: ast.AST) -> Iterator[str]:
     """Yield the dotted names that are imported below a node, but not for checkers only."""
-    for node in ast.iter_child_nodes(tree):
+    for node in _blocks(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -119,6 +119,21 @@ def _imported(tree: ast.AST) -> Iterator[str]:
                 yield from _imported(ast.Module(body=[other], type_ignores=[]))
         else:
             yield from _imported(node)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements below a node; a class or an import is never within an expression."""
+    for node in _blocks(tree):
+        yield node
+        yield from _statements(node)
+
+
+def _blocks(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements, handlers and cases directly below a node."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        found = getattr(node, name, ())
+        if isinstance(found, list):  # that of a lambda or a conditional is an expression
+            yield from found
 
 
 def _is_for_checkers(node: ast.If) -> bool:

@@ -38,6 +38,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     # The kits, from the one that needs least. None imports a test, an example or a tool.
     "tests/lib/projectfiles.py": (),
     "tests/lib/roomrules.py": (),
+    "tests/lib/sourcefiles.py": (),
     "tests/lib/docclaims.py": (),
     "tests/lib/cpu_report.py": (),
     "tests/lib/lanes.py": (),
@@ -52,7 +53,9 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         *_PRODUCT, "tests/lib/checkkit/*", "tests/lib/clusterkit/*", "tests/lib/plantkit/*",
         "tests/lib/simkit/*",
     ),
-    "tests/lib/chaoskit": (*_PRODUCT, "tests/lib/checkkit/*", "tests/lib/crashkit/*"),
+    "tests/lib/chaoskit": (
+        *_PRODUCT, "tests/lib/checkkit/*", "tests/lib/clusterkit/*", "tests/lib/crashkit/*",
+    ),
     "tests/lib/damagekit": _PRODUCT,
     # Tests import kits and what they test, never each other: shared code belongs into a kit.
     "tests/conftest.py": _TEST,

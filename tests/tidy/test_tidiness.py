@@ -12,7 +12,6 @@ import ast
 import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 import pytest
 
 from projectfiles import ROOMS, ROOT, project_files
+from sourcefiles import SourceFile
 
 GENERATED: Final = "*_pb2*"
 
@@ -126,20 +126,6 @@ REGISTRY_HOSTS: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One Python file of ours, parsed; ``path`` is relative to the root, with slashes."""
-
-    path: str
-    text: str
-    tree: ast.Module
-
-    @classmethod
-    def of(cls, path: str, text: str) -> SourceFile:
-        """Parse ``text`` as the content of ``path``."""
-        return cls(path=path, text=text, tree=ast.parse(text, filename=path))
-
-
 Rule = Callable[[SourceFile], Iterator[str]]
 
 
@@ -173,25 +159,23 @@ def dotted(node: ast.expr) -> str:
 
 def calls(file: SourceFile) -> Iterator[tuple[str, ast.Call]]:
     """Yield every call with the dotted name that it calls, as far as it has one."""
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Call):
-            yield dotted(node.func), node
+    for node in file.nodes(ast.Call):
+        yield dotted(node.func), node
 
 
 def functions(file: SourceFile) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield every function and method, at any depth."""
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    yield from file.nodes(ast.FunctionDef)
+    yield from file.nodes(ast.AsyncFunctionDef)
 
 
 def imports(file: SourceFile) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted name) of everything imported: by statement or by a literal name."""
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+    for whole in file.nodes(ast.Import):
+        yield from ((whole.lineno, alias.name) for alias in whole.names)
+    for part in file.nodes(ast.ImportFrom):
+        if part.module and not part.level:
+            yield from ((part.lineno, f"{part.module}.{alias.name}") for alias in part.names)
     for name, call in calls(file):
         if name.split(".")[-1] in {"import_module", "__import__"} and call.args:
             target = call.args[0]
@@ -276,8 +260,8 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 def swallowed_exceptions(file: SourceFile) -> Iterator[str]:
     """Report ``except:`` everywhere, and catch-alls that neither re-raise nor are allowed."""
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.ExceptHandler) and catches_all(node):
+    for node in file.nodes(ast.ExceptHandler):
+        if catches_all(node):
             if node.type is None:
                 yield f"{file.path}:{node.lineno} has a bare except"
             elif file.path not in CATCH_ALL:
@@ -291,8 +275,8 @@ def silent_skips(file: SourceFile) -> Iterator[str]:
     for name, call in calls(file):
         if has_reason(name, call):
             explained.add(call.func)
-    for node in ast.walk(file.tree):
-        if not isinstance(node, ast.Attribute) or node.attr not in names or node in explained:
+    for node in file.nodes(ast.Attribute):
+        if node.attr not in names or node in explained:
             continue
         if dotted(node).startswith("pytest."):
             yield f"{file.path}:{node.lineno} uses {dotted(node)} without a reason"
@@ -352,10 +336,7 @@ def test_catch_all_permissions_are_still_used() -> None:
         path
         for path, file in by_path.items()
         if path in CATCH_ALL
-        and not any(
-            isinstance(node, ast.ExceptHandler) and catches_all(node)
-            for node in ast.walk(file.tree)
-        )
+        and not any(catches_all(node) for node in file.nodes(ast.ExceptHandler))
     ]
     assert unused == []
 
