@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         stories=chosen,
         times=options.times,
         raft=options.raft,
+        forked=options.forked,
     )
     began_s, stopped = time.monotonic(), None
     campaign = ChaosCampaign(config, lambda text: print(text, flush=True))
@@ -116,6 +117,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--plan", action="store_true", help="print what would be done")
     parser.add_argument("--plant", choices=known_plants(), help="a bug to be found")
     parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--forked", action="store_true", help="brokers start by a fork: less CPU")
     parser.add_argument("--keep", action="store_true", help="keep the files also when all is good")
     return parser.parse_args(arguments)
 

@@ -37,12 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
         check_every=given.check_every,
         spark_every=given.spark_every,
         records_per_s=given.records_per_s or (300 if given.s3 == "local" else 100),
+        forked=given.forked,
     )
     campaign = Campaign(config, lambda text: print(text, flush=True))
     failures = []
     try:
         campaign.run()
-        for name in disk_stories.STORIES:
+        for name in () if given.no_disk_stories else disk_stories.STORIES:
             told = disk_stories.tell(name, run.folder / name.replace(" ", "-"))
             print(f"  {name}: {told}", flush=True)
     except (running.CampaignError, HeadwaterError) as error:
@@ -76,6 +77,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--spark-every", type=int, default=10, metavar="ROUNDS", help="0: without Spark"
     )
     parser.add_argument("--records-per-s", type=int, help="of each of the four NATS publishers")
+    parser.add_argument("--forked", action="store_true", help="brokers start by a fork: less CPU")
+    parser.add_argument("--no-disk-stories", action="store_true", help="only rounds of kills")
     return parser.parse_args(arguments)
 
 

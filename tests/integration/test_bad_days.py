@@ -360,9 +360,7 @@ def test_a_flipped_byte_is_named_or_harmless(
     assert candidates, f"no {file_class} in {sorted(copy.iterdir())}"
     victim = candidates[int(place)]
     where = _flip(victim, random.Random(f"{file_class}/{seed}"))
-    broker = BrokerProcess(
-        tmp_path / "broker", nats_url=nats_url, lake="", data_dir=copy, forked=True
-    )
+    broker = BrokerProcess(tmp_path / "broker", nats_url=nats_url, lake="", data_dir=copy)
     broker.start()
     told = f"{victim.relative_to(copy)} at {where}"
     try:

@@ -29,7 +29,7 @@ def test_acked_records_survive_kills(
     command = [sys.executable, str(ROOT / "tests" / "chaos" / "run.py"), "--minutes", "0"]
     command += ["--brokers", "3", "--seed", "2", "--only", story, "--raft", raft]
     done = subprocess.run(
-        [*command, "--folder", str(tmp_path / "chaos")],
+        [*command, "--forked", "--folder", str(tmp_path / "chaos")],
         capture_output=True,
         text=True,
         timeout=270,

@@ -1,4 +1,7 @@
-"""A short slice of ``make crash`` in every test run, and one with the tables in S3."""
+"""A short slice of ``make crash`` in every test run, and one with the tables in S3.
+
+The stories of disks that forget, which ``make crash`` tells at its end, are test_disk_stories.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,15 @@ def test_acked_records_survive_kills(tmp_path: Path, s3: str, rounds: int, seed:
     command = [sys.executable, str(ROOT / "tests" / "crash" / "run.py")]
     command += ["--rounds", str(rounds), "--check-every", "2", "--s3", s3, "--seed", str(seed)]
     done = subprocess.run(
-        [*command, "--spark-every", "0", "--folder", str(tmp_path / "crash")],
+        [
+            *command,
+            "--spark-every",
+            "0",
+            "--forked",
+            "--no-disk-stories",
+            "--folder",
+            str(tmp_path / "crash"),
+        ],
         capture_output=True,
         text=True,
         timeout=270,

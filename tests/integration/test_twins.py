@@ -128,7 +128,6 @@ class Home:
             environment=self.environment,
             data_dir=place,
             settings={"node": {"id": "broker-0", "data_dir": str(place)}},
-            forked=True,
         )
         self.sites.append(Site(self, name, broker))
         return self.sites[-1]

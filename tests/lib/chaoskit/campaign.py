@@ -53,6 +53,7 @@ class ChaosConfig:
     stories: tuple[Story, ...] = STORIES
     times: int = 0  # how many stories at least
     small_disks: bool = True  # where the machine permits them
+    forked: bool = False  # brokers start by a fork, not as `python -m broker`
 
 
 class ChaosCampaign:
@@ -83,6 +84,7 @@ class ChaosCampaign:
                 "lake": {"check_interval_ms": 200},
                 "cluster": {"session_ms": config.session_ms, "raft": config.raft},
             },
+            forked=config.forked,
             small_disk_bytes=None if Need.SMALL_DISKS in refused else _SMALL_DISK_BYTES,
         )
         self._loads: list[NatsLoad | FlightLoad] = []

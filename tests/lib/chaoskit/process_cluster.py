@@ -25,6 +25,7 @@ from chaoskit.cluster import ChaosError, ClusterState, PartitionState, Ports
 from chaoskit.proxy import ProxyMesh
 from chaoskit.replica_reads import read_replica
 from checkkit.readings import Reading, Source
+from clusterkit import forked_brokers
 from headwater.client import Client
 from headwater.client.operations import Operations, known_broker
 from headwater.local import embedded
@@ -54,7 +55,9 @@ class ProcessCluster:
         lake_uri: str | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         small_disk_bytes: int | None = None,
+        forked: bool = False,
     ) -> None:
+        """Plan a cluster; ``forked``: brokers start by a fork, not as ``python -m broker``."""
         self.folder, self.stream = folder, stream
         self.lake_uri = lake_uri or str(folder / "lake")
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +70,8 @@ class ProcessCluster:
             lake_uri=self.lake_uri,
             settings=settings,
         )
+        if forked:
+            self._plan.spawn = forked_brokers.spawn
         self.brokers: Sequence[str] = tuple(self._plan.brokers)
         self._plan.dialled = {
             (one, two): self._mesh.connect(one, two, self._plan.ports[two].peer)

@@ -21,8 +21,10 @@ from typing import Any, Final
 
 _PR_SET_PDEATHSIG: Final = 1
 # What a broker loads until it serves, but for the libraries that are a choice.
+# tests/integration/broker/test_forked_start.py fails if something is missing here.
 _MODULES: Final = (
-    "broker.__main__", "deltalake", "encodings.idna", "pyarrow.parquet",
+    "broker.__main__", "broker.process.arrow_without_pandas", "broker.process.daemon",
+    "dateutil.relativedelta", "deltalake", "encodings.idna", "pyarrow.parquet",
     "tiering.store.local_store",
 )  # fmt: skip
 
@@ -30,6 +32,9 @@ _MODULES: Final = (
 def main(arguments: Sequence[str]) -> int:
     """Serve until the other end is closed; in a forked process, be a broker."""
     sys.path[0] = str(Path.cwd())  # as with -m; this file's folder is nobody's to import from
+    from broker.process.allocator import share_with_arrow
+
+    share_with_arrow()  # as the command does, before anything imports Arrow
     for name in _MODULES:
         importlib.import_module(name)
     asked = serve(socket.socket(fileno=int(arguments[0])))

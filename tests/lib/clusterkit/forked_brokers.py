@@ -1,8 +1,8 @@
 """Brokers' processes that start without loading their modules: forked by one that has them.
 
 Starting Python and loading the broker is most of the CPU of a test that starts brokers again and
-again. What runs afterwards is the same program with the same file. Tests of the command, of crashes
-and of pickles start brokers with ``python -m broker``.
+again. What runs afterwards is the same program with the same file. Tests of the command and whole
+campaigns (``make crash``, ``make chaos``) start brokers with ``python -m broker``.
 """
 
 from __future__ import annotations

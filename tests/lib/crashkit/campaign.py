@@ -61,6 +61,7 @@ class CampaignConfig:
     spark_every: int = 0  # 0: never
     load_s_max: float = 2.5
     records_per_s: int = 300  # of each NATS publisher
+    forked: bool = False  # brokers start by a fork, not as `python -m broker`
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class Campaign:
             nats_url=self._nats.address,
             lake=lake,
             environment=environment,
+            forked=config.forked,
         )
         self.client = Client(self.broker.url)
 

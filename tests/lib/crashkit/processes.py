@@ -40,9 +40,9 @@ class BrokerProcess:
         environment: Mapping[str, str] | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         data_dir: Path | None = None,
-        forked: bool = False,
+        forked: bool = True,
     ) -> None:
-        """Plan a broker; ``forked`` ones start with less CPU (clusterkit/forked_brokers.py)."""
+        """Plan a broker. A forked one starts with less CPU than ``python -m broker``, its twin."""
         self._forked = forked
         folder.mkdir(parents=True, exist_ok=True)
         self.data_dir = data_dir or folder / "data"
@@ -75,8 +75,8 @@ class BrokerProcess:
         """How the process ended; None while it runs. Negative: by that signal."""
         return None if self._process is None else self._process.poll()
 
-    def start(self, *, wrapper: list[str] | None = None) -> None:
-        """Start the process; returns at once. ``wrapper`` goes before the command."""
+    def start(self) -> None:
+        """Start the process; returns at once."""
         assert self._process is None or self._process.poll() is not None, "it is running"
         environment = {
             name: text for name, text in os.environ.items() if not name.startswith("HEADWATER_")
@@ -89,7 +89,7 @@ class BrokerProcess:
         shim = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid())]
         with self.log_path.open("ab") as sink:
             self._process = subprocess.Popen(
-                [*shim, *(wrapper or []), *command],
+                [*shim, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

@@ -84,7 +84,7 @@ class StreamCampaign:
         os.environ.update(environment)  # the upkeep of the table goes there, too
         self.broker = BrokerProcess(
             folder / "broker", nats_url=self._nats.address, lake="s3://crash/lake",
-            environment=environment, settings={"lake": {"check_interval_ms": 300}},
+            environment=environment, settings={"lake": {"check_interval_ms": 300}}, forked=False,
         )  # fmt: skip
         self.client = Client(self.broker.url)
         self._process = QueryProcess(folder / "query.log", environment)

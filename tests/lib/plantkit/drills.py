@@ -23,10 +23,13 @@ Campaign = Literal["crash", "crash-stream", "chaos"]
 Outcome = Literal["found", "survived", "another"]
 
 _PROGRAMS: Final = {
-    "crash": ["tests/crash/run.py", "--spark-every", "0", "--check-every", "1"],
+    "crash": [
+        "tests/crash/run.py", "--spark-every", "0", "--check-every", "1", "--forked",
+        "--no-disk-stories",
+    ],
     "crash-stream": ["tests/crash/stream.py"],
-    "chaos": ["tests/chaos/run.py", "--brokers", "3", "--minutes", "0"],
-}
+    "chaos": ["tests/chaos/run.py", "--brokers", "3", "--minutes", "0", "--forked"],
+}  # fmt: skip
 _TIMEOUT_S: Final = 1_800
 
 

@@ -203,13 +203,15 @@ BROKER: Final[tuple[Plant, ...]] = (
     lead_on_after_a_restart,
 )
 PLANNER: Final[tuple[Plant, ...]] = (slices_end_early, begin_behind_the_checkpoint)
+_FORKS_BROKERS: Final = "/clusterkit/fork_server.py"
 _PLANNERS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def plant_what_is_asked_for() -> None:
     """Plant the bug of this process's kind that the environment names, if it names one."""
     words = sys.orig_argv
-    plants = BROKER if "broker" in words else PLANNER if _PLANNERS in words else ()
+    is_broker = "broker" in words or any(one.endswith(_FORKS_BROKERS) for one in words)
+    plants = BROKER if is_broker else PLANNER if _PLANNERS in words else ()
     for one in plants:
         if one.__name__ == os.environ.get("PLANTED_BUG"):
             one()
