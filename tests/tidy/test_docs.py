@@ -15,6 +15,7 @@ from broker.codec import record_batch
 from broker.codec.disk import index_format, log_state_format, segment_format
 from broker.codec.flight.actions import ACTIONS
 from broker.config import BrokerConfig
+from broker.model.stream import StreamConfig
 from broker.process.metrics import (
     ClusterSample,
     FollowerSample,
@@ -63,6 +64,13 @@ def test_every_metric_on_the_page_exists() -> None:
     groups = "|".join(kinds)
     named = re.findall(rf"`((?:{groups})_[a-z_]+)`", _page("docs/operations.md"))
     assert set(named) <= known
+
+
+def test_every_setting_of_a_stream_says_whether_it_may_change() -> None:
+    """docs/streams.md has a row for each setting, and no row for anything else."""
+    rows = [line for line in _page("docs/streams.md").splitlines() if line.startswith("| `")]
+    settings = {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split(" | ", 1)[0])}
+    assert settings == set(StreamConfig(subject="s").to_dict())
 
 
 def test_every_warning_of_a_broker_is_explained() -> None:
