@@ -1,4 +1,4 @@
-"""Child processes of a test: waited for by what they say, ended by their own handle."""
+"""Child processes of a test: waited for by their output, ended by their own handle."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class DriverRig:
         policy: AckPolicy = AckPolicy.ALL,
         done: Callable[[Any], None] | None = None,
     ) -> list[Any]:
-        """Submit one batch; what was answered is appended to the list returned."""
+        """Submit one batch; its answer is appended to the returned list."""
         answers: list[Any] = []
 
         def told(outcome: Any) -> None:
@@ -229,5 +229,5 @@ class Gate:
         assert self._open.wait(60), "nobody opened the gate"
 
     def open(self) -> None:
-        """Let everybody through; the test."""
+        """Let all waiting writes through; called by the test."""
         self._open.set()

@@ -49,7 +49,7 @@ class Running:
         return self.folder / "streams" / self.broker.streams.get(STREAM).uuid / "0"
 
     def put(self, *values: bytes, now_us: int = 1) -> Any:
-        """Publish one batch; return what came back: a result or an error."""
+        """Publish one batch; return its result or its error."""
         outcome: SimpleQueue[Any] = SimpleQueue()
         rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
         try:
@@ -59,7 +59,7 @@ class Running:
         return outcome.get(timeout=30)[0]
 
     def rows(self) -> list[bytes]:
-        """Read everything that is committed, from the log start on; raises what a read raises."""
+        """Read every committed record from the log start on; raises the errors of a read."""
         partition = self.partition
         found: list[bytes] = []
         at, end = partition.reads.log_start, partition.reads.high_watermark
@@ -80,7 +80,7 @@ def running(
 
 
 def image(source: Path, target: Path) -> Path:
-    """Copy a data folder as a kill leaves it; what is renamed meanwhile is copied again."""
+    """Copy a data folder as a kill leaves it; files renamed meanwhile are copied again."""
     while True:
         try:
             shutil.copytree(source, target)
@@ -92,7 +92,7 @@ def image(source: Path, target: Path) -> Path:
 
 @dataclass(frozen=True)
 class Killed:
-    """What a broker left: its folder, an older copy of it, and what it had acknowledged."""
+    """The remains of a broker: its folder, an older copy of it, its acknowledged records."""
 
     folder: Path
     older: Path

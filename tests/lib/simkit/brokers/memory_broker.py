@@ -169,7 +169,7 @@ class MemoryBroker:
             raise InvalidRequestError("a purge needs an offset or a time")
         if end > one.high_watermark:
             raise OffsetOutOfRangeError("above the high watermark", offset=end)
-        if tiering and end > one.log_start:  # what is cold here is what is not local
+        if tiering and end > one.log_start:  # here the cold records are those that are not local
             raise NotShippedError("not in the table", start=one.log_start, end=end)
         return Purged(partition=partition, start=one.purge(end), end=end, in_table=tiering)
 
@@ -363,12 +363,12 @@ class MemoryBroker:
         ]
 
     def standing(self, name: str, partition: int) -> PartitionStanding:
-        """Return what is committed."""
+        """Return the committed range."""
         found = self.handle(name, partition)
         return PartitionStanding(found.log_start, found.high_watermark, found.leader_epoch)
 
     def history_position(self, name: str, partition: int) -> CutPosition:
-        """Return what is committed; there was one leadership only."""
+        """Return the committed end; there was one leadership only."""
         found = self.handle(name, partition)
         lineage_id = first_lineage_id(self.get(name).uuid, partition)
         return CutPosition(lineage_id, found.high_watermark)

@@ -1,4 +1,4 @@
-"""One partition in the metadata's state machine, and the commands of who knows its newest state.
+"""One partition in the metadata's state machine, and commands made on its newest state.
 
 Four brokers are registered; A leads the partition, B and C replicate it. Every command is encoded
 and decoded on its way, as in a log.
@@ -59,7 +59,7 @@ class MetadataRig:
 
     @property
     def at(self) -> dict[str, Any]:
-        """What a command says whose sender knows the newest state."""
+        """The fields of a command whose sender knows the newest state."""
         epochs = {
             "leader_epoch": self.one().leader_epoch,
             "partition_epoch": self.one().partition_epoch,

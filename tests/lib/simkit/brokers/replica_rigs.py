@@ -1,6 +1,6 @@
 """Three brokers' replica transports in one process, over real connections, for the contract suite.
 
-A rig starts and stops them one by one; each has an inbox of what was delivered to it.
+A rig starts and stops them one by one; each has an inbox of delivered messages.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def stored(at: int, body: bytes, *, crc: int | None = None) -> StoredBatch:
 
 
 class ReplicaRig(Protocol):
-    """What the suite asks of an implementation."""
+    """The interface of an implementation to the suite."""
 
     inboxes: dict[BrokerId, Inbox]
     transports: dict[BrokerId, ReplicaTransport]

@@ -1,4 +1,4 @@
-"""What the shells have to do, as checks that take a folder and milliseconds.
+"""The duties of the shells, as checks that take a folder and milliseconds.
 
 Each is run on the product, and on the product with each bug of ``shell_mutants.py`` that it is
 there for: then it has to fail. docs/testing.md has the table.
@@ -96,7 +96,7 @@ def whole_files_are_durable(folder: Path) -> None:
 
 
 def metadata_is_durable(folder: Path) -> None:
-    """What the metadata log of a single broker has answered is on the disk."""
+    """Every command that the metadata log of a single broker has answered is on the disk."""
     with listening(folder) as calls:
         files = DiskFiles(folder)
         crashes: list[BaseException] = []
@@ -153,7 +153,7 @@ def leases_hold_local_segments(folder: Path) -> None:
 
 
 def live_leases_are_the_floor(folder: Path) -> None:
-    """What the broker tells retention is the lowest floor of the leases that live."""
+    """The broker tells retention the lowest floor of the live leases."""
     with disk_broker(folder) as broker:
         broker.streams.create("s", StreamConfig(subject="s"))
         partition = broker.partitions.handle("s", 0)
@@ -165,7 +165,7 @@ def live_leases_are_the_floor(folder: Path) -> None:
 
 
 def cuts_lease_before_they_look(folder: Path) -> None:
-    """Whenever a cut looks at the table, a lease holds what it sees."""
+    """Whenever a cut reads the table's version, a lease already holds its files."""
     with disk_broker(folder) as broker:
         held: list[int] = []
 

@@ -36,7 +36,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def fdatasync_is_nothing() -> Any:
-    """The disk adapter asks nobody to make anything durable."""
+    """The disk adapter never asks the kernel to make anything durable."""
     return replaced(DiskFile, "datasync", _nothing)
 
 
@@ -169,14 +169,14 @@ def duplicates_are_acked_at_once() -> Any:
 
 
 def readers_see_the_log_end() -> Any:
-    """What is written is shown."""
+    """Readers get records as soon as they are written."""
     return replaced(
         PartitionReads, "high_watermark", property(lambda self: self._local.log.log_end)
     )
 
 
 def tail_is_not_read() -> Any:
-    """Producers are what the newest state says."""
+    """The producer table is only the newest stored state, without the log behind it."""
 
     def rebuild(log: Any) -> Any:
         stored = log.read_producer_state()
@@ -201,7 +201,7 @@ def plans_are_remembered_at_once() -> Any:
 
 
 def crashes_poison_nothing() -> Any:
-    """After a bug in a turn the partition goes on, from tables that know of what is not there."""
+    """After a bug in a turn the partition goes on, with tables of records not in the log."""
 
     def goes_on(self: PartitionDriver, work: Any) -> None:
         self._queue.end_turn()

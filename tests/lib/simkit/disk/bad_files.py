@@ -45,7 +45,7 @@ class _BadFile:
         return self._file.read_at(position, size)
 
     def write_at(self, position: int, buffers: Sequence[Any], *, read_soon: bool = True) -> int:
-        """Write; on a full disk only over what is there, or into given ballast."""
+        """Write; on a full disk only over existing bytes, or into freed ballast."""
         size = sum(len(memoryview(one).cast("B")) for one in buffers)
         if self._files.full and position + size > self._file.size() and not _ballast(self._files):
             raise OSError(errno.ENOSPC, "simulated: no space left", self._path)
@@ -58,14 +58,14 @@ class _BadFile:
         self._file.allocate(size)
 
     def truncate(self, size: int) -> None:
-        """Cut; what is cut of the ballast may be used."""
+        """Truncate; bytes cut off the ballast may be used."""
         if self._path.endswith("ballast"):
             self._files.given_bytes += self._file.size() - size
         self._file.truncate(size)
 
 
 def _ballast(files: BadFiles) -> bool:
-    """Take one small write's room from what the ballast gave."""
+    """Take the room of one small write from the freed ballast."""
     if files.given_bytes < 4096:
         return False
     files.given_bytes -= 4096

@@ -1,6 +1,6 @@
 """A disk in memory that fails as real ones do: the Files port for simulations. Seeded, one thread.
 
-What a process wrote lives in the page cache. A file is durable sector by sector after `datasync`, a
+Written bytes are in the page cache first. A file is durable sector by sector after `datasync`, a
 name after `sync_folder`. When the power goes, each unsynced sector, size and name independently
 keeps one of its states since the last sync. On request the disk also tears a sector, flips a bit,
 zeroes a sector, has no room left, fails a datasync (whose pages are clean from then on, as on
@@ -28,7 +28,7 @@ class PowerLostError(BaseException):
 
 
 class _Inode:
-    """One file: what the process sees, what the platter has, and what lies between."""
+    """One file: the bytes in the cache, on the platter, and on the way to it."""
 
     __slots__ = ("content", "durable", "sizes", "versions", "written")
 
@@ -58,7 +58,7 @@ class _Inode:
         self.sizes.append(size)
 
     def sync(self) -> None:
-        """Write the dirty sectors and the size; what a failed sync dropped is not among them."""
+        """Write the dirty sectors and the size; sectors that a failed sync dropped stay lost."""
         latest = {sector: versions[-1] for sector, versions in self.versions.items()}
         self.settle(latest, len(self.content))
 
@@ -80,7 +80,8 @@ class _Inode:
 class SimDisk:
     """The machine's disk. :meth:`files` starts a process on it; two at once are refused.
 
-    The class is not split: what a process, a power cut and a test do to the disk has one order.
+    The class is not split: the actions of a process, a power cut and a test on a disk have one
+    order.
     """
 
     def __init__(self, rng: random.Random, *, capacity_bytes: int = ROOMY) -> None:
@@ -161,7 +162,7 @@ class SimDisk:
         return bytes(self._names[path].content)
 
     def overwrite(self, path: str, position: int, data: bytes) -> bytes:
-        """Change bytes in the cache, on the platter and on their way; return what was there."""
+        """Change bytes in the cache, on the platter and on their way; return the former bytes."""
         inode = self._names[path]
         before = bytes(inode.content[position : position + len(data)])
         for bytes_ in (inode.content, inode.durable):
@@ -188,7 +189,7 @@ class SimDisk:
         return {path: self.peek(path) for path in self.paths() if path.startswith(f"{folder}/")}
 
     def put_back(self, copy: dict[str, bytes]) -> None:
-        """Let these files be there, durably, and begin a process: who held others has lost them."""
+        """Replace all files durably by these, and begin a process; other open files are lost."""
         files = self.files()
         for path, content in sorted(copy.items()):
             files.make_folder(_parent(path))
@@ -198,7 +199,7 @@ class SimDisk:
             files.sync_folder(_parent(path))
 
     def cut(self, path: str, size: int) -> bytes:
-        """Shorten a file behind the owner's back; return what was cut."""
+        """Shorten a file without its owner's knowledge; return the bytes cut off."""
         inode = self._names[path]
         gone = bytes(inode.content[size:])
         del inode.content[size:]
@@ -217,7 +218,7 @@ class SimDisk:
         return self._names.pop(path)
 
     def wipe(self) -> None:
-        """Put an empty disk in the place of this one; nobody has a file open."""
+        """Replace this disk by an empty one; no file may be open."""
         for names in (self._names, self._durable_names, self._pending):
             names.clear()
         self._folders = {""}
@@ -262,7 +263,7 @@ class SimDisk:
 
     def free_bytes(self) -> int:
         """Return the room left."""
-        if self.capacity_bytes >= ROOMY:  # nobody counts
+        if self.capacity_bytes >= ROOMY:  # then the space is not counted
             return self.capacity_bytes
         return max(0, self.capacity_bytes - self.used_bytes())
 
@@ -336,14 +337,14 @@ class SimDisk:
         return folder in self._folders
 
     def rename_folder(self, source: str, target: str) -> None:
-        """Rename a folder whose files nobody has open: all its names at once, durably later."""
+        """Rename a folder without open files: all its names at once, durable later."""
         if self.has_folder(target):
             raise OSError(errno.ENOTEMPTY, "folder exists", target)
         moved: dict[str, _Inode | None] = {}
         for path, inode in self._names.items():
             if path.startswith(f"{source}/"):
                 moved[path], moved[target + path[len(source) :]] = None, inode
-        self._pending.pop(source, None)  # what was made in it is durable with the new name
+        self._pending.pop(source, None)  # files made in it become durable with the new name
         self.change(_parent(target), moved)
         folders = {one for one in self._folders if one == source or one.startswith(f"{source}/")}
         self._folders -= folders

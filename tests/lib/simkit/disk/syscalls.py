@@ -1,4 +1,4 @@
-"""What was asked of the kernel, and what a power cut would take back: the real system calls.
+"""Records the real system calls, and finds the bytes that a power cut would take back.
 
 Every byte written below a folder, and every name made, moved or removed there, is *owed* until a
 real ``fsync`` or ``fdatasync`` of that file or folder has returned. Nothing of the product is
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Syscalls:
-    """What is owed below one folder."""
+    """The files below one folder that are not durable yet."""
 
     def __init__(self, root: Path) -> None:
         self._root = str(root.resolve())
@@ -25,7 +25,7 @@ class Syscalls:
         self.faults: list[str] = []  # names given to bytes that are not durable
 
     def owed(self, *parts: str) -> list[str]:
-        """Return what a power cut now could take back, of paths with one of ``parts``, if any."""
+        """Return the paths with one of ``parts`` that a power cut now could change."""
         found = sorted([*self.files, *(f"the name {one}" for one in self.names)])
         return [one for one in found if not parts or any(part in one for part in parts)]
 

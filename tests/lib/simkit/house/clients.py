@@ -1,7 +1,7 @@
-"""Publishers that retry until they are answered, and readers of what is committed.
+"""Publishers that retry until they get an answer, and readers of committed records.
 
 A publisher numbers its batches as a producer, or names each record by a message id as over NATS.
-What they did and heard is kept for the judge.
+Their calls and answers are kept for the judge.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishAnswer:
-    """What became of it."""
+    """The outcome of a publish."""
 
     number: int
     offset: int
@@ -93,7 +93,7 @@ def serve(node: Node, request: Publish) -> None:
                 stored(offset)
             case _:
                 error = found
-                # Nobody here has a copy of the history: who was replaced says NotLeaderError.
+                # No copy of the history exists here, so a replaced leader answers NotLeaderError.
                 assert not isinstance(found, ForeignHistoryError | HistoryClaimedError), found
                 world.note(f"publish refused: {type(found).__name__}")
                 if isinstance(found, NotEnoughReplicasError):
@@ -194,7 +194,7 @@ class Publisher:
         if not self.stopped and len(self.pending) < self._window and self._is_near():
             self._begin_record()
         if self.policy is AckPolicy.NONE:
-            self.pending.clear()  # nobody waits
+            self.pending.clear()  # no caller waits
         self._send_late_ones_again()
         self._world.at(1 + self._world.rng.randrange(self._pause_ms), self._tick)
 
@@ -214,7 +214,7 @@ class Publisher:
         self._send(one)
 
     def _is_near(self) -> bool:
-        """Stay within what a broker remembers of a producer."""
+        """Stay within the window of a producer that a broker remembers."""
         return not self.pending or self._sequence - self.pending[0].sequence < 32
 
     def _begin_record(self) -> None:
@@ -242,13 +242,13 @@ class Publisher:
         return Pending(sequence, value, record, self._world.now_ms)
 
     def told_of_loss(self, partition_id: PartitionId, epoch: int) -> None:
-        """Hear of an unclean election: what was answered before it may be gone."""
+        """Note an unclean election: records acknowledged before it may be lost."""
         if partition_id == self._partition_id:
             self._epoch, self._target = max(self._epoch, epoch), None
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Go on under a new producer id: what its sequence continued is perhaps no more."""
+        """Go on under a new producer id: the records before its sequence may be lost."""
         self._world.note("publisher began again")
         self._lives += 1
         self._sent.clear()
@@ -285,7 +285,7 @@ class Publisher:
         self._network.send(self.name, NATS, message)
 
     def _guess(self) -> str:
-        """Ask the metadata for the leader, or as over NATS go to whoever serves the partition."""
+        """Ask the metadata for the leader, or as over NATS go to the broker that serves it."""
         uuid, number = self._partition_id.stream_uuid, self._partition_id.number
         if self._by_id:
             serving = [one for one in self._nodes.values() if number in one.served.get(uuid, ())]
@@ -305,7 +305,7 @@ class Publisher:
             self._hear(answer)
 
     def _hear_over_nats(self, number: int, body: dict[str, Any]) -> None:
-        """Take an ack; who does not lead may refuse what another broker takes."""
+        """Take an ack; a broker that does not lead may refuse what the leader accepts."""
         if "error" in body:
             self._world.note(f"NATS publish refused: {body['headwater']['type']}")
             return
@@ -350,7 +350,7 @@ class Publisher:
 
 
 class CommittedReader:
-    """Reads what is committed of one partition from whoever says that it leads."""
+    """Reads the committed records of one partition from a broker that claims to lead."""
 
     def __init__(
         self,
@@ -365,7 +365,7 @@ class CommittedReader:
         self._world, self._nodes, self._history = world, nodes, history
         self._lease_ms = lease_ms * 5 // 4  # of the slowest clock
         self._position = Offset(0)
-        self._shown: list[tuple[int, Offset]] = []  # when, and what was committed then
+        self._shown: list[tuple[int, Offset]] = []  # times, and the committed end at each
         world.at(70, self._tick)
 
     def _tick(self) -> None:
@@ -408,7 +408,7 @@ class CommittedReader:
         node.ask_newest(self._partition_id, answered)
 
     def truncated(self, partition_id: PartitionId, end: int) -> None:
-        """Hear from the epoch in its position that what it read from ``end`` on is no more."""
+        """Note, by the epoch in its position, that records read from ``end`` on are gone."""
         if partition_id == self._partition_id:
             self._shown = []
             if self._position > end:
@@ -416,14 +416,14 @@ class CommittedReader:
                 self._history.truncated(f"reader{self._partition}", self._partition, end)
 
     def _require(self, end: Offset, asked_ms: int, process: str) -> None:
-        """What somebody is sure of is not older than a lease."""
+        """Check that a committed end that a leader is sure of is not older than a lease."""
         old = max(
             (one for at_ms, one in self._shown if at_ms < asked_ms - self._lease_ms), default=0
         )
         assert end >= old, f"{process} is sure of {end} long after {old} was committed"
 
     def _read(self, node: Node, driver: PartitionDriver, end: Offset) -> None:
-        """Read on up to what a leader is sure of.
+        """Read on up to the end that a leader is sure of.
 
         One that was replaced, because the others reported it, may be sure of an older end for as
         long as its lease; see docs/replication.md.

@@ -48,7 +48,7 @@ class CutTaker:
         self._world.at(self._world.rng.randrange(_PAUSE_MS), self._tick)
 
     def _leads_all(self, node: Node) -> bool:
-        """Tell whether a broker can take a cut without asking others, for nothing waits here."""
+        """Tell whether a broker can take a cut by itself, because no call may wait here."""
         found = [node.replica(one) for one in self._ids()]
         return all(
             one is not None and one.replication.newest_committed is not None for one in found

@@ -1,4 +1,4 @@
-"""Disks that lose what they held while their broker is down, and what has to follow from it.
+"""Disks that lose content while their broker is down, and the required consequences.
 
 At most ``min ISR - 1`` replicas of a partition are damaged at a time, and each counts until it was
 seen to hold everything again (docs/replication.md, "What is promised"). What must follow: whoever
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _LOOK_MS: Final = 50
 SESSIONS_NAME: Final = "sessions.json"
 _RED: Final = (CorruptDataError, LogFailedError)  # failures that a restart mends
-_RED_MS: Final = 400  # how long it takes until somebody restarts a broker that is not ready
+_RED_MS: Final = 400  # until an operator restarts a broker that is not ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lost:
-    """What befell one replica."""
+    """The damage of one replica."""
 
     life: int  # the process after it is the first that can know
     had_records: bool
-    is_rot: bool  # perhaps nobody notices for a while
+    is_rot: bool  # may stay unnoticed for a while
     is_back: bool = False  # its disk is an earlier one: it counts for nothing while it is marked
     asides: int  # logs of it that were set aside before
 
@@ -67,7 +67,7 @@ class Damage:
             metadata.lost_disk(node.name)
 
     def lose_folder(self, node: Node) -> None:
-        """Lose one partition's folder; perhaps what was promised of all, too."""
+        """Lose one partition's folder; in some lives the promises file, too."""
         partition_id = self._some_log(node)
         if partition_id is None:
             return
@@ -108,7 +108,7 @@ class Damage:
         self.put_this_back(node, copy)
 
     def put_this_back(self, node: Node, copy: Mapping[str, bytes]) -> None:
-        """Let the disk of a broker that is down hold these files and no others."""
+        """Replace the disk of a stopped broker by exactly these files."""
         for one in self._house.partitions:
             if self._is_here(node, one):
                 self._note(node, one, is_rot=False, is_back=True)
@@ -197,7 +197,7 @@ class Damage:
         """Tell whether a replica was damaged and was not seen whole since."""
         return name in self._lost.get(partition_id, {})
 
-    # ------------------------------------------------------------------ what has to follow
+    # ------------------------------------------------------------------ consequences
 
     def look(self) -> None:
         """Look at every replica that counts, after a change of the metadata and now and then."""
@@ -261,10 +261,10 @@ class Damage:
             del self._lost[partition_id][name]
             self._world.note("damaged replica is whole again", name)
 
-    # ------------------------------------------------------------------ who is not ready
+    # ------------------------------------------------------------------ not ready
 
     def restart_the_red(self) -> None:
-        """Restart brokers of which a replica is damaged, as whoever looks at ``/readyz`` does."""
+        """Restart brokers with a damaged replica, as an operator does that watches ``/readyz``."""
         for name in sorted(self._house.nodes):
             node = self._house.nodes[name]
             if node.machine.paused:

@@ -1,4 +1,4 @@
-"""What goes wrong in a house, one fault after the other, each with its end."""
+"""The faults of a house, one after the other, each with its end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Faults:
         self._world.at(200, self._strike)
 
     def end(self) -> None:
-        """Undo everything; whoever is down is started."""
+        """Undo every fault; start the brokers that are down."""
         self._trouble = False
         self._house.network.heal_all()
         self._house.oracle.on_joining = None
@@ -124,7 +124,7 @@ class Faults:
             self._house.nats.restart()
 
     def _put_back(self) -> None:
-        """Copy disks while their brokers run, or let one be what a copy says that it was."""
+        """Copy disks while their brokers run, or put one back to its copy."""
         if self._world.chance(0.4):
             self._damage.copy_disks()
         else:
@@ -139,7 +139,7 @@ class Faults:
         self._damage.fail_sync(self._some())
 
     def _unclean(self) -> None:
-        """Let one replica fall behind, all others end, and an operator make do with that one."""
+        """Let one replica fall behind, stop all others, and let an operator elect that one."""
         self._house.operator.strand()
 
     def _rejoin(self) -> None:
@@ -157,7 +157,7 @@ class Faults:
         self._world.at(1, node.start_again)
 
     def _older(self) -> None:
-        """A controller's folder of metadata is put back to what it was a while ago."""
+        """Put a controller's metadata folder back to an older copy."""
         metadata = self._house.house
         assert isinstance(metadata, RaftHouse), "only with Raft beneath there is such a folder"
         if self._world.chance(0.5):
@@ -286,7 +286,7 @@ class Faults:
         self._some().machine.set_rate(self._world.rng.choice((0.9, 1.0, 1.1)))
 
     def _ask(self) -> None:
-        """No fault: some member is asked for the newest. Drawn only by who names it."""
+        """Ask a member for the newest state. No fault; only drawn if a test names it."""
         metadata = self._house.house
         assert isinstance(metadata, RaftHouse), "only Raft has barriers to look at"
         metadata.ask_newest()

@@ -81,7 +81,7 @@ class FlightCalls:
             raise ShuttingDownError("the broker is closing")
 
     def close(self) -> bool:
-        """Refuse new calls, ask the clients of the others to finish; tell whether all are over."""
+        """Refuse new calls, ask open calls to finish; tell whether all have ended."""
         if not self._closing:
             self._closing = True
             for call in self._calls.values():
@@ -90,7 +90,7 @@ class FlightCalls:
 
 
 class PutCall:
-    """One do_put at a broker: what the threads of `PutStream` do, as events of the world."""
+    """One do_put at a broker: the steps of the threads of `PutStream`, as events of the world."""
 
     def __init__(self, node: Node, client: str, call: int, check_open: Any) -> None:
         self._node, self._client, self._call = node, client, call
@@ -145,7 +145,7 @@ class PutCall:
             self._read_soon()
 
     def _goes_on(self) -> bool:
-        """Do what the reader waited for, if it can be done; tell whether it may read on."""
+        """Take the step that the reader waits for, if possible; tell whether it may read on."""
         session = self._session
         if self._holds and session is not None:
             if session.inflight_batches != 1:
@@ -202,7 +202,7 @@ class PutCall:
         self._session.begin()
 
     def _take(self) -> None:
-        """See ``PutStream._take``; what has no room is tried again after the next answer."""
+        """See ``PutStream._take``; a batch without room is tried again after the next answer."""
         assert self._session is not None, "the call is open"
         assert self._batch is not None, "a batch came"
         batch, metadata, size = self._batch
@@ -258,13 +258,13 @@ class PutCall:
         self._read_soon()
 
     def _hear(self, outcome: Outcome) -> None:
-        """Look at what the partition says: an ack is a promise from here on."""
+        """Take the partition's outcome: an ack is a promise from here on."""
         if isinstance(outcome, AppendResult):
             assert self._driver is not None, "the call is open"
             now_ms = self._machine.monotonic_ms()
             end = outcome.base_offset + outcome.records_count
             self._node.oracle.acked(self._driver, self._policy, end, now_ms)
-        # Nobody here has a copy of the history: who was replaced says NotLeaderError.
+        # No copy of the history exists here, so a replaced leader answers NotLeaderError.
         assert not isinstance(outcome, ForeignHistoryError | HistoryClaimedError), outcome
 
     def _write(self, frame: bytes) -> None:

@@ -18,7 +18,7 @@ _FINISH_SHARE: Final = 0.03  # a client finishes its call while answers are unde
 
 
 class FlightPublisher(Publisher):
-    """Publishes by calls; what is not answered in time is sent again, in order, by a new call.
+    """Publishes by calls; unanswered batches are sent again, in order, by a new call.
 
     Answers name no batch: the first answer of a call is that of its first batch.
     """

@@ -61,7 +61,7 @@ HEAL_MS_MAX = 8_000  # the slowest of 200 seeds took 3,113
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a seed saw."""
+    """The result of a seed."""
 
     seen: Counter[str]
     digest: str
@@ -310,7 +310,7 @@ class House:
             self.look_now()
 
     def look_now(self) -> None:
-        """Look at what has to hold at every moment."""
+        """Check what has to hold at every moment."""
         self.operator.look()
         self.oracle.look()
         self.damage.look()
@@ -334,7 +334,7 @@ class House:
         self.heal_ms = self.world.now_ms - began_ms
 
     def healthy(self) -> bool:
-        """Tell whether every replica has everything, and whoever leads is served from."""
+        """Tell whether every replica has every record, and every leader's partition is served."""
         if any(publisher.pending for publisher in self.publishers):
             return False
         return (
@@ -362,7 +362,7 @@ class House:
         )
 
     def _is_shipped(self, partition_id: PartitionId) -> bool:
-        """Tell whether what is sealed and committed is in the table, as far as the leader knows."""
+        """Tell whether sealed and committed segments are in the table, as the leader knows."""
         leader = self.nodes[self.row(partition_id).leader or ""].replica(partition_id)
         return self.lake is None or (
             leader is not None
@@ -381,7 +381,7 @@ class House:
         return {uuid: set(numbers) for uuid, numbers in node.served.items() if numbers} == led
 
     def describe(self) -> str:
-        """Say what is not well."""
+        """Describe what is not healthy."""
         lines = [
             f"{one.name} waits for {one.pending[:2]}" for one in self.publishers if one.pending
         ]
@@ -537,7 +537,7 @@ def opened(
     with_flight: bool = False,
     shape: Shape = _DRAWN,
 ) -> Iterator[House]:
-    """Lend a house, and listen to what its replicas do."""
+    """Lend a house, and record the effects of its replicas."""
     with _own_world(seed, with_flight=with_flight):
         house = House(
             seed,

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class HouseLake:
-    """The folder, and who reaches it."""
+    """The folder, and the brokers that reach it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -59,7 +59,7 @@ class HouseLake:
         return _ReachedLake(self, machine, ReachedStore(self, machine, open_store(self._config)))
 
     def require(self, machine: Machine, what: str) -> None:
-        """Refuse who does not reach it."""
+        """Raise if the machine does not reach the lake."""
         if machine.name in self.away:
             self.world.note("lake out of reach")
             raise RemoteTierUnavailableError(f"{what}: 503", key=what)
@@ -67,7 +67,7 @@ class HouseLake:
     # ------------------------------------------------------------------ for the judge
 
     def snapshot(self, stream: Stream) -> TableSnapshot | None:
-        """Return a stream's newest table version, as somebody who always reaches it."""
+        """Return a stream's newest table version, whatever the brokers reach."""
         return self._table(stream).find()
 
     def rows(self, stream: Stream, partition: int, wanted: OffsetRange) -> list[Row]:
@@ -91,7 +91,7 @@ class HouseLake:
 
 
 def table_rows(batches: Iterator[Any]) -> list[Row]:
-    """Return what a read of a table gave, each row known by its value."""
+    """Return the rows of a read of a table, each known by its value."""
     rows: list[Row] = []
     for batch in batches:
         columns = batch.select(["offset", "value", "leader_epoch", "timestamp"]).to_pydict()

@@ -27,7 +27,7 @@ _ELECT_MS: Final = 300
 
 
 class MetadataHouse:
-    """The log, its newest state, and who leads it."""
+    """The log, its newest state, and its leader."""
 
     def __init__(self, world: World, network: Network, machines: Mapping[str, Machine]) -> None:
         self._world = world
@@ -43,7 +43,7 @@ class MetadataHouse:
         world.at(_PUSH_MS, self._push_all)
 
     def receive(self, sender: str, message: Any) -> None:
-        """Take what a member asks."""
+        """Take a request of a member."""
         kind, process, number, command, office = message
         if sender == self.leader:
             self._leader_seen_ms = self._world.now_ms
@@ -121,7 +121,7 @@ class MetadataHouse:
 
 
 class MetadataView:
-    """What one process has of the log. Implements ``MetadataLog``."""
+    """The log as one process knows it. Implements ``MetadataLog``."""
 
     def __init__(self, machine: Machine, house: MetadataHouse, network: Network) -> None:
         self._machine = machine
@@ -192,7 +192,7 @@ class MetadataView:
     def take(self, message: tuple[Any, ...], known: tuple[int, MetadataState, str, int]) -> None:
         """Hear the log, and perhaps an answer; what is older than what is known here is not news.
 
-        Changes come before answers: whoever has an answer finds it in ``state``.
+        Changes come before answers: a caller with an answer finds its change in ``state``.
         """
         index, state, leader, term = known
         if term >= self._term:

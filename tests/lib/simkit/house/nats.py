@@ -98,7 +98,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
         """See the base class."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Raise what a callback raised; tasks of a process that was killed are just forgotten."""
+        """Raise the exception of a callback; tasks of a killed process are dropped."""
         if self._machine.life == self._life and "exception" in context:
             raise context["exception"]
 
@@ -113,7 +113,7 @@ class WorldLoop(_Loop):  # type: ignore[misc]
 
 
 class NatsServer:
-    """Delivers what is published to whoever subscribes to the subject at that moment."""
+    """Delivers a message to the subscribers of its subject at that moment."""
 
     def __init__(self, world: World, network: Network, brokers: Sequence[str]) -> None:
         self._world, self._network, self._brokers = world, network, brokers
@@ -187,9 +187,9 @@ class NatsConnection:
         self._number = node.machine.life * 1_000_000  # of the connection; no other has it
         self._subjects: dict[int, bytes] = {}
         self._waiting: list[asyncio.Future[None]] = []  # until the server has confirmed
-        self._unread: list[tuple[int, bytes]] = []  # what came while the socket is not read
+        self._unread: list[tuple[int, bytes]] = []  # received while the socket is not read
         self._paused = False
-        self._wanted: list[LedPartitions] = []  # what is to be served, in order
+        self._wanted: list[LedPartitions] = []  # partitions to be served, in order
         self._serves = False
         self.ingest = NatsIngest(
             clock=node.machine,
@@ -209,7 +209,7 @@ class NatsConnection:
     # ------------------------------------------------------------------ the listener
 
     def led_changed(self, led: LedPartitions) -> None:
-        """Subscribe to what is led now; see ``broker/process/daemon.py``."""
+        """Subscribe to the led partitions; see ``broker/process/daemon.py``."""
         self._wanted.append(led)
         if not self._serves:
             self._serves = True
@@ -271,7 +271,7 @@ class NatsConnection:
     # ------------------------------------------------------------------ from the server
 
     def arrived(self, what: str, connection: int, data: bytes) -> None:
-        """Take what the server says to this connection, or that it is lost."""
+        """Take bytes of the server for this connection, or its loss."""
         if what == "lost":
             self._loop.call_soon(self._lost)
         elif connection == self._number:

@@ -56,7 +56,7 @@ _CALLS_MS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all brokers of a house share."""
+    """The settings that all brokers of a house share."""
 
     limits: LagLimits
     timing: FollowerTiming
@@ -66,7 +66,7 @@ class Setting:
     lake: HouseLake | None = None
     tiering: TieringConfig | None = None
     claim_ms: int = SETTLE_MS
-    store_ms_max: int = 0  # until what was asked of the store is done
+    store_ms_max: int = 0  # until a request to the store is done
     nats: bool = False  # brokers ingest from NATS too
 
 
@@ -153,7 +153,7 @@ class Node:
         self.tiering: Tiering | None = None
         self.nats: NatsConnection | None = None
         self.flight: FlightCalls | None = None
-        self.served: dict[StreamUuid, frozenset[int]] = {}  # what the listener was told
+        self.served: dict[StreamUuid, frozenset[int]] = {}  # as the listener was told
         self.is_open = False  # it has started
         self.closes_politely = False  # its logs, when it is told to stop
         network.join(name, self._receive)
@@ -172,7 +172,7 @@ class Node:
         machine.run(machine.life, self._begin, house)
 
     def _begin(self, house: Beneath) -> None:
-        """Open the metadata; with Raft, once the others have let this process in."""
+        """Open the metadata; with Raft, when the other members have let this process in."""
         machine = self.machine
         self.broker, self.member = None, None
         self._view: MetadataLog | None = None
@@ -320,7 +320,7 @@ class Node:
         self.served[led.stream.uuid] = led.numbers
 
     def stop(self) -> None:
-        """Hand over, and end the process; nobody waits for that longer than a while."""
+        """Hand over, and end the process; the wait is limited."""
         self.machine.run(self.machine.life, self._hand_over)
 
     def _hand_over(self) -> None:
@@ -396,12 +396,12 @@ class Node:
                 if self.is_open:
                     self._on_request(self, message[1])
 
-    # ------------------------------------------------------------------ for whoever looks
+    # ------------------------------------------------------------------ for the checks
 
     def ask_newest(
         self, partition_id: PartitionId, answered: Callable[[NewestTold | HeadwaterError], None]
     ) -> None:
-        """Ask this broker what is committed, wherever that is known."""
+        """Ask this broker for the committed end; it may ask the leader."""
         self.machine.run(self.machine.life, self._ask_newest, partition_id, answered)
 
     def _ask_newest(
@@ -422,7 +422,7 @@ class Node:
         driven[0].start()
 
     def forget(self) -> None:
-        """Let go of what a process leaves behind that is not on its disk."""
+        """Drop the state of an ended process that is not on its disk."""
         if self.nats is not None:
             self.nats.forget()
 

@@ -1,4 +1,4 @@
-"""The operator of a house: accepts a loss where nobody is left who has everything.
+"""The operator of a house: accepts a loss if no replica with every record is left.
 
 It asks the product's ``ClusterOperations.elect_unclean`` of the broker that is to lead. What it may
 lose is exactly what the oracle forgives, and no more than the loss that the metadata keeps.
@@ -81,7 +81,7 @@ class Operator:
         self._world.at(100, self._attempt, partition_id, last, left - 1)
 
     def look_again(self) -> None:
-        """Name a replica wherever nobody is left who has everything."""
+        """Elect a replica in each partition without a replica that has every record."""
         for partition_id in self._house.partitions:
             row = self._house.row(partition_id)
             if row.status == "offline" and not row.isr and not row.eligible:
@@ -90,7 +90,7 @@ class Operator:
     # ------------------------------------------------------------------ the deed
 
     def elect(self, partition_id: PartitionId, name: str, *, accepts: bool = True) -> None:
-        """Ask a broker to lead with what it has; raises what it answers."""
+        """Ask a broker to lead with its own log; raises its answer if that is an error."""
         house, row = self._house, self._house.row(partition_id)
         stream = next(one for one in house.streams if one.uuid == partition_id.stream_uuid)
         house.nodes[name].operations().elect_unclean(
@@ -104,7 +104,7 @@ class Operator:
         )
 
     def _elect(self, partition_id: PartitionId, name: BrokerId) -> bool:
-        """Make a replica the leader, with what it has; False when that is not to be."""
+        """Make a replica the leader with its own log; False if it may not be."""
         house = self._house
         node, driver = house.nodes[name], house.nodes[name].replica(partition_id)
         if driver is None or driver.health.failure is not None or node.machine.paused:
@@ -137,7 +137,7 @@ class Operator:
         snapshot = lake.snapshot(stream)
         return 0 if snapshot is None else snapshot.cold_end(partition_id.number)
 
-    # ------------------------------------------------------------------ what it has cost
+    # ------------------------------------------------------------------ losses
 
     def look(self) -> None:
         """Note every loss that was recorded since the last look."""
@@ -151,7 +151,7 @@ class Operator:
             self._known[partition_id] = len(losses)
 
     def _lost(self, number: int, partition_id: PartitionId, loss: Loss) -> None:
-        """What is lost is in the metadata: from where on, up to what was known."""
+        """Check that the metadata has the loss: its begin, and the known end."""
         house, oracle = self._house, self._house.oracle
         driver = house.nodes[loss.leader].replica(partition_id)
         truth = oracle.of(partition_id)

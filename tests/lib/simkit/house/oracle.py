@@ -1,4 +1,4 @@
-"""What must hold after every step of a house (docs/replication.md, rules R1 to R4).
+"""The promises that must hold after every step of a house (docs/replication.md, R1 to R4).
 
 The oracle sees everything at once, which no broker does: what every replica writes, what leaders
 show as committed, what is acknowledged. What was committed is kept as the leader epoch of each
@@ -35,13 +35,13 @@ _CHECK_MS: Final = 50
 
 
 def log_of(driver: PartitionDriver) -> PartitionLog:
-    """Return the log of a replica: what is in it now, and what of that is synced."""
+    """Return the log of a replica, with its log end and synced end."""
     return driver._local.log
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is of a log: its start, how much of it is synced, and who wrote it."""
+    """The facts of a log: its start, its synced end, and its leader epochs."""
 
     start: int
     synced_end: int
@@ -54,13 +54,13 @@ class Kept:
 
 
 class Truth:
-    """What is known of one partition."""
+    """The oracle's knowledge of one partition."""
 
     def __init__(self) -> None:
         self.committed: list[int] = []  # the leader epoch of each offset
         self.written: dict[tuple[int, int], int] = {}  # by epoch and offset: the body's checksum
         self.leaders: dict[int, str] = {}  # by leader epoch: the process that led it
-        # By leader epoch and follower: its process, what that told, what a former one had told.
+        # By leader epoch and follower: its process, the end that it told, the end before it.
         self.counted: dict[tuple[int, str], tuple[int, int, int]] = {}
         self.kept: dict[str, Kept] = {}  # by processes that have ended
         self.lost: list[tuple[int, int]] = []  # accepted losses: from which offset, at which step
@@ -82,7 +82,7 @@ class Oracle:
         self.on_joining: Callable[[str, str], None] | None = None  # hears of one that may join
 
     def of(self, partition_id: PartitionId) -> Truth:
-        """Return what is known of a partition."""
+        """Return the oracle's knowledge of a partition."""
         return self.truths.setdefault(partition_id, Truth())
 
     # ------------------------------------------------------------------ what happens
@@ -104,7 +104,7 @@ class Oracle:
         partition_id, who = where.partition_id, where.process
         truth = self.of(partition_id)
         if 0 < epoch <= truth.given_up_epoch:
-            return  # it has not heard of the loss; nobody who has believes it
+            return  # it does not know of the loss; brokers that do ignore it
         known = len(truth.committed)
         if end > known:
             assert leads, f"{who} shows {end} as committed; leaders have shown {known}"
@@ -131,7 +131,7 @@ class Oracle:
             assert end <= synced, f"{end} is acknowledged and not on disk"
 
     def counted(self, partition_id: PartitionId, epoch: int, fetch: FetchRequest) -> None:
-        """A leader counts what a follower's process tells."""
+        """Note that a leader counts the end that a follower's process tells."""
         truth = self.of(partition_id)
         key = (epoch, str(fetch.follower))
         process, told, owed = truth.counted.get(key, (fetch.broker_epoch, 0, 0))
@@ -154,7 +154,7 @@ class Oracle:
             assert not owed, f"{member} has forgotten some of {owed} and is proposed for the ISR"
 
     def process_ended(self, name: str) -> None:
-        """Keep what the replicas of a process had synced: it is on their disks still."""
+        """Keep the synced ends of an ended process: they are still on its disk."""
         for partition_id in self._house.partitions:
             driver = self._house.nodes[name].log_holder(partition_id)
             if driver is not None and not driver.health.is_damaged:
@@ -168,13 +168,13 @@ class Oracle:
         del truth.committed[end:]
 
     def common_end(self, partition_id: PartitionId, kept: Kept, log_end: int) -> int:
-        """Return how much of what is committed a log has, with what the table has below it."""
+        """Return how far a log, with the table below it, has the committed records."""
         committed = self.of(partition_id).committed
         start, end, epochs = kept.start, min(log_end, len(committed)), kept.epochs
         if 0 < start <= len(committed):
             before = epochs.epoch_of(Offset(start - 1))
             if before and before != committed[start - 1]:
-                return 0  # what it freed was not what is in the table
+                return 0  # it freed records that are not in the table
         for offset in range(start, end):
             if epochs.epoch_of(Offset(offset)) != committed[offset]:
                 return offset
@@ -185,7 +185,7 @@ class Oracle:
         lost = [at for at, step in self.of(partition_id).lost if step >= since_step]
         return min([end, *lost])
 
-    # ------------------------------------------------------------------ what has to follow
+    # ------------------------------------------------------------------ checks
 
     def _same_record(self, truth: Truth, log: PartitionLog, end: int, who: str) -> None:
         """The record before ``end`` decides: same epoch there, same log below (log matching)."""
@@ -263,7 +263,7 @@ class Oracle:
 
 @contextmanager
 def watching(house: House) -> Iterator[None]:
-    """Let the oracle of a house hear what its replicas do, for the length of a ``with``."""
+    """Let the oracle of a house check its replicas' effects, for the length of a ``with``."""
     oracle = house.oracle
     do_one: Any = ReplicaShell._do_one
     message: Any = ReplicaShell.message

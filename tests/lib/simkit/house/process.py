@@ -1,4 +1,4 @@
-"""One process of a simulated broker: its clock, its lives, who drives its pumps and its turns.
+"""One process of a simulated broker: its clock, its lives, the drivers of pumps and turns.
 
 Whatever a process plans is forgotten with its life, and waits while it is stopped.
 """
@@ -28,7 +28,7 @@ class Machine:
         self.life = 0
         self.alive = self.paused = False
         self.fails_by_power = False  # what ends the process in the middle of an operation
-        self.start_again: Callable[[], None] = lambda: None  # what a process manager does
+        self.start_again: Callable[[], None] = lambda: None  # as a process manager would
         self.on_end: list[Callable[[str], None]] = []  # hear that a process is about to end
         self._rate = 1.0
         self._clock_set_ms = 0
@@ -40,7 +40,7 @@ class Machine:
     # ------------------------------------------------------------------ the clock
 
     def monotonic_ms(self) -> int:
-        """See ``Clock``: this machine's, which is faster or slower than others."""
+        """See ``Clock``: this machine's clock, which runs faster or slower than other clocks."""
         return int(self._clock_base + (self.world.now_ms - self._clock_set_ms) * self._rate)
 
     def now_us(self) -> int:
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def process(self) -> str:
-        """What names the present process."""
+        """The name of the present process."""
         return f"{self.name}.{self.life}"
 
     def begin_life(self) -> None:
@@ -115,7 +115,7 @@ class Machine:
             self._do(life, action, *args)
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Let a call that blocks wait; meanwhile only what is beneath goes on in this process."""
+        """Let a blocking call wait; meanwhile only the pumps beneath run in this process."""
         life, self._waits = self.life, True
         while life == self.life and (self.paused or not done()):
             assert self.world.step(), "nothing is left to happen"

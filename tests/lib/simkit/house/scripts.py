@@ -1,7 +1,7 @@
 """Schedules told step by step, for stories that random seeds do not meet.
 
-A script chooses who is stopped, what is lost and when a late message arrives; everything else is
-the simulation's. It ends with the usual look at everything.
+A script chooses the stopped broker, the lost message and the arrival of a late one; everything else
+is the simulation's. It ends with the usual look at everything.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def finish(house: House) -> None:
 
 
 def cut_off(house: House, name: str) -> list[tuple[str, str]]:
-    """Cut a broker off from everybody; return the links."""
+    """Cut a broker off from all others; return the links."""
     links = both_ways([name], [META, *sorted({*house.nodes} - {name})])
     for sender, receiver in links:
         house.network.cut(sender, receiver)
@@ -131,7 +131,7 @@ def _leads(house: House, name: str) -> bool:
 
 
 def write(house: House, name: str, count: int) -> None:
-    """Publish to this broker, one record after the other; nobody waits for an ack."""
+    """Publish to this broker, one record after the other, without waiting for acks."""
     for _ in range(count):
         number = len(house.history.names)
         value = f"script:{number}".encode()
@@ -267,7 +267,7 @@ def answer_of_a_follower() -> None:
         house.network.loses = deaf
         node.start_again()
         run_until(house, lambda: forgetful in row(house).restarted, "a process that restarted")
-        while house.house.leader != forgetful:  # the only one who hears of it
+        while house.house.leader != forgetful:  # the only member that is told of it
             house.house.change_leader()
         opened_now = StartElection(
             stream_uuid=the_one(house).stream_uuid,
@@ -304,7 +304,7 @@ def elect(house: House, name: str, *, accepts: bool = True) -> None:
 
 
 def table_beyond_the_last_replica(*, note_is_lost: bool) -> None:
-    """The only replica that is left ends below the table, whose end perhaps nobody has noted.
+    """The only remaining replica ends below the table, whose end may be noted nowhere.
 
     It leads with a log that begins at the table's end; the others follow it when they are back.
     """
@@ -343,7 +343,7 @@ def table_beyond_the_last_replica_is_not_noted() -> None:
 
 
 def polite_stop_of_everybody() -> None:
-    """A stream that syncs by interval goes on after it; after the next end nobody vouches."""
+    """A stream that syncs by interval survives it; a kill after it proves nothing any more."""
     shape: dict[str, Any] = {"brokers": 3, "factor": 3, "min_isr": 1, "policies": (AckPolicy.ALL,)}
     with one_partition(4, interval=True, **shape) as house:
         house.run_for(400)

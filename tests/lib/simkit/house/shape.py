@@ -1,4 +1,4 @@
-"""What a script chooses of a house, and what a mixed life draws in its place."""
+"""The choices of a script for a house; a mixed life draws them from its seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.model.records import AckPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a script chooses; what is None, or left out, is drawn from the seed."""
+    """The choices of a script; a field that is None or left out is drawn from the seed."""
 
     brokers: int | None = None
     streams: int | None = None

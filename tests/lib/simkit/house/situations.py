@@ -44,7 +44,7 @@ Note = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose replica it is."""
+    """The broker and the partition of a replica."""
 
     partition_id: PartitionId
     process: str
@@ -54,7 +54,7 @@ class Place:
 
 
 def before_message(house: House, where: Place, shell: Any, message: Any) -> None:
-    """Look at what a replica is about to take."""
+    """Note the situation of a message that a replica is about to take."""
     note = house.world.note
     leader, follower = shell.leader, shell._replica.follower
     if leader is not None and isinstance(message, FetchRequest | EpochEndRequest):
@@ -78,7 +78,7 @@ def before_message(house: House, where: Place, shell: Any, message: Any) -> None
 
 
 def before_effect(house: House, where: Place, shell: Any, effect: does.Effect) -> None:
-    """Look at what a replica is about to do."""
+    """Note the situation of an effect that a replica is about to carry out."""
     note, leader, follower = house.world.note, shell.leader, shell._replica.follower
     log_end = shell._local.log.log_end
     match effect:

@@ -81,7 +81,7 @@ def retry_fsync() -> Any:
 
 
 def believe_the_page_cache() -> Any:
-    """After a restart, serve what the cache shows without writing it again."""
+    """After a restart, serve records from the page cache without writing them again."""
 
     def write_again(self: Any, file: Any, *_: int) -> None:
         file.datasync()
@@ -90,7 +90,7 @@ def believe_the_page_cache() -> Any:
 
 
 def serve_before_durable() -> Any:
-    """After a restart, serve what was found without any sync."""
+    """After a restart, serve the found records without any sync."""
     return replaced(SegmentLoader, "_write_again", lambda *_: None)
 
 
@@ -154,7 +154,7 @@ def promise_after_the_ack() -> Any:
 
 
 def keep_the_promise_on_truncate() -> Any:
-    """Cut a log without taking back what was promised of it."""
+    """Truncate a log without lowering its promise."""
     return replaced(LogPromise, "lower", lambda *_: None)
 
 
@@ -170,7 +170,7 @@ def believe_an_absent_folder() -> Any:
 
 
 def believe_a_shorter_log() -> Any:
-    """Take the end of what is there for the end of the log."""
+    """Take the end of the remaining bytes for the end of the log."""
     return replaced(recovery, "below_promise", lambda *_: None)
 
 

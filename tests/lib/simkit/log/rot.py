@@ -19,7 +19,7 @@ Undo = Callable[[], None]
 
 
 class LogRot:
-    """Damages one log that nobody has open."""
+    """Damages one log that is not open."""
 
     def __init__(
         self, disk: SimDisk, folder: str, promised_end: int, log_starts: Collection[int]

@@ -1,11 +1,11 @@
-"""One seed of a partition log's life on a failing disk, checked against what was promised.
+"""One seed of a partition log's life on a failing disk, checked against the promises.
 
 The model is a list of the batches that were appended, and the end below which the log has promised
 durability. After every restart each promised batch must be there bit for bit, or, where the seed
 damaged the disk, be reported by name. A seed draws its own sizes, its own mix of operations and
 its own subset of faults, so that rare windows are common in some seed.
 
-The file is not split: operations, faults and checks share the model of what was promised.
+The file is not split: operations, faults and checks share the model of the promises.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class LogSim:
         return self.rng.choices([step for _, step in steps], weights)[0]
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step; meet what the disk may answer as the broker does."""
+        """Run a step; handle errors of the disk as the broker does."""
         if self.rng.random() < self.stop_chance:
             self.disk.stop_after = self.rng.randrange(14)
         try:
@@ -192,7 +192,7 @@ class LogSim:
         self.promised_end = max(self.promised_end, end)
 
     def _commits(self) -> None:
-        """What the broker does all day."""
+        """Append, sync and read as a broker does."""
         for _ in range(self.rng.randrange(2, 6)):
             self._append()
             self._sync()
@@ -262,7 +262,7 @@ class LogSim:
         self.log = self._reopened()
 
     def _write_anything(self, log: PartitionLog) -> None:
-        """Try what has to be refused; the model does not take it in."""
+        """Try a write that has to be refused; the model ignores it."""
         log.append([self._batch()], leader_epoch=LeaderEpoch(1 << 40), now_us=self.now_us)
 
     def _restart(self) -> None:
@@ -270,7 +270,7 @@ class LogSim:
         self.log = self._reopened()
 
     def _end_process(self) -> None:
-        """End it in one of three ways; a clean one promises what was written."""
+        """End the process in one of three ways; a clean stop promises every written record."""
         way = self.rng.choice(("close", "kill", "power"))
         self.seen[f"ended by {way}"] += 1
         self._last_end = way
@@ -337,7 +337,7 @@ class LogSim:
         return log
 
     def _sync_promises(self) -> None:
-        """What the broker's keeper does once a second."""
+        """Sync the promises, as the broker does once a second."""
         assert self.promises is not None, "only drawn with promises"
         try:
             self.promises.sync()
@@ -352,7 +352,7 @@ class LogSim:
     # ------------------------------------------------------------------ lost and unreadable files
 
     def _lose_files(self) -> None:
-        """Lose or exchange files after a kill or a clean stop: what was promised is named."""
+        """Lose or exchange files after a stop: lost promised records are reported by name."""
         self.stop_chance = (
             0.0  # a power cut as well, before the promise is durable, is a second fault
         )

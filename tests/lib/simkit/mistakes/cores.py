@@ -268,7 +268,7 @@ def same_epoch_after_restart() -> Any:
 
 
 def leader_goes_on_after_a_restart() -> Any:
-    """Let a restarted leader go on, in a new epoch, with what its disk says (D14)."""
+    """Let a restarted leader go on, in a new epoch, with its own disk alone (D14)."""
 
     def restarted(one: Any, broker: Any, *, keeps_data: bool) -> Any:
         if keeps_data and one.leader == broker:
@@ -290,7 +290,7 @@ def restarts_leave_no_mark() -> Any:
 
 
 def candidate_without_a_comparison() -> Any:
-    """Name one that has restarted although nobody who knows has answered (D14)."""
+    """Name a restarted candidate although no proved replica has answered (D14)."""
     return _compared(lambda *_: True)
 
 
@@ -306,7 +306,7 @@ def one_answer_is_enough() -> Any:
 
 
 def isr_before_longer_logs() -> Any:
-    """Compare the members of the ISR with each other and with nobody else (D14)."""
+    """Compare the members of the ISR with each other only (D14)."""
 
     def compared(state: Any, partition: Any, candidate: Any, answers: Any) -> bool:
         isr_alone = replace(partition, eligible=()) if partition.isr else partition
@@ -317,7 +317,7 @@ def isr_before_longer_logs() -> Any:
 
 
 def answers_of_former_processes() -> Any:
-    """Believe what a broker's process told before its disk was put back (D14)."""
+    """Accept the answer of a broker's process from before its disk was put back (D14)."""
 
     def compared(state: Any, partition: Any, candidate: Any, answers: Any) -> bool:
         newest = [
@@ -369,7 +369,7 @@ def marks_cleared_too_early() -> Any:
 
 
 def forgetting_follower_is_kept() -> Any:
-    """Keep a follower in the ISR that ends below what its leader had counted from it (D14)."""
+    """Keep a follower in the ISR whose log ends below the end its leader had counted (D14)."""
     return replaced(PartitionLeader, "_forgotten", lambda _: frozenset())
 
 
@@ -381,7 +381,7 @@ def _compared(compared: Any) -> Any:
 
 
 def act_on_a_view_of_a_former_life() -> Any:
-    """Lead by what the metadata said before this process registered (A25)."""
+    """Lead by a view of the metadata from before this process registered (A25)."""
 
     def take_view(self: Any, view: Any, now_ms: int) -> Any:
         if view is not None:
@@ -431,7 +431,7 @@ def loss_is_not_recorded() -> Any:
 
 
 def former_leader_leads_for_the_one_that_was_named() -> Any:
-    """Let who led last take over from an unclean election's candidate, given up as it was."""
+    """Let the former leader, which was given up, replace an unclean election's candidate."""
 
     def given_up(partition: Any, loss: Any) -> Any:
         last = partition.leader or partition.last_known_leader

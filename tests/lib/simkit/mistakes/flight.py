@@ -31,7 +31,7 @@ def answered_before_it_is_stored() -> Any:
 
 
 def answered_when_it_is_written() -> Any:
-    """Submit as if nobody wanted an ack, and answer once the batch is written."""
+    """Submit without an ack policy, and answer when the batch is written."""
 
     def submit(self: Any, prepared: Any, place: int, size: int) -> None:
         done = self._done(place, size)
@@ -113,7 +113,7 @@ def ends_before_the_last_answer() -> Any:
 
 
 def acknowledged_under_none() -> Any:
-    """Acknowledge what nobody waits for, and what may be lost."""
+    """Acknowledge batches under NONE, which may be lost."""
 
     def answer(self: Any, outcome: Any) -> None:
         policy, self._policy = self._policy, AckPolicy.ALL

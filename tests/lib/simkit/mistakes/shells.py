@@ -39,7 +39,7 @@ Mutant = Callable[[], Any]  # a context manager
 
 
 def answer_before_the_sync() -> Any:
-    """Tell the machine that what is written is synced, and let the device take its time."""
+    """Report written records as synced before the device has synced them."""
 
     def facts(self: Any) -> Any:
         self._interval = True
@@ -79,7 +79,7 @@ def follower_answers_before_the_sync() -> Any:
 
 
 def retry_table_of_the_old_leader() -> Any:
-    """Cut a log, and leave the retry table of what was cut off (A24)."""
+    """Truncate a log, and keep the retry table of the removed records (A24)."""
     return replaced(LocalLog, "shrunk", lambda self: self.watch_segments())
 
 
@@ -116,7 +116,7 @@ def clean_stop_believed_twice() -> Any:
 
 
 def every_end_is_a_clean_stop() -> Any:
-    """Believe that a process which was killed had synced what it had written."""
+    """Take every end of a process for a clean stop, a kill too."""
 
     def take_clean_stop(files: Any) -> Any:
         original(files)
@@ -128,7 +128,7 @@ def every_end_is_a_clean_stop() -> Any:
 
 
 def message_ids_are_not_rebuilt() -> Any:
-    """Begin to lead without the message ids of what the log holds."""
+    """Begin to lead without the message ids of the records in the log."""
 
     def begin_leading(self: Any, *_: Any) -> None:
         self.window = self._new_window()
@@ -151,7 +151,7 @@ def group_is_not_remembered() -> Any:
 
 
 def late_views_are_not_followed() -> Any:
-    """Let nobody reconcile when a replica has taken a view that was not waited for."""
+    """Skip the reconcile after a slow replica has taken its view."""
 
     def lead_changed(self: Any, address: Any, *, leads: bool) -> None:
         follower, self._follower = self._follower, mock.Mock()
@@ -284,7 +284,7 @@ def lease_is_for_ever() -> Any:
 
 
 def newest_is_told_without_a_lease() -> Any:
-    """Tell what is committed as somebody who leads, or led."""
+    """Tell the committed end as a leader or a former leader, without a lease."""
 
     def told(driver: Any, asked: Any) -> Any:
         if driver is None or not driver.leads:
@@ -302,7 +302,7 @@ def newest_is_told_without_a_lease() -> Any:
 
 
 def questions_are_numbered_from_one() -> Any:
-    """Number what is asked of leaders from one in every process; the number alone is compared."""
+    """Number questions to leaders from one in every process; only the number is compared."""
 
     def hear(self: Any, told: Any) -> None:
         self._told.append(told)
@@ -315,7 +315,7 @@ def questions_are_numbered_from_one() -> Any:
 
 
 def leases_without_a_barrier() -> Any:
-    """Grant a lease at once, whoever else may have taken office meanwhile."""
+    """Grant a lease at once, although another controller may be active by now."""
 
     def begin_barrier(self: Any) -> None:
         office = self._metadata.office
@@ -332,7 +332,7 @@ def messages_are_not_counted_out() -> Any:
 
 
 def end_of_turn_forgets_what_came() -> Any:
-    """Schedule no turn for what came during a turn."""
+    """Schedule no turn for work that came during a turn."""
 
     def end_turn(self: Any, *, held: bool = False) -> None:
         self._scheduled = False
@@ -388,7 +388,7 @@ MIXED: Final = frozenset(
     }
 )
 LOST_FAULTS: Final = frozenset({"folder", "rot", "kill", "slow"})
-# Faults in whose midst a mistake is likely to matter; others: those that the seed draws.
+# Faults that make a mistake likely to show; without an entry the seed draws them.
 BIASED: Final[dict[str, frozenset[str]]] = {
     "second_epoch_is_not_taken": LOST_FAULTS,
     "given_up_without_waiting": LOST_FAULTS,

@@ -44,7 +44,7 @@ def object_is_not_read_back() -> Any:
 
 
 def uncommitted_records_are_shipped() -> Any:
-    """Take the log's end for what is committed."""
+    """Take the log end for the high watermark."""
 
     def listed(self: Any, *_: Any) -> Any:
         return tier.LogListed(self.source.segments(), self.source.reads.log_end)
@@ -68,12 +68,12 @@ def ledger_is_not_repaired() -> Any:
 
 
 def lease_is_not_asked() -> Any:
-    """Free what a live lease holds."""
+    """Free segments that a live lease holds."""
     return replaced(Upkeep, "_lease_floor", lambda *_: Offset(OFFSET_MAX))
 
 
 def unshipped_segments_are_freed() -> Any:
-    """Free what is sealed, whether or not it is in the table."""
+    """Free sealed segments that are not in the table."""
 
     def plan(self: Any, _lease_floor: Any) -> Any:
         segments = self.log.segments()
@@ -143,7 +143,7 @@ def reset_to_the_log_end() -> Any:
 
 
 def reset_forgets_producers() -> Any:
-    """Begin anew without the retry table of what was before (A24)."""
+    """Begin a log anew without the retry table of the earlier records (A24)."""
 
     def below_start(self: Any, request: Any) -> Any:
         answer = original(self, request)
@@ -155,7 +155,7 @@ def reset_forgets_producers() -> Any:
 
 
 def cold_end_vouches_for_the_own_log() -> Any:
-    """Take what a restarted replica holds below the cold end for committed, before it aligns."""
+    """Take a restarted replica's records below the cold end for committed, before it aligns."""
 
     def refresh(self: Any) -> None:
         if self._replica.view is None:

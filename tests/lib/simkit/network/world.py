@@ -25,7 +25,7 @@ class World:
         self._planned = 0
         self._trace = hashlib.blake2b(digest_size=16)
         self.steps = 0
-        self.story: list[str] | None = None  # filled when somebody wants to read it
+        self.story: list[str] | None = None  # filled if a test asks for it
 
     # ------------------------------------------------------------------ time
 
@@ -72,7 +72,7 @@ class Network:
         self._slow: dict[tuple[str, str], int] = {}
         self._busy_until: dict[tuple[str, str], int] = {}
         self._receivers: dict[str, Callable[[str, Any], None]] = {}
-        # What a script wants lost; it sees every message as it is sent.
+        # Drops messages for a script; called for every message as it is sent.
         self.loses: Callable[[str, str, Any], bool] | None = None
 
     def join(self, node: str, receive: Callable[[str, Any], None]) -> None:
@@ -80,7 +80,7 @@ class Network:
         self._receivers[node] = receive
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Drop everything on one direction, what is under way included."""
+        """Drop every message in one direction, also those under way."""
         self._cut.add((sender, receiver))
 
     def heal(self, sender: str, receiver: str) -> None:

@@ -36,7 +36,7 @@ FAULTS: Final = (
 
 
 class ChangingTruth(Truth):
-    """What has to hold while the voters change."""
+    """The promises that must hold while the voters change."""
 
     def __init__(self, seen: Counter[str], voters: Collection[NodeId]) -> None:
         super().__init__(seen, voters)
@@ -44,7 +44,7 @@ class ChangingTruth(Truth):
         self.gone: set[Voter] = set()  # lost their disks for good
         self.nodes: dict[NodeId, ChangingNode] = {}
 
-    # ------------------------------------------------------------------ who votes
+    # ------------------------------------------------------------------ voters
 
     def newest(self, index: int) -> Voters:
         """Return the newest configuration among the first ``index`` committed entries."""
@@ -62,15 +62,15 @@ class ChangingTruth(Truth):
         return self.newest(log.base_index)
 
     def has_lost(self, voter: Voter) -> bool:
-        """Tell whether a voter may lack what it had, and may not vote for that reason."""
+        """Tell whether a voter may lack entries that it had, so that it may not vote."""
         return voter in self.gone or (
             voter.node in self.lost and self.nodes[voter.node].number == voter.disk
         )
 
-    # ------------------------------------------------------------------ what has to hold
+    # ------------------------------------------------------------------ checks
 
     def led(self, node: NodeId, term: int, terms: dict[int, int], base: int) -> None:
-        """Election safety and leader completeness; and who elected it is most of who votes."""
+        """Check election safety and leader completeness, and election by a majority of voters."""
         voters = self.in_force(node)
         own = Voter(node, self.nodes[node].number)
         was = self.nodes[node].member.history.former
@@ -87,7 +87,7 @@ class ChangingTruth(Truth):
             self.voters = everybody
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, candidacy: int) -> None:
-        """Nobody votes for two in a term; only a disk that may be a voter's votes at all."""
+        """Check that no disk votes twice in a term, and only disks that may be a voter's vote."""
         node, _, disk = voter.partition("#")
         assert disk or any(one.node == node for one in self.first), f"{voter} votes in {term}"
         everybody, self.voters = self.voters, [voter]
@@ -126,7 +126,7 @@ class ChangingTruth(Truth):
         self.seen[f"{len(after)} voters"] += 1
 
     def adds(self, leader: ChangingNode, entry: Entry) -> None:
-        """Who becomes a voter has what its leader knew to be committed then."""
+        """Check that a new voter has every entry that its leader knew to be committed."""
         before = leader.voters_before(entry.index)
         commit = min(leader.member.commit, entry.index - 1)
         for one in set(decode_voters(entry.payload)) - set(before):
@@ -167,7 +167,7 @@ class ChangingNode(SimNode):
         return [self.member.history.voters, self.member.history.former]
 
     def voters_before(self, index: int) -> Voters:
-        """Return what was in force before the entry at ``index``."""
+        """Return the configuration in force before the entry at ``index``."""
         log = self.member.log.image()
         for entry in reversed(log.entries):
             if entry.kind is EntryKind.VOTERS and entry.index < index:
@@ -225,7 +225,7 @@ class ChangingNode(SimNode):
         self.number = 0
 
     def copy_disk(self) -> None:
-        """Keep a copy, and what whoever starts on it will believe."""
+        """Keep a copy of the disk, and the configuration that a start on it would use."""
         super().copy_disk()
         self.eras.append(self.believed())
 
@@ -299,7 +299,7 @@ class ChangingSim(RaftSim):
     # ------------------------------------------------------------------ the operator
 
     def _change(self) -> None:
-        """Ask a leader, or by mistake another, for what is wanted, until it is so or given up."""
+        """Ask a leader, or by mistake a follower, for a change, until it is done or given up."""
         dice = self.dice
         alive = [one for one in self._there() if one.alive and one.joining is None]
         alive = [one for one in alive if one.paused_until <= self.now]
@@ -341,7 +341,7 @@ class ChangingSim(RaftSim):
         return ChangeVoters(0, remove=dice.choice(leaders or sorted(names)))
 
     def changed(self, node: SimNode, answer: VotersChanged | VotersKept) -> None:
-        """Be content with what was done; ask again for what was not."""
+        """Take the answer to a change; ask again if it was refused."""
         if isinstance(answer, VotersChanged):
             self.seen["change taken"] += 1
             if answer.number == self._asked:
@@ -352,7 +352,7 @@ class ChangingSim(RaftSim):
     # ------------------------------------------------------------------ the fault model
 
     def _relevant(self) -> Iterable[Voters]:
-        """Yield every configuration in which somebody may still vote."""
+        """Yield every configuration in which a member may still vote."""
         yield self.here.newest(len(self.here.chosen))
         for node in self._there():
             yield from node.believed()
@@ -420,7 +420,7 @@ def run_changing_seed(
     size: int | None = None,
     observers: int | None = None,
 ) -> tuple[Counter[str], int]:
-    """Run one seed; return what it saw and its trace's hash; AssertionError names the seed."""
+    """Run one seed; return its counts and its trace's hash; AssertionError names the seed."""
     try:
         sim = ChangingSim(seed, faults, size, observers)
         sim.run()

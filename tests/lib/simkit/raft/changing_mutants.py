@@ -74,7 +74,7 @@ def no_entry_of_the_own_term() -> Any:
 
 
 def learner_votes_at_once() -> Any:
-    """Make a voter of who has not caught up."""
+    """Make a member a voter that has not caught up."""
 
     def lags(self: VoterChange, _node: NodeId) -> ChangeRefusal | None:
         return None
@@ -83,7 +83,7 @@ def learner_votes_at_once() -> Any:
 
 
 def removed_voter_counts() -> Any:
-    """Go on counting the copies of who was removed."""
+    """Keep counting the copies of a removed voter."""
 
     def count(self: Leader) -> None:
         old = self._voters
@@ -142,7 +142,7 @@ def wiped_voter_comes_back_by_the_file() -> Any:
 
 
 def restarted_voter_asks_by_the_file() -> Any:
-    """Compare a disk with those of the first voters, whoever votes by now."""
+    """Compare a disk with those of the first voters, although the voters have changed."""
     return replaced(Compare, "_take_voters", _take_first)
 
 
@@ -202,7 +202,7 @@ def a_new_voter_and_a_lost_disk() -> None:
 
 
 def another_disk_votes() -> None:
-    """Who was wiped, and was numbered anew, votes for nobody who counts on its former disk."""
+    """A member with a new disk number does not vote for one that counts on its former disk."""
     rig = MemberRig(RaftCore, members=(A, B, C), observers=(D,))
     rig.lead()
     for peer in (B, C, D):
@@ -225,7 +225,7 @@ def those_who_voted_once_are_gone() -> None:
     """A disk of a time when others voted: only those who vote now know what it has promised."""
     config = RaftConfig(members=(A, B, C), observers=(D, E))
     compare = Compare(config, A, HardState(3), random=lambda low, _: low)
-    compare.leave_out_silent()  # who voted once is silent, so everybody is asked
+    compare.leave_out_silent()  # a former voter is silent, so every member is asked
     old, now = Standing(term=3), Standing(term=7, last=Floor(7, 30), voters=(A, D, E))
     for sender, standing in ((D, now), (B, old), (C, old), (B, old), (C, old)):
         found = compare.told(sender, compare.request_id, 1, standing)

@@ -74,7 +74,7 @@ class MemberProcess:
         return self._process.stdout.readline().strip()
 
     def signal(self) -> None:
-        """Send SIGKILL, without waiting for the end; others may still be asking it."""
+        """Send SIGKILL, without waiting for the end; other members may still ask it."""
         self._process.send_signal(signal.SIGKILL)
 
     def kill(self) -> None:
@@ -126,13 +126,13 @@ class ProcessGroup:
             self.alive.pop(name).kill()
 
     def close(self) -> None:
-        """Kill whoever lives."""
+        """Kill the processes that still run."""
         self.kill(*list(self.alive))
 
 
 def main() -> None:
     """Be a member until the standard input ends."""
-    answer, sys.stdout = sys.stdout, sys.stderr  # what is logged is no answer
+    answer, sys.stdout = sys.stdout, sys.stderr  # log lines are no answers
     settings = json.loads(sys.stdin.readline())
     me = NodeId(settings["name"])
     ports = {NodeId(name): int(port) for name, port in settings["ports"].items()}

@@ -83,7 +83,7 @@ def s4_snapshot_clears_the_log() -> Any:
 
 
 def s6_ack_before_sync() -> Any:
-    """Say what the disk has not confirmed."""
+    """Send messages before the disk has confirmed the save."""
     return replaced(Member, "is_saved", lambda *_: True)
 
 
@@ -101,7 +101,7 @@ def s7_apply_again() -> Any:
 
 
 def s8_count_votes_not_voters() -> Any:
-    """Count each vote that arrives, from whomever and for whatever term."""
+    """Count each vote that arrives, of any sender and any term."""
     fresh = itertools.count()
 
     def on_vote_reply(self: Election, sender: NodeId, reply: VoteReply) -> None:
@@ -164,7 +164,7 @@ def commit_entries_of_old_terms() -> Any:
 
 
 def commit_past_what_matches() -> Any:
-    """Take the leader's commit for the whole own log, not for what the message has shown."""
+    """Apply the leader's commit to the whole own log, not only to the checked prefix."""
 
     def on_append(self: Follower, leader: NodeId, message: Append) -> None:
         original(self, leader, message)
@@ -196,7 +196,7 @@ def no_pre_vote() -> Any:
 
 
 def no_stickiness() -> Any:
-    """Let others stand although a leader is heard."""
+    """Vote for other candidates although a leader is heard."""
     return replaced(Election, "hears_leader", property(lambda self: False))
 
 
@@ -268,7 +268,7 @@ def cut_at_first_bad_record() -> Any:
 
 
 def believe_the_page_cache() -> Any:
-    """After a restart, rely on what the cache shows without writing it again."""
+    """After a restart, rely on the page cache without writing its records again."""
 
     def read(*args: Any, **facts: Any) -> Any:
         found = original(*args, **facts)
@@ -333,7 +333,7 @@ def rejoin_votes_at_once() -> Any:
 
 
 def rejoin_keeps_the_old_term() -> Any:
-    """Take part in the term that the others are in, so that its leader goes on."""
+    """Rejoin in the present term, so that its leader goes on."""
 
     def judge(self: Rejoin, told: Any) -> TakePart | None:
         found = original(self, told)
@@ -344,7 +344,7 @@ def rejoin_keeps_the_old_term() -> Any:
 
 
 def rejoin_asks_a_majority() -> Any:
-    """Believe the first who answer and know of a group, once they are a majority with the asker."""
+    """Accept the first answers that know a group, if they are a majority with the asker."""
 
     def unanswered(self: Rejoin) -> tuple[NodeId, ...]:
         begun = any(told.standing.knows for told in self._told.values())
@@ -409,7 +409,7 @@ def member_note_alone_believed() -> Any:
 
 
 def restored_disk_votes_at_once() -> Any:
-    """Go on from what the disk says, whatever the others tell."""
+    """Continue from the own disk, whatever the other members answer."""
 
     def judge(self: Compare, _told: Any) -> GoOn:
         return GoOn(self._hard)
@@ -441,7 +441,7 @@ def restored_disk_votes_again() -> Any:
 
 
 def compare_asks_a_majority() -> Any:
-    """Leave out whoever has not answered at once."""
+    """Leave out members that have not answered at once."""
 
     def waited_for(self: Compare) -> tuple[NodeId, ...]:
         if len(self._told) >= len(self._voters) // 2:
@@ -452,7 +452,7 @@ def compare_asks_a_majority() -> Any:
 
 
 def who_has_answered_is_silent() -> Any:
-    """Leave out who has answered in a round and is not asked again before it ends."""
+    """Leave out a member that has answered in a round, because it is not asked again in it."""
 
     def leave_out(self: Compare) -> None:
         told, self._told = self._told, {}
@@ -466,7 +466,7 @@ def who_has_answered_is_silent() -> Any:
 
 
 def leader_keeps_copies_of_a_former_process() -> Any:
-    """Count what a member acknowledged before it was restarted with another disk."""
+    """Count acknowledgements of a member from before its restart with another disk."""
     return replaced(Leader, "forget_copies", lambda *_: None)
 
 

@@ -81,7 +81,7 @@ class SimNode:
         self.disk.seen = world.truth.seen
         self.promises = Promises()
         world.truth.promises[name] = self.promises
-        self.life = 0  # counts restarts: what was meant for a dead process is dropped
+        self.life = 0  # counts restarts: messages for a dead process are dropped
         self.alive = False
         self.broken = False  # refused to start; stays down
         self.rotten = False
@@ -166,7 +166,7 @@ class SimNode:
         return journal
 
     def _take_up(self, stored: Stored) -> None:
-        """Make the process's memory of what the disk has."""
+        """Load the process's memory from its disk."""
         self.machine = Registers()
         self.applier = Applier(self.machine)
         self.core = RaftCore(self.world.config, self.name, stored, random=self.world.rng.randint)
@@ -182,7 +182,7 @@ class SimNode:
         self.world.later(self, 0.0, "tick", None)
 
     def _look_at_bar(self) -> None:
-        """Count it among those who have what they promised, once it has."""
+        """Count this member as complete when its log has reached its promises."""
         member = self.member
         if self.name in self.world.truth.lost and not member.standing.behind:
             term = member.log.term_at(member.durable)
@@ -259,14 +259,14 @@ class SimNode:
     # ------------------------------------------------------------------ an empty disk
 
     def _ask(self) -> None:
-        """Ask, again and again, whoever has not answered."""
+        """Ask the members that have not answered, repeatedly."""
         if self.joining is not None:
             for one in self.joining.unanswered:
                 self.world.tell(self, one, "asked", (self.name, self.joining.request_id))
             self.world.later(self, ASK_AGAIN, "ask", None)
 
     def _grace(self) -> None:
-        """Wait no longer for who is silent; one that has forgotten would be a fault too many."""
+        """Stop waiting for silent members; a further forgetful one is outside the fault model."""
         if isinstance(self.joining, Compare):
             if self.name not in self.world.truth.lost:
                 found = self.joining.leave_out_silent()
@@ -468,7 +468,7 @@ class SimNode:
 
     @property
     def voter(self) -> NodeId:
-        """Who votes: the member, with the number of its disk if it has one."""
+        """This member as a voter, with the number of its disk if it has one."""
         disk = getattr(self.member, "disk", 0)
         return NodeId(f"{self.name}#{disk}") if disk else self.name
 
@@ -516,7 +516,7 @@ class SimNode:
     # ------------------------------------------------------------------ the disk
 
     def _note(self, save: Save) -> None:
-        """Check what is written against what everybody else has written."""
+        """Check a save against the saves of all other members."""
         truth = self.world.truth
         if save.image is not None:
             truth.wrote(save.image.entries, save.image.base_term)

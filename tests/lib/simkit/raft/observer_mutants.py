@@ -39,7 +39,7 @@ def count_observers_in_a_commit() -> Any:
 
 
 def observers_confirm_reads() -> Any:
-    """Take an observer's answer for a proof that nobody else leads."""
+    """Take an observer's answer for a proof that no other member leads."""
     return _with_observers("_confirm_reads")
 
 
@@ -139,7 +139,7 @@ OBSERVER_HINTS: Final[dict[str, tuple[tuple[str, ...], int, int]]] = {
     "observers_vote": (("cut", "kill"), 3, 1),
 }
 
-# The windows of the others are too rare for seeds.
+# The windows of the other mutants are too rare for seeds.
 OBSERVER_SCRIPTS: Final[dict[str, Callable[[], None]]] = {
     "observers_confirm_reads": reads_that_observers_confirm,
     "believe_a_wiped_observer": an_observer_loses_its_disk,

@@ -217,7 +217,7 @@ def vote_below_the_bar() -> Any:
 
 
 def bar_for_ever() -> Any:
-    """Keep the bar although nobody leads."""
+    """Keep the bar although no member leads."""
     return replaced(Following, "_lapse_bar", lambda _: None)
 
 
@@ -331,7 +331,7 @@ def two_messages_each_round() -> None:
 
 
 def read_by_a_leader_alone() -> None:
-    """A leader that nobody answers any more confirms nothing; a majority's answers do."""
+    """A leader without answers confirms nothing; the answers of a majority confirm."""
     member = MemberRig(PysyncobjCore)
     term = member.lead()
     member.get(B, AppendReply(term, True, 1, 0, 0, 1))

@@ -1,4 +1,4 @@
-"""pysyncobj as it is shipped, fed message by message, to show what it does.
+"""pysyncobj as it is shipped, fed message by message, to show its behaviour.
 
 Only what tests need to look on is replaced: the transport records instead of sending, and time
 stands still until the test moves it. Everything else is the library's own code and files.
@@ -55,7 +55,7 @@ def standing_clock() -> Iterator[Clock]:
 
 
 class Recorder(Transport):  # type: ignore[misc]  # the library has no types
-    """Says nothing to anybody; remembers what it was told to say."""
+    """Sends no message; records the messages it is given."""
 
     def __init__(self) -> None:
         super().__init__(None, None, None)
@@ -93,13 +93,13 @@ class Shipped(SyncObj):  # type: ignore[misc]
     # ------------------------------------------------------------------ feeding it
 
     def get(self, sender: str, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Receive a message; return what is said because of it."""
+        """Receive a message; return the messages sent because of it."""
         before = len(self.recorder.sent)
         self._SyncObj__onMessageReceived(NODES.get(sender, Node(sender)), message)
         return [message for _, message in self.recorder.sent[before:]]
 
     def tick(self) -> list[dict[str, Any]]:
-        """Let it do what is due; return what it says."""
+        """Let it do its due work; return the messages it sends."""
         before = len(self.recorder.sent)
         self.doTick(0)
         return [message for _, message in self.recorder.sent[before:]]
@@ -148,12 +148,12 @@ def rows(first: int, last: int, term: int) -> list[tuple[bytes, int, int]]:
 
 
 def command(value: Any) -> bytes:
-    """Return what a member that calls ``add(value)`` puts into the log."""
+    """Return the log entry of a member that calls ``add(value)``."""
     return b"\0" + pickled((0, (value,)))
 
 
 def pickled(value: Any) -> bytes:
-    """Return what the library puts on the wire and on the disk."""
+    """Return the library's bytes for the wire and the disk."""
     return bytes(library_pickle.dumps(value))
 
 

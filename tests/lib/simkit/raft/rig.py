@@ -89,7 +89,7 @@ class MemberRig:
     # ------------------------------------------------------------------ life and death
 
     def start(self) -> None:
-        """Start on what the disk holds."""
+        """Start on the content of the disk."""
         self.journal = RaftJournal(
             self.disk.files(), "raft", cluster="rig", node=A, preallocate_bytes=4096
         )
@@ -114,11 +114,11 @@ class MemberRig:
     # ------------------------------------------------------------------ events
 
     def step(self, event: Event) -> list[Message]:
-        """Feed one event; return what is said because of it."""
+        """Feed one event; return the messages sent because of it."""
         return self.take(self.core.step(self.now_ms, event))
 
     def get(self, sender: NodeId, message: Message) -> list[Message]:
-        """Receive a message; return what is said because of it."""
+        """Receive a message; return the messages sent because of it."""
         return self.step(Received(sender, message))
 
     def wait(self, ms: int) -> list[Message]:
@@ -136,7 +136,7 @@ class MemberRig:
         return len(self._saves)
 
     def lead(self) -> int:
-        """Win an election with everybody's votes; return the term."""
+        """Win an election with the votes of all members; return the term."""
         self.wait(self.config.election_ms_max + 1)
         term = self.member.term + 1
         for peer in self.config.members[1:]:
@@ -162,7 +162,7 @@ class MemberRig:
         return bool(self.member.role is Role.LEADER)
 
     def said_to(self, target: NodeId) -> list[Message]:
-        """Return what the member has said to one other, and forget all effects up to now."""
+        """Return the member's messages to ``target``, and forget all effects so far."""
         said = [
             one.message for one in self.effects if isinstance(one, Send) and one.target == target
         ]
@@ -215,7 +215,7 @@ class MemberRig:
         return self.step(Saved(save.number))
 
     def take_snapshot(self) -> bytes:
-        """Return the state machine's snapshot of what is applied."""
+        """Return the state machine's snapshot of the applied state."""
         return self._applier.snapshot()
 
     def dies_at(self, operation: int, event: Event) -> bool:

@@ -125,7 +125,7 @@ def one_voter_twice() -> None:
 
 
 def votes_for_the_dead() -> None:
-    """A vote arrives that was asked for before the candidate's disk was wiped: it is for nobody."""
+    """A vote arrives that was asked for before the candidate's disk was wiped: it is void."""
     member = _Member()
     member.now_ms = 1000
     member.step(Tick())
@@ -209,7 +209,7 @@ def only_the_member_file_is_left() -> None:
 
 
 def vote_that_a_disk_forgot() -> None:
-    """A disk is put back to before it voted in the term that the others are in."""
+    """A disk is put back to a copy from before it voted in the present term."""
     a, b, c, d, e = _NAMES
     compare = Compare(RaftConfig(members=_NAMES), a, HardState(7, None), random=lambda low, _: low)
     found = None

@@ -44,7 +44,7 @@ FAULTS: Final = (
 
 @dataclass(slots=True)
 class Caller:
-    """Somebody who wants commands done and states read, one thing at a time."""
+    """A client that proposes commands and reads states, one at a time."""
 
     number: int
     session: int
@@ -52,7 +52,7 @@ class Caller:
     opened: bool = False
     proposal: Proposal | None = None
     barrier: int = 0
-    floor: int = 0  # what was complete anywhere before the present operation began
+    floor: int = 0  # the highest complete index before the present operation began
     tries: int = 0
     asked: float = 0.0
     left: int = 3  # operations to do once everything has healed
@@ -123,7 +123,7 @@ class RaftSim:
         self._healed = False
         victims = rng.sample(names, (size - 1) // 2) if "rot" in self.faults else []
         boots = self.wipes and not self.compares and dice.random() < 0.3
-        if boots:  # who never began and who is damaged would be too many together
+        if boots:  # unstarted and damaged members together would be too many
             victims = []
         if "rot" in self.faults:  # as many observers as like may be damaged
             victims += [one for one in watching if few.random() < 0.5]
@@ -136,7 +136,7 @@ class RaftSim:
         elif self.wipes:
             for node in self._voters():
                 node.make_member()
-        self._last = -1 if watching and few.random() < 0.5 else 0  # who has the lasting fault
+        self._last = -1 if watching and few.random() < 0.5 else 0  # has the lasting fault
         self.callers = [Caller(number, 1000 + number) for number in range(3)]
 
     def _draw_lost_disks(self, seed: int, dice: random.Random, *, may_draw: bool) -> None:
@@ -150,7 +150,7 @@ class RaftSim:
         self.wipes = "wipe" in self.faults or self.compares
         self.grace = forgets.choice((30.0, 150.0))
         self._leaves = random.Random(f"leave {seed}")
-        leave_chance = 0.5 if self.compares else 0.15  # comparing waits for who does not answer
+        leave_chance = 0.5 if self.compares else 0.15  # comparing waits for silent members
         self._some_leave = may_draw and self._leaves.random() < leave_chance
         if "leave" in self.faults:
             self.faults.discard("leave")
@@ -171,7 +171,7 @@ class RaftSim:
         self._advance(self.duration)
         self._heal()
         if self.faults & {"slow", "late"}:
-            self._advance(self.now + SLOW_MS)  # what is still on its way may end a leader's term
+            self._advance(self.now + SLOW_MS)  # messages still on their way may end a leader's term
         deadline = self.now + HEAL_MS
         while not self._converged():
             assert self.now < deadline, f"no progress after healing: {self._picture()}"
@@ -268,7 +268,7 @@ class RaftSim:
         raise AssertionError(f"nobody asked {node.name} for {answer}")
 
     def died(self, node: SimNode) -> None:
-        """Start it again after a while; who found its disk damaged stays down."""
+        """Start the member again after a while; one with a damaged disk stays down."""
         if not node.broken:
             self._at(self.rng.random() * 200, None, "start", node)
         elif self.wipes and self._healed:
@@ -277,7 +277,7 @@ class RaftSim:
     # ------------------------------------------------------------------ callers
 
     def _call(self, caller: Caller) -> None:
-        """Begin something, or try again what has not been answered."""
+        """Begin an operation, or retry the unanswered one."""
         self._at(15.0 + self.rng.random() * 15, None, "call", caller)
         alive = [one for one in self.nodes.values() if one.alive and one.paused_until <= self.now]
         if not alive:
@@ -413,7 +413,7 @@ class RaftSim:
                 self._at(self.rng.random() * 200, None, "start", node)
 
     def _forget(self, node: SimNode, kind: str) -> None:
-        """End a member and put back or lose what it has, unless too many have forgotten already."""
+        """End a member and put back or lose its disk, unless too many have forgotten already."""
         few = len(self._lacking() | {node.name}) < self.config.quorum
         if node.observes or node.broken or not few or (kind == "restore" and not node.copies):
             return
@@ -424,7 +424,7 @@ class RaftSim:
             node.lose_files()
 
     def _lacking(self) -> set[NodeId]:
-        """Return which voters lack what they promised, or may lack it once their disk rots."""
+        """Return the voters that lack promised entries, or may lack them if their disk rots."""
         return self.truth.lost | {one.name for one in self._voters() if one.may_rot}
 
     def _can_win(self, candidate: NodeId, candidacy: int) -> bool:
@@ -450,23 +450,23 @@ class RaftSim:
             node.disk.capacity_bytes = ROOMY
             node.disk.datasync_failures = 0
         self.stop_chance = self.hang_chance = 0.0
-        # Who told of the furthest log may have lost its end, which was not durable: bars lapse.
+        # The member with the furthest log may have lost its unsynced end: bars lapse.
         self.config = replace(self.config, restart_grace_ms=HEALED_GRACE_MS)
         for node in self.nodes.values():
             if node.alive:
                 node.renew_bar()
-        if self.wipes:  # an operator's part: whoever stopped because of damage gets an empty disk
+        if self.wipes:  # an operator's part: a member stopped by damage gets an empty disk
             for node in self.nodes.values():
                 if node.broken:
                     self._wipe(node)
-        if self._some_leave:  # one story: no power anywhere, and not everybody comes back
+        if self._some_leave:  # one story: no power anywhere, and not all members come back
             for node in self.nodes.values():
                 self._crash(node, power=True)
             self._at(self._leaves.random() * LEAVE_MS, None, "leave", None)
         self._advance(max(self.now, *(node.paused_until for node in self.nodes.values())))
 
     def _leave(self) -> None:
-        """Let as many machines be gone for good as the group survives with what it has lost."""
+        """Remove for good as many machines as the group survives beside its lost disks."""
         self._some_leave = False
         lacking = self._lacking() | {one.name for one in self._voters() if one.broken}
         there = [one for one in self._voters() if one.name not in lacking]
@@ -511,7 +511,7 @@ class RaftSim:
     # ------------------------------------------------------------------ one lasting fault
 
     def _deaf_leader(self) -> None:
-        """A leader that nobody can reach gives way, although everybody hears it."""
+        """A leader that receives no message gives way, although all members receive its own."""
         leader, others = self._roles()
         if sum(not one.observes for one in others) < self.config.quorum:
             return  # too many are broken
@@ -524,7 +524,7 @@ class RaftSim:
         self.seen["deaf leader replaced"] += 1
 
     def _deaf_follower(self) -> None:
-        """A follower that does not hear the leader disturbs nobody who does."""
+        """A follower that does not hear the leader does not disturb the others."""
         leader, others = self._roles()
         self._cut = {(leader.name, others[self._last].name)}
         self._undisturbed(leader, "deaf follower did no harm")
@@ -552,9 +552,9 @@ class RaftSim:
         return [one for one in self.nodes.values() if not one.observes]
 
     def _present(self) -> list[SimNode]:
-        """Return who takes part: not damaged, not gone, and not waiting for who is gone.
+        """Return the members that take part: not damaged, not gone, not waiting for a gone one.
 
-        Whoever lacks what it promised waits for all others, by decisions 0010 and 0019.
+        A member that lacks promised entries waits for all others, by decisions 0010 and 0019.
         """
         gone = {one.name for one in self.nodes.values() if one.gone}
         found = []
@@ -591,7 +591,7 @@ def run_seed(
     size: int | None = None,
     observers: int | None = None,
 ) -> tuple[Counter[str], int]:
-    """Run one seed; return what it saw and its trace's hash; AssertionError names the seed."""
+    """Run one seed; return its counts and its trace's hash; AssertionError names the seed."""
     try:
         sim = RaftSim(seed, faults, size, observers)
         sim.run()

@@ -1,4 +1,4 @@
-"""What has to hold in a Raft group at every moment, checked from outside.
+"""The promises of a Raft group, checked from outside at every moment.
 
 The truth is the list of entries that some member has called committed, in order. Everything else is
 measured against it: who may lead, what may be applied, what a caller may be told, what a disk must
@@ -46,13 +46,13 @@ class Registers:
         return struct.pack(f"<I{KEYS}I", self.hash, *self.values)
 
     def restore(self, data: bytes) -> None:
-        """Become what the snapshot says."""
+        """Replace the state by the snapshot's."""
         self.hash, *self.values = struct.unpack(f"<I{KEYS}I", data)
 
 
 @dataclass(slots=True)
 class Promises:
-    """What one disk has confirmed, and must still have after anything that is not rot."""
+    """The content that one disk has confirmed, and must keep through everything but rot."""
 
     term: int = 0
     vote: NodeId | None = None
@@ -61,7 +61,7 @@ class Promises:
     cut: int | None = None  # a save that has begun may drop the entries from here on
 
     def attempted(self, image: tuple[int, Sequence[Entry]] | None, truncate: int | None) -> None:
-        """Note a save that may take effect although nobody will be told."""
+        """Note a save that may take effect although no member is told."""
         if image is not None:
             self.cut = image[0] + len(image[1]) + 1
         elif truncate is not None:
@@ -92,7 +92,7 @@ class Promises:
             self.terms[entry.index] = entry.term
 
     def check(self, stored: Stored) -> None:
-        """Compare with what a restarted node found."""
+        """Compare with the content that a restarted node found."""
         hard = stored.hard
         assert hard.term >= self.term, f"term {self.term} was promised, {hard.term} found"
         if hard.term == self.term:
@@ -147,7 +147,7 @@ class Truth:
             )
 
     def voted(self, voter: NodeId, term: int, candidate: NodeId, candidacy: int) -> None:
-        """Nobody votes for two in a term; on a new disk, for two that can both still win."""
+        """Check: no vote for two candidates in a term; after a new disk, not if both can win."""
         assert voter in self.voters, f"{voter} votes in {term} for {candidate}"
         wiped = self.wiped[voter]
         first = self.votes.setdefault((term, voter), (candidate, candidacy, wiped))
@@ -199,7 +199,7 @@ class Truth:
         assert self.hashes[index] == state_hash, f"{node} has another state at {index}"
 
     def restored(self, node: NodeId, identity: tuple[int, int, int]) -> None:
-        """A snapshot holds what is committed, and is the same from whomever it comes."""
+        """Check that a snapshot has the committed state, and is equal from every sender."""
         index = identity[0]
         assert index <= len(self.chosen), f"{node} restores {index}, which is not committed"
         first = self._snapshots.setdefault(index, identity)

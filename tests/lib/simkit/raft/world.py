@@ -1,4 +1,4 @@
-"""What one member of a simulated Raft group asks of the simulation."""
+"""The interface of the simulation to one member of a simulated Raft group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class World(Protocol):
-    """What a node asks of the simulation."""
+    """The services of the simulation for a node."""
 
     rng: random.Random
     truth: Truth
@@ -26,7 +26,7 @@ class World(Protocol):
     nodes: Mapping[NodeId, SimNode]
     wipes: bool  # disks may be wiped, so an empty one asks before it takes part
     compares: bool  # disks may be put back, so each one asks before it takes part
-    changes: bool  # voters may change, so each one asks who they are
+    changes: bool  # the voters may change, so each member asks for them
     grace: float  # for which a restarted member waits for silent ones
     snapshot_entries: int
     stop_chance: float
@@ -49,7 +49,7 @@ class World(Protocol):
         """A barrier has passed, or failed."""
 
     def changed(self, node: SimNode, answer: VotersChanged | VotersKept) -> None:
-        """What became of a change of the voters."""
+        """Note the result of a change of the voters."""
 
     def died(self, node: SimNode) -> None:
         """The node stopped by itself."""

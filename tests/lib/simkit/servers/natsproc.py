@@ -69,7 +69,7 @@ class NatsProcess:
 
 
 class RawNats:
-    """A blocking NATS client of a few lines. Reads only what it subscribed to."""
+    """A blocking NATS client of a few lines. Reads only its subscriptions."""
 
     def __init__(self, port: int, *, timeout_s: float = 20.0) -> None:
         """Connect and wait for the first PONG."""

@@ -21,7 +21,7 @@ _MEETING_SECONDS_MAX: Final = 30.0
 
 
 class Break(Enum):
-    """What happens to a request."""
+    """The fate of a request."""
 
     ERROR_500 = auto()
     SLOW_DOWN_503 = auto()
@@ -53,7 +53,7 @@ class _Meeting:
 
 
 class _Proxy:
-    """What the proxy process is to break, and a count of requests."""
+    """The requests that the proxy process is to break, and a count of requests."""
 
     def __init__(self, target: str, meeting_s: float) -> None:
         self._target = urlsplit(target)

@@ -1,4 +1,4 @@
-"""What a Spark session has set, and which session is the active one of this thread.
+"""The settings of a Spark session, and the active session of this thread.
 
 Spark reads a schema in words by the settings of the active session. PySpark makes a session the
 active one when it makes rows from Python's, and leaves it so. A test with a session of its own

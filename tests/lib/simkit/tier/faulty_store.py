@@ -17,7 +17,7 @@ from tiering.store.object_store import ObjectInfo, ObjectStore
 
 
 class Fault(Enum):
-    """What goes wrong."""
+    """The kinds of faults."""
 
     REFUSED = auto()  # an error before anything happened (503, no connection)
     ANSWER_LOST = auto()  # done, but reported as failed

@@ -1,4 +1,4 @@
-"""Commits of a table's log, written by hand: what the uploader writes, and what it never would.
+"""Commits of a table's log, written by hand: those of the uploader, and impossible ones.
 
 The rules of ``tiering/proof`` read nothing but such commits, so no Delta library is needed to show
 them. Tables that engines really write are those of ``lab.py``.

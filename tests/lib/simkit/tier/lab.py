@@ -85,7 +85,7 @@ class TierLab:
         )
 
     def local_entry(self, start: int, end: int) -> LedgerEntry:
-        """Return what the local log says of a range, as a repair without the table's log would."""
+        """Return a ledger entry made from the local log, as a repair without the table's log."""
         wanted = OffsetRange(Offset(start), Offset(end))
         place = SegmentPlace(
             cluster=CLUSTER,

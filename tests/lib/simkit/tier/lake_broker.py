@@ -68,7 +68,7 @@ class LakeBroker(MemoryBroker):
         return lease
 
     def drop_lease(self, lease_id: LeaseId) -> None:
-        """End a lease, and free what it alone held."""
+        """End a lease, and free the records that only it held."""
         name, _ = self.leases.get(lease_id, ("", 0))
         super().drop_lease(lease_id)
         if name in {stream.name for stream in self.all()}:

@@ -1,4 +1,4 @@
-"""Where what is in a Parquet file: page headers, pages, footer. For tests that damage one of them.
+"""The positions of page headers, pages and footer in a Parquet file, for tests of damage.
 
 Page headers are Thrift structures in the compact protocol; only as much of it is read here as
 tells how long each is, and its integers.

@@ -186,7 +186,7 @@ class MemoryTierSource:
 
     @property
     def cold_end(self) -> Offset:
-        """What the metadata was told last."""
+        """The cold end that was recorded last."""
         return Offset(self.recorded[-1] if self.recorded else 0)
 
     def segments(self) -> list[SegmentInfo]:
@@ -237,7 +237,7 @@ class MemoryTierSource:
         return self.high_watermark
 
     def admit(self, lineage_id: str) -> None:
-        """Remember what was admitted."""
+        """Remember the admitted lineage."""
         self.admitted.append(lineage_id)
 
     def refuse_writes(self, lineage_id: str, error: HeadwaterError) -> None:
@@ -246,7 +246,7 @@ class MemoryTierSource:
             self.refused = error
 
     def record_cold_end(self, cold_end: Offset) -> None:
-        """Take what the metadata would take: only forward, only what is committed."""
+        """Record a cold end by the metadata's rules: only forward, only committed."""
         assert self.cold_end < cold_end <= self.high_watermark, "a cold end that is not allowed"
         self.recorded.append(int(cold_end))
 
@@ -340,7 +340,7 @@ class MemoryTierCatalog:
         return [] if found is None else list(found[1])
 
     def history(self, partition: PartitionId, *, refreshed: bool) -> tuple[Lineage, Offset]:
-        """Return what the partition's log says."""
+        """Return the lineages of the partition's log."""
         assert refreshed in (False, True)
         source = self._streams[partition.stream_uuid][1][partition.number]
         return source.lineage, source.cold_end

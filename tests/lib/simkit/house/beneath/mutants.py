@@ -67,7 +67,7 @@ def term_and_vote_are_not_saved() -> Any:
 
 
 def newest_save_first() -> Any:
-    """Write what came last before what came first."""
+    """Write the newest save before older ones."""
 
     def write_next(self: Any, now_ms: int) -> Any:
         self._saves = deque(sorted(self._saves, key=lambda one: -one.number))
@@ -113,7 +113,7 @@ def snapshot_forgets_the_last_entry() -> Any:
 
 
 def barrier_passes_on_its_own_word() -> Any:
-    """Let a barrier pass because this member believes that it leads; ask nobody."""
+    """Let a barrier pass because this member believes that it leads; ask no other member."""
 
     def try_waiting(self: Any) -> None:
         if self.office is not None:
@@ -127,7 +127,7 @@ def barrier_passes_on_its_own_word() -> Any:
 
 
 def barrier_that_fails_passes() -> Any:
-    """Answer a barrier that nobody could confirm with what is applied here."""
+    """Answer a barrier that no leader confirmed with the local applied index."""
 
     def perform(self: Any, effects: Any) -> None:
         index = self._applying.index
@@ -144,7 +144,7 @@ def barrier_that_fails_passes() -> Any:
 
 
 def snapshot_is_told_to_nobody() -> Any:
-    """Become a snapshot's state, and let who listens hear of it with the next entry."""
+    """Take a snapshot's state, and tell subscribers only with the next entry."""
 
     def restore(self: Any, snapshot: Any) -> None:
         with mock.patch.object(Applying, "_publish"):
@@ -155,7 +155,7 @@ def snapshot_is_told_to_nobody() -> Any:
 
 
 def office_is_not_asked() -> Any:
-    """Hand to the leader of now what a controller of an earlier term has decided."""
+    """Hand a decision of a controller of an earlier term to the present leader."""
 
     def add(self: Any, waiter: Waiter) -> None:
         waiter.office = None
@@ -224,7 +224,7 @@ def floor_is_forgotten() -> Any:
 
 
 def older_folder_is_not_compared() -> Any:
-    """Start on what the folder holds, whatever was promised after it was copied."""
+    """Start on the folder's content, whatever was promised after it was copied."""
 
     def compare(self: Any, _: int, journal: Any) -> None:
         self._end(journal)

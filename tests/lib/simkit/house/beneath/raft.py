@@ -4,7 +4,7 @@
 the product's; the journal is on the machine's disk, the messages on the network. ``RaftWatch`` says
 what has to hold.
 
-Whoever waits for the metadata keeps the rest of that process waiting, too, for a few hundred
+A call that waits for the metadata blocks the rest of its process, too, for a few hundred
 milliseconds at most; Raft and the rest of the world go on. See ``Machine.wait``.
 """
 
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class Sender(Protocol):
-    """What sends the messages of a broker."""
+    """Sends the messages of a broker."""
 
     def send(self, to: str, message: tuple[str, Any]) -> None:
         """Send to another broker."""
@@ -115,7 +115,7 @@ class HouseLog(RaftMetadataLog):
         self._applying.apply = self._watched  # type: ignore[method-assign]  # and looked at
 
     def _drive(self, name: str, turn: PumpTurn) -> Driven:
-        """Drive the pump, and look behind each turn at who has heard of what was applied."""
+        """Drive the pump, and check after each turn that every subscriber got the applied state."""
 
         def looked_at(now_ms: int) -> int:
             next_ms = turn(now_ms)
@@ -161,7 +161,7 @@ class HouseLog(RaftMetadataLog):
 
 
 class RaftHouse:
-    """What ``MetadataHouse`` is to whoever looks on: the newest state, and who leads."""
+    """The checks' view of the metadata, as of ``MetadataHouse``: newest state and leader."""
 
     def __init__(self, world: World, machines: Mapping[str, Machine], seed: int) -> None:
         self._world = world
@@ -188,7 +188,7 @@ class RaftHouse:
         self._term = 0
         self._logs: dict[str, tuple[str, HouseLog]] = {}  # of which process
         self._wiped: set[str] = set()  # have not started since
-        # Who lost its disk, or has an older one, and the index from which on it is whole again.
+        # Members with a lost or an older disk, and the index from which on each is whole again.
         self._lost: dict[str, int] = {}
         self._older: set[str] = set()  # have not started since
         self._copies: dict[str, dict[str, bytes]] = {}
@@ -282,18 +282,18 @@ class RaftHouse:
         self._world.note("controller has everything again", name)
 
     def _is_below_floor(self, log: HouseLog) -> bool:
-        core = log._core  # its floor is nobody's business but this
+        core = log._core  # no other code needs its floor
         assert isinstance(core, RaftCore), "the product's own"
         return core.member.floor > Floor()
 
-    # ------------------------------------------------------------------ who looks on, and strikes
+    # ------------------------------------------------------------------ checks and faults
 
     def may_lose_disk(self, name: str) -> bool:
         """Tell whether the group survives this: a minority without its disks, in all."""
         return NodeId(name) not in self._config.members or not self._lost.keys() - {name}
 
     def wait_for_all(self) -> None:
-        """Let who restarts leave nobody out: beside an older folder that is a fault too many."""
+        """Make restarting members wait for all others, because one folder may be older."""
         self._config = replace(self._config, restart_grace_ms=1 << 40)
 
     def lost_disk(self, name: str) -> None:
@@ -334,13 +334,13 @@ class RaftHouse:
             self._world.note("operator's command refused or lost", error.message)
 
     def ask_newest(self) -> None:
-        """Let some member be asked for what is committed; ``RaftWatch`` looks at the answer."""
+        """Ask a member for the committed index; ``RaftWatch`` checks the answer."""
         log = self._log(self._world.rng.choice(sorted(self._machines)))
         if log is not None:
             log.barrier_soon(lambda _error: None, timeout_ms=self._patience_ms)
 
     def change_leader(self) -> None:
-        """Ask the leader to hand over to somebody."""
+        """Ask the leader to hand over to another member."""
         log = self._log(self.leader)
         if log is not None:
             target = self._world.rng.choice(self._config.members)

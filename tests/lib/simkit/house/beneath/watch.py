@@ -1,4 +1,4 @@
-"""What has to hold of the Raft beneath a house, looked at from outside.
+"""The promises of the Raft beneath a house, checked from outside.
 
 At one index there is one entry and one state, for ever. Who listens in a process has heard of
 everything that it has applied. A proposal takes effect at most as often as
@@ -62,16 +62,16 @@ class RaftWatch:
             self.index, self.state = index, state
 
     def heard(self, process: str, index: int) -> None:
-        """Somebody in a process hears of a state."""
+        """Note that a subscriber in a process got a state."""
         self._heard[process] = index
 
     def turn_ended(self, process: str, index: int) -> None:
-        """A turn of a process is over: who listens there has heard of everything applied."""
-        told = self._heard.get(process, index)  # nobody listens yet
+        """Check, at the end of a turn, that the subscribers got everything applied."""
+        told = self._heard.get(process, index)  # no subscriber yet
         assert told == index, f"{process} has applied {index}, and who listens knows of {told}"
 
     def passed(self, name: str, began_index: int, applied_index: int) -> None:
-        """A barrier has passed at a member, that began when somebody had applied so much."""
+        """Check a barrier that passed at a member, by the highest applied index at its begin."""
         assert applied_index >= began_index, (
             f"a barrier of {name} has passed at {applied_index}; {began_index} was applied before"
         )
@@ -93,9 +93,9 @@ class RaftWatch:
             self._acked[name] = max(self._acked[name], message.index)
 
     def starts(self, name: str, stored: Stored, *, was_wiped: bool, is_older: bool) -> None:
-        """A member may start on what its disk says, after it has asked the others.
+        """Check that a member may start on its disk, after it has asked the other members.
 
-        What its disk does not remember any more, the others tell.
+        The other members tell what its disk has forgotten.
         """
         term = stored.hard.term
         if not was_wiped and not is_older:
